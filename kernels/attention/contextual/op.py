@@ -27,21 +27,22 @@ def contextual_attention(
 ) -> Tensor:  # fmt: skip
     """Return softmax of s + q·e(p), times v, with contextual positions p: [B, T, H, X] of q's dtype.
 
-    s = scale q·k; p sums sigmoid(s) over the keys from j to i, both included. e is linear between the `vectors` of
-    whole positions, and constant from position P - 1 on. Gradients flow through the gates sigmoid(s).
+    s = scale q·k; p sums sigmoid(s) over the visible keys from j to i, both included. e is linear between the `vectors`
+    of whole positions, and constant from position P - 1 on. q in q·e(p) is not scaled. Gradients flow through the gates
+    sigmoid(s). Causal.
 
     Args:
-        q_BTHX: Queries.
+        q_BTHX: Queries; head h uses KV head h // (H / J).
         k_BTJX: Keys, of q's dtype.
         v_BTJX: Values, of q's dtype.
-        vectors_PX: Position vectors, in the statistics' dtype.
+        vectors_PX: Position vectors of the positions 0 to P - 1, for all heads, in the statistics' dtype.
         scale: Factor of q·k; None is 1/sqrt(X).
-        window: Attention window in keys, or None.
-        query_block: Queries that "torch" scores at a time.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        query_block: Queries that "torch" scores at a time; None: 1024.
+        backend: "triton" (P at most 128); any other name is torch; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree.
+        ValueError: Shapes or dtypes of q, k and v disagree, or the window is below 1.
     """
     _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -73,9 +74,9 @@ def position_scores(q_BMHX: Tensor, scores_BHMS: Tensor, visible_MS: Tensor, vec
     """Return the position term q·e(p) of each pair, [B, H, M, S] in natural units.
 
     Args:
-        q_BMHX: Queries of a block.
-        scores_BHMS: scale q·k, whose sigmoids are summed.
-        visible_MS: bool, True for visible keys; it may also be [B, 1, M, S].
+        q_BMHX: Queries of a block, unscaled.
+        scores_BHMS: scale q·k, whose sigmoids are summed from a key to the end of the row.
+        visible_MS: bool, True for visible keys, whose sigmoids count; it may also be [B, 1, M, S].
         vectors_PX: Position vectors.
     """
     gates = torch.where(visible_MS, scores_BHMS.sigmoid(), 0.0)

@@ -43,11 +43,11 @@ def _scores(
 ):  # fmt: skip
     """Return the keys, scores and visible pairs of the tile of keys from position n on.
 
-    b and j are batch row and KV head, p_M the positions of the queries. With MASKED the causal mask and the window
-    apply, else all pairs count as visible.
+    q holds the queries [M, X] of the positions p_M; b and j are batch row and KV head; k_desc describes keys [B, T, J
+    X]. With MASKED the causal mask and the window apply, else all pairs count as visible.
 
     Returns:
-        (k [BN, X], scores float32 [M, BN] in units of log 2, bool [M, BN]).
+        (k [BN, X], scores float32 [M, BN] in units of log 2, not masked, bool [M, BN], True for visible pairs).
     """
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
     s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
@@ -74,7 +74,8 @@ def _positions(z_ptr, gate_count, gate, P: tl.constexpr):
         P: constexpr, positions.
 
     Returns:
-        (position before the cap at P - 1, z at the capped position, slope of z there, 0 beyond the cap), each [M, S].
+        (position before the cap at P - 1, z at the capped position in units of log 2, slope of z there per position, 0
+        beyond the cap), each float32 [M, S].
     """
     beyond = gate_count[:, None] + tl.cumsum(gate, 1, reverse=True)
     p = tl.minimum(beyond, P - 1.0)
@@ -86,7 +87,10 @@ def _positions(z_ptr, gate_count, gate, P: tl.constexpr):
 
 @triton.jit
 def _gate_gradients(dp, gate, remaining):
-    """Return what the gates add to ds, [M, S]: gate (1 - gate) times the sum of dp over the key and all farther ones.
+    """Return the share of ds that comes through the gates, [M, S].
+
+    It is gate (1 - gate) times the sum of dp over the key and all farther ones, times ln 2, as scores are in units of
+    log 2.
 
     Args:
         dp: float32 [M, S], gradient of the positions.
@@ -105,8 +109,13 @@ def _forward_keys(
 ):  # fmt: skip
     """Add the tiles of keys stop - 1, ..., start, nearest first, to the running softmax of a tile of queries.
 
+    q holds the queries of the positions p_M; z_ptr points at their rows of P numbers, z_last [M] is the last of each;
+    `inside` masks queries that exist. Gates are no longer counted once all rows have reached position P - 1. start and
+    stop count tiles. Other arguments as in `_scores`.
+
     Returns:
-        (acc [M, X], row_max [M], row_sum [M], gate_count [M]) with these tiles included.
+        (acc [M, X], row_max [M], row_sum [M], gate_count [M]) with these tiles included: the sums of
+        `online_softmax_step`, and the sum of the gates so far.
     """
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
@@ -207,11 +216,14 @@ def _dq_keys(
 ):  # fmt: skip
     """Add the tiles of keys stop - 1, ..., start, nearest first, to dq and dz of a tile of queries.
 
-    Also stores `gate_count` and `remaining` at the tiles low <= . < high. Without LEARNS only these are computed, not
-    dq and dz.
+    Also stores `gate_count` and `remaining` before each tile low <= tile < high, at gate_count_ptr and remaining_ptr +
+    (tile - low) stride + at. Without LEARNS only these are computed, not dq and dz. q and g hold the queries and the
+    output's gradient [M, X], lse and delta (g·o) are [M]. dq lacks the factor ln 2 FACTOR, dz ln 2. Other arguments as
+    in `_forward_keys`.
 
     Returns:
-        (dq [M, X], dz [M, BP], far_sum of ds at the last position [M], gate_count [M], remaining [M]).
+        (dq [M, X], dz [M, BP], far_sum [M], sum of ds over tiles where all keys have the last position, gate_count [M],
+        remaining [M], sum of dp over the keys still to come).
     """
     for step in tl.range(0, stop - start):
         tile = stop - 1 - step
@@ -385,7 +397,7 @@ def _dkv(
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Return the launch configuration of a kernel, "forward", "dq" or "dkv".
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv", for a head size and dtype.
 
     It depends on the sizes only, so that every process rounds alike. All kernels have the same number of keys per tile.
     """
@@ -418,7 +430,9 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of (q, k, v, z) from that of o.
+    """Return the gradients of (q, k, v, z) as given, from that of o, in their dtypes.
+
+    The gradient of q lacks the part through z, which the caller's autograd adds.
 
     Args:
         g_o: Gradient of the output, contiguous like all inputs.
