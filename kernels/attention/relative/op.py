@@ -25,18 +25,20 @@ def relative_attention(
 ) -> Tensor:  # fmt: skip
     """Return softmax of scale q·k + bias[h, min(i - j, R)], times v: [B, T, H, X] of q's dtype.
 
+    Causal and differentiable, the bias included.
+
     Args:
-        q_BTHX: Queries.
+        q_BTHX: Queries; head h uses KV head h // (H / J).
         k_BTJX: Keys, of q's dtype.
         v_BTJX: Values, of q's dtype.
-        bias_HR: Biases [H, R + 1] in natural units; the last one serves all distances from R on.
+        bias_HR: Biases [H, R + 1] in natural units by distance in tokens; the last one serves all distances from R on.
         scale: Factor of q·k; None is 1/sqrt(X).
-        window: Attention window in keys, or None.
-        query_block: Queries that "torch" scores at a time.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        query_block: Queries that "torch" scores at a time; None: 1024.
+        backend: "triton"; any other name is torch; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree.
+        ValueError: Shapes or dtypes disagree, or the window is below 1.
     """
     _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)

@@ -55,8 +55,11 @@ def _forward_keys(
 ):  # fmt: skip
     """Add the tiles of keys stop - 1, ..., start, nearest first, to the running softmax of a tile of queries.
 
+    q holds the queries of the positions p_M from m0 on; v_desc describes values [B, T, J X]. start and stop count
+    tiles. Other arguments as in `_logits`.
+
     Returns:
-        (acc [M, X], row_max [M], row_sum [M]) with these tiles included.
+        (acc [M, X], row_max [M], row_sum [M]) of `online_softmax_step` with these tiles included.
     """
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
@@ -126,6 +129,10 @@ def _dq_keys(
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Add the tiles of keys stop - 1, ..., start, nearest first, to dq, and store their diagonal sums of ds.
+
+    The sums of a tile within the reach go to parts_ptr, at the row of 2 BN numbers that counts its tiles from the
+    query's. q and g hold the queries and the output's gradient [M, X]; lse and delta (g·o) are [M]. dq lacks the factor
+    ln 2 FACTOR. Other arguments as in `_forward_keys`.
 
     Returns:
         (dq [M, X], far_sum [M], sum of ds over tiles beyond the reach).
@@ -247,7 +254,7 @@ def _dkv(
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Return the launch configuration of a kernel, "forward", "dq" or "dkv".
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv", for a head size and dtype.
 
     It depends on the sizes only, so that every process rounds alike. A tile has as many queries as keys.
     """
@@ -279,7 +286,7 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of (q, k, v, bias) from that of o.
+    """Return the gradients of (q, k, v, bias) as given, from that of o; the bias's is float32.
 
     Args:
         g_o: Gradient of the output, contiguous like all inputs.
