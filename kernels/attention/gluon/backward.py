@@ -79,10 +79,12 @@ def _dq_keys(
 ):  # fmt: skip
     """Add `count` blocks of 64 keys, from `block` down, to dq of a warpgroup's 64 queries.
 
-    The product into dq stays in flight between steps, so a stage is released one step late.
+    The product into dq stays in flight between steps, so a stage is released one step late. minus_lse, add and twice
+    are the rows' statistics [64], the first with its sign changed. DIAGONAL masks keys after the query, MASKED those
+    that the window hides, up to position `low` for the first query. `steps` counts the stages consumed so far.
 
     Returns:
-        (dq, steps).
+        (dq, steps); dq lacks the factor ln 2.
     """
     blank = gl.zeros([_HALF, _HALF], gl.float32, S_MMA)
     for i in range(count):
@@ -272,12 +274,14 @@ def _dkv_queries(
     DIAGONAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr,
     S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
-    """Add the blocks of 64 queries start <= . < stop to dk and dv of a warpgroup's 64 keys.
+    """Add the blocks of 64 queries start <= block < stop to dk and dv of a warpgroup's 64 keys.
 
-    Keys are rows and queries are columns of the scores.
+    Keys are rows and queries are columns of the scores. stats_smem holds lse, add and twice of each stage. DIAGONAL
+    masks queries before the key, MASKED those from position `high` on for the first key. `steps` counts the stages
+    consumed so far.
 
     Returns:
-        (dk, dv, steps).
+        (dk, dv, steps); dk lacks the factor ln 2.
     """
     COLUMN: gl.constexpr = gl.SliceLayout(0, S_MMA)
     P_DOT: gl.constexpr = gl.DotOperandLayout(0, O_MMA, 2)

@@ -48,8 +48,9 @@ def _forward_load(
 ):  # fmt: skip
     """Load queries, keys and values of this program's tiles into shared memory by TMA; runs in one warp.
 
-    Key blocks go from the diagonal down, STAGES in flight. With FADES, fade[0] is a buffer and fade[3] the descriptor
-    of the keys' decays, loaded with each block of keys.
+    Key blocks of 128 go from the diagonal down, STAGES in flight: the loader waits for a stage's `empty` barrier and
+    its copies signal the `full` one. With FADES, fade[0] is a buffer and fade[3] the descriptor of the keys' decays,
+    loaded with each block of keys. Descriptors as in `_forward`; tiles is the number of tiles of all programs.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -85,16 +86,18 @@ def _forward_keys(
     MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
     FACTOR: gl.constexpr,
 ):  # fmt: skip
-    """Add `count` blocks of keys, from `block` down, to the running softmax of a warpgroup's 64 queries.
+    """Add `count` blocks of 128 keys, from `block` down, to the running softmax of a warpgroup's 64 queries.
 
     The product with v lags one block behind the scores: both are issued together, and the softmax of a block runs under
-    the other product. With a FACTOR, scores are FACTOR q·k + F_m0 - F_j, where m0 is the tile's first query and F_m0 =
-    from_hi + from_lo. `fade` is then (buffer of each key's decay relative to its block's first, high part of F, low
-    part of F), and at_F the offset of the head's row in F. `low` is the largest key offset that the window hides from
-    the first row.
+    the other product, so acc lacks the last block's. With a FACTOR, scores are FACTOR q·k + F_m0 - F_j, where m0 is the
+    tile's first query and F_m0 = from_hi + from_lo. `fade` is then (buffer of each key's decay relative to its block's
+    first, high part of F, low part of F), and at_F the offset of the head's row in F. `low` is the largest key position
+    that the window hides from the first row, read with MASKED. `full` and `empty` are the stages' barriers, `steps` the
+    stages consumed so far; `anchor` is never read.
 
     Returns:
-        (acc, p of the last block, row maximum, row sum, sum of squares, steps).
+        (acc, p of the last block, row maximum in units of log 2, row sum, sum of squares, steps); without the sum of
+        squares with a FACTOR.
     """
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
     for i in range(count):
@@ -159,8 +162,10 @@ def _forward_rows(
 ):  # fmt: skip
     """Compute and store the outputs of rows 64 PART to 64 PART + 63 of every tile; runs in one warpgroup.
 
-    Without a FACTOR this is polar attention: c, magnitude, lse, n_eff and inverse are written. With one it is
-    forgetting attention: output and lse.
+    Without a FACTOR this is polar attention: c, magnitude, lse, n_eff and inverse are written; `null` is the tuple of
+    its pointers as in `_forward`, then the floor's bits. With a FACTOR it is forgetting attention: output and lse. The
+    inputs are the blocks that `_forward_load` copies into shared memory; `full` and `empty` are the barriers of the
+    stages.
     """
     X: gl.constexpr = c_desc.block_type.shape[2]
     DTYPE: gl.constexpr = c_desc.dtype

@@ -24,7 +24,7 @@ def layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
 
 
 def head_blocks(x: Tensor, rows: int) -> Any:
-    """Return a TMA descriptor of x [B, T, H, X] as [B, T, H X], in blocks of `rows` positions of one head."""
+    """Return a TMA descriptor of contiguous x [B, T, H, X] as [B, T, H X], in blocks of `rows` tokens of one head."""
     bsz, t, heads, d = x.shape
     block = (1, rows, d)
     return TensorDescriptor(
@@ -32,9 +32,10 @@ def head_blocks(x: Tensor, rows: int) -> Any:
 
 
 def row_blocks(x: Tensor, width: int = HALF) -> Any:
-    """Return a TMA descriptor of x [B, H, T] as [B H, T], in blocks of `width` positions.
+    """Return a TMA descriptor of contiguous x [B, H, T] as [B H, T], in blocks of `width` positions of one head.
 
-    T is padded by zeros to a multiple of 4 where needed, in a copy: the copy engine steps by 16 bytes.
+    T is padded by zeros to a multiple of 4 where needed, in a copy that later writes to x do not reach: the copy engine
+    steps by 16 bytes.
     """
     bsz, h, t = x.shape
     if t % 4:
@@ -53,7 +54,14 @@ def float_bits(x: float) -> int:
 def why_not(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
     """Return the reason why the Gluon kernels cannot run on such tensors, or None when they can.
 
-    They need compute capability 9.0, 16 bits, head size 64 or 128, and a window of at least 128 or none.
+    They need Triton with Hopper's Gluon, compute capability 9.0, bfloat16 or float16, head size 64 or 128, and a window
+    of at least 128 or none.
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        head_dim: Head size.
+        window: Attention window in keys, or None.
     """
     if _missing:
         return _missing

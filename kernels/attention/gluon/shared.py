@@ -48,7 +48,10 @@ if _missing is None:
 
 @_jit
 def _num_program_tiles(tiles):
-    """Return the number of `tiles` that this program handles; programs take turns, forth and back."""
+    """Return the number of tiles that this program handles, of `tiles` in all.
+
+    Programs take turns, in odd rounds in reverse order; those that a last round does not reach have one tile less.
+    """
     programs = gl.num_programs(0)
     full_rounds = tiles // programs
     at = gl.program_id(0) + (full_rounds % 2) * (programs - 1 - 2 * gl.program_id(0))
@@ -77,13 +80,15 @@ def _tanh(x):
 
 @_jit
 def _release_stages(full, empty, steps, count, STAGES: gl.constexpr):
-    """Release `count` stages unread, blocks that only the other warpgroup needs, and return the new step count.
+    """Release `count` stages unread and return the new step count.
+
+    The stages hold blocks that only the other warpgroup needs. Waits until each is filled before it is released.
 
     Args:
         full: mbarriers that signal a filled stage.
         empty: mbarriers that signal a free stage.
         steps: Stages consumed so far.
-        count: Stages to release.
+        count: Stages to release; none for a count of 0.
         STAGES: constexpr, number of stages.
     """
     for _ in range(count):
