@@ -93,7 +93,8 @@ def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl
 def online_softmax_step(acc, row_max, row_sum, logits, v, PRECISION: tl.constexpr):
     """Add one tile of keys to the running softmax of a tile of queries.
 
-    A row may still have seen hidden keys only; its sums then stay 0 and its maximum -inf.
+    A row may still have seen hidden keys only; its sums then stay 0 and its maximum -inf. The caller divides acc by
+    row_sum at the end; lse = row_max + log2(row_sum).
 
     Args:
         acc: float32 [M, X], sum of weights times values so far, relative to 2^row_max.

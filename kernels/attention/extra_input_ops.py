@@ -16,14 +16,16 @@ from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, r
 
 
 def attention_ops(name: str) -> tuple[Any, Any]:
-    """Register the ops atma::NAME_forward and atma::NAME_backward of an attention with an extra input, and return both.
+    """Register the ops atma::NAME_forward and atma::NAME_backward of an attention with an extra input; return both.
 
-    The forward takes (q, k, v, extra_input, factor, window) and returns (o [B, T, H, X], lse [B, H, T] float32 in units
-    of log 2); only o has a gradient. The backward takes (gradient of o, q, k, v, extra_input, o, lse, factor, window)
-    and returns the gradients of q, k, v and extra_input. A `window` of 0 means full attention.
+    The forward takes (q, k, v, extra_input, factor, window) and returns (o [B, T, H, X] in q's dtype, lse [B, H, T]
+    float32 in units of log 2). Only o has a gradient, and by all four tensors. The backward takes (gradient of o, q, k,
+    v, extra_input, o, lse, factor, window) and returns the gradients of q, k, v and extra_input. `factor` is that of
+    q·k in units of log 2. A `window` of 0 means full attention. Kernels are imported at the first run.
 
     Args:
-        name: Name of the package in kernels/attention whose triton.py has `forward` and `backward`.
+        name: Name of the package in kernels/attention whose triton.py has `forward` and `backward`; it can be
+            registered once per process.
     """
     package = f"{__package__}.{name}"
 
@@ -46,7 +48,7 @@ def attention_ops(name: str) -> tuple[Any, Any]:
         factor: float,
         window: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k, v and the extra input by the package's Triton kernels."""
+        """Return the gradients of q, k, v and the extra input, in their dtypes, by the package's Triton kernels."""
         args = (x.contiguous() for x in (g_o, q, k, v, extra_input, o, lse))
         gradients: tuple[Tensor, Tensor, Tensor, Tensor]
         gradients = load_kernels(package).backward(*args, factor=factor, window=window or None)

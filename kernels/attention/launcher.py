@@ -48,11 +48,12 @@ def _row_products(a_ptr, b_ptr, out_ptr, T, rows, H: tl.constexpr, X: tl.constex
 def row_products(a: Tensor, b: Tensor) -> Tensor:
     """Return the scalar products of the rows of a and b over X, float32 [B, H, T].
 
-    One pass without float32 copies. The order of each sum is fixed, so results repeat bit for bit.
+    The heads come before the tokens, unlike in a and b. One pass without float32 copies. The order of each sum is
+    fixed, so results repeat bit for bit.
 
     Args:
-        a: Contiguous [B, T, H, X] on a GPU; X is a power of two.
-        b: Like a.
+        a: Contiguous [B, T, H, X] on a GPU, of any float dtype; X is a power of two.
+        b: Contiguous, of a's shape.
     """
     n, t, h, x = a.shape
     out = torch.empty(n, h, t, device=a.device, dtype=torch.float32)
@@ -84,7 +85,8 @@ def needs_small_tiles(d: int, dtype: torch.dtype) -> bool:
 def constants(q: Tensor, k: Tensor, window: int | None, factor: float) -> dict[str, Any]:
     """Return a new dictionary of the constexprs that every attention kernel takes; callers may add to it.
 
-    Keys: H query heads, G query heads per KV head, X head size, WINDOWED, PRECISION of float32 products, FACTOR of q·k.
+    Keys: H query heads, G query heads per KV head, X head size, WINDOWED (True unless `window` is None), PRECISION of
+    float32 products ("ieee" for float32 tensors, else "tf32"), FACTOR of q·k.
 
     Args:
         q: [B, T, H, X].
@@ -104,18 +106,21 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Launch a forward kernel, one program per tile of queries and head, and return its outputs.
 
+    Grid: (cdiv(T, tiles.rows), B H). Descriptors are in blocks of one head: tiles.rows positions of q and o, tiles.keys
+    of k and v.
+
     Args:
         kernel: Triton kernel of descriptors of q, k, v, o, then `extra`, lse and `sizes`.
         tiles: Launch configuration.
         q: Contiguous [B, T, H, X].
         k: Contiguous [B, T, J, X].
-        v: Like k.
+        v: Contiguous, like k; it may have fewer heads.
         extra: Further tensors that the kernel reads.
         sizes: Further integers that the kernel takes, such as T and the window.
         constexprs: Constexprs of the kernel, without the tile's BM and BN.
 
     Returns:
-        (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2).
+        (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2), new tensors that the kernel writes.
     """
     b, t, h, d = q.shape
     o = torch.empty_like(q)
@@ -134,14 +139,16 @@ def queries_backward(
 ) -> None:  # fmt: skip
     """Launch the kernel that writes dq, one program per tile of queries and head.
 
+    Grid: (cdiv(T, tiles.rows), B H). Descriptors as in `forward`.
+
     Args:
         kernel: Triton kernel of descriptors of q, k, v, g, dq, then `kernel_args`.
         tiles: Launch configuration.
         q: Contiguous [B, T, H, X].
         k: Contiguous [B, T, J, X].
-        v: Like k.
+        v: Contiguous, like k; it may have fewer heads.
         g: Gradient of the output, contiguous [B, T, H, X].
-        dq: Output like q, overwritten.
+        dq: Contiguous output of q's shape, overwritten.
         kernel_args: Further arguments of the kernel, in order.
         constexprs: Constexprs of the kernel, without the tile's BM and BN.
     """
@@ -157,17 +164,19 @@ def keys_backward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, kernel_args: tuple[Any, ...],
     constexprs: dict[str, Any], programs: int | None = None,
 ) -> None:  # fmt: skip
-    """Launch the kernel that writes dk and dv, one program per tile of keys and KV head.
+    """Launch the kernel that writes dk and dv, one program per tile of keys and head of k.
+
+    Grid: (programs, B J), with J the heads of k. Descriptors as in `forward`.
 
     Args:
         kernel: Triton kernel of descriptors of q, k, v, g, dk, dv, then `kernel_args`.
         tiles: Launch configuration.
         q: Contiguous [B, T, H, X].
         k: Contiguous [B, T, J, X].
-        v: Like k.
+        v: Contiguous; it may have fewer heads than k.
         g: Gradient of the output, contiguous [B, T, H, X].
-        dk: Output like k, overwritten.
-        dv: Output like v, overwritten.
+        dk: Contiguous output of k's shape, overwritten.
+        dv: Contiguous output of k's shape, overwritten.
         kernel_args: Further arguments of the kernel, in order.
         constexprs: Constexprs of the kernel, without the tile's BM and BN.
         programs: Size of the grid's first axis; None: the number of key tiles.

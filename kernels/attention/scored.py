@@ -56,13 +56,14 @@ def scored_attention(
 ) -> Tensor:
     """Return softmax of `logits` over the visible keys, times v: [B, T, H, X] of v's dtype.
 
-    A query without any visible key gives 0. Blocks of queries are computed again in the backward, so no T x T matrix is
-    saved. Softmax and sums are float32 (float64 for float64).
+    A query without any visible key gives 0. Head h uses the values of KV head h // (H / J). With gradients enabled and
+    more than one block, blocks are computed again in the backward, so no T x T matrix is saved. Softmax and sums are
+    float32 (float64 for float64).
 
     Args:
         v_BTJX: Values.
         heads: Query heads H, a multiple of J.
-        logits: Function of a block of queries.
+        logits: Function of a block of queries that returns natural logits [B, H, M, S]; it runs twice with gradients.
         window: Number of keys that a query sees, its own included; None for all earlier keys.
         query_block: Queries of a block; None: 1024.
 
@@ -97,12 +98,14 @@ def query_block_at(start: int, stop: int, window: int | None, device: torch.devi
 
 
 def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> Tensor:
-    """Return scale q·k [B, H, M, S] of a block, in the statistics' dtype; keys that are not visible are not masked.
+    """Return scale q·k [B, H, M, S] of a block, float32 (float64 for float64); hidden keys are not masked.
+
+    Query head h uses KV head h // (H / J).
 
     Args:
         q_BTHX: All queries.
         k_BTJX: All keys.
-        span: Block of queries and its keys.
+        span: Block of M queries and its S keys.
         scale: Factor of q·k; None is 1/sqrt(X).
     """
     dtype = statistics_dtype(q_BTHX.dtype)
@@ -127,6 +130,8 @@ def running_sum(x: Tensor) -> Tensor:
 def sum_by_products(x: Tensor, segment_tokens: int = 64) -> Tensor:
     """Return the inclusive cumulative sums over the tokens of x [B, T, ...], as products with a triangle of ones.
 
+    In x's shape and dtype; differentiable.
+
     Args:
         x: Float tensor.
         segment_tokens: Tokens of a segment; sums within segments come first, then recursively those over the segments.
@@ -147,12 +152,14 @@ def scored_reference(
 ) -> Tensor:
     """Return causal softmax attention computed one query and one key at a time: [B, T, H, X] of v's dtype.
 
+    A query whose keys are all hidden gives 0. Slow, for tests.
+
     Args:
         q_BTHX: Queries; only their shape is used.
         k_BTJX: Keys; only their shape is used.
         v_BTJX: Values.
         pair: Function (i, j) -> logit [B, H] of query i and key j in natural units; -inf hides the key.
-        window: Number of keys that a query sees; None for all earlier keys.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
     """
     _, t, h, j, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     v_BTHX = v_BTJX.repeat_interleave(h // j, 2)
