@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def load_kernels(package: str | None, module: str = "triton") -> Any:
-    """Import and return a package's module of kernels.
+    """Import and return a package's module of kernels; cached by Python's imports.
 
     Called when a kernel first runs and not at import, because Triton is not installed everywhere.
 
@@ -20,7 +20,7 @@ def load_kernels(package: str | None, module: str = "triton") -> Any:
         module: Module in that package: "triton" or "gluon".
 
     Raises:
-        ImportError: Triton is not installed.
+        ImportError: Triton is not installed, or the package has no such module.
     """
     return importlib.import_module(f".{module}", package)
 
@@ -101,7 +101,12 @@ def differentiate(
         ctx.set_materialize_grads(zeros_like is None)
 
     def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return one gradient per input of `forward`, None for inputs that need none."""
+        """Return one gradient per input of `forward`, None for inputs that need none.
+
+        Args:
+            ctx: Context of autograd.
+            *grads: Gradients of all results; those after the leading `results` are ignored.
+        """
         tensors, first, *rest = ctx.saved_tensors, *grads[:results]
         if first is None:
             first = torch.zeros_like(tensors[zeros_like])

@@ -152,7 +152,10 @@ def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @functools.cache
 def _why_no_triton(device: torch.device) -> str | None:
-    """Return the reason why Triton does not run on a CUDA device, or None; cached per device."""
+    """Return the reason why Triton does not run on a CUDA device, or None; cached per device.
+
+    It must be installed, and the compute capability at least 8.0.
+    """
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     major, minor = torch.cuda.get_device_capability(device)
@@ -383,7 +386,11 @@ def max_relative_error(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> 
 
 @functools.cache
 def _launch_errors() -> tuple[type[Exception], ...]:
-    """Return the exception types that a kernel raises that does not compile, launch or fit on this machine."""
+    """Return the exception types that a kernel raises that does not compile, launch or fit on this machine.
+
+    These are RuntimeError (also out of GPU memory), ValueError, AssertionError and, where Triton is installed,
+    TritonError; cached.
+    """
     error_types = (RuntimeError, ValueError, AssertionError)
     if importlib.util.find_spec("triton") is None:
         return error_types

@@ -85,9 +85,10 @@ def gated_delta_configs(head_dim: int) -> KernelConfigs:
 
 
 def path_configs(_head_dim: int) -> KernelConfigs:
-    """Return the configurations of the kernels of PaTH attention that fla would tune.
+    """Return the configurations of the kernels of PaTH attention that fla would tune, by "module below fla:name".
 
-    They compute the products of the keys of a chunk and the inverse of that matrix; the head size does not matter.
+    They compute the products of the keys of a chunk and the inverse of that matrix. The argument, a head size, is
+    ignored.
     """
     return {
         "ops.common.chunk_scaled_dot_kkt:chunk_scaled_dot_kkt_fwd_kernel": KernelConfig(4, 3, (("BK", 64),)),
@@ -100,7 +101,8 @@ def path_configs(_head_dim: int) -> KernelConfigs:
 def pin_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> None:
     """Restrict fla's autotuners to one configuration per kernel, the one for heads of size `head_dim`.
 
-    Call it before each call of fla: it overwrites the `configs` of fla's module-level autotuners until the next call.
+    Call it before each call of fla: it overwrites the `configs` of fla's module-level autotuners for the whole process,
+    until the next call. Imports fla's modules at the first call.
 
     Args:
         configs_for: Function of the head size that returns the wanted configurations, such as `gated_delta_configs`.
@@ -142,8 +144,12 @@ def _autotuner_configs(kernel: str) -> tuple[Any, list[Any]]:
 def _distance(wanted: KernelConfig, config: Any) -> tuple[float, ...]:
     """Return a sort key for the distance of a configuration from the wanted one.
 
-    It compares warps first, then tiles, then stages, each by the logarithm of the ratio (stages by the difference); of
-    two equally distant ones the smaller comes first.
+    It compares warps first, then tiles, then stages: the first two by the absolute log2 of the ratio, summed over the
+    tiles, the stages by the absolute difference. Of two equally distant ones the smaller comes first.
+
+    Args:
+        wanted: Wanted configuration; tiles that it does not name do not count.
+        config: Configuration of Triton's autotuner, which must have the named tiles.
     """
     tiles = sum(abs(math.log2(config.kwargs[name] / size)) for name, size in wanted.tiles)
     warps, stages = abs(math.log2(config.num_warps / wanted.warps)), abs(config.num_stages - wanted.stages)

@@ -15,7 +15,7 @@ from torch.nn import functional
 def squared_relu_gate(ag: Tensor) -> Tensor:
     """Return g relu(a)^2 of [a | g], the halves of the last axis: [..., 2F] -> [..., F] in the same dtype.
 
-    Differentiable; only the input is saved for the backward.
+    Computed in ag's dtype. Differentiable; only the input is saved for the backward.
 
     Raises:
         ValueError: The last axis is odd.
@@ -28,7 +28,7 @@ def squared_relu_gate(ag: Tensor) -> Tensor:
 def swish_gate(ag: Tensor) -> Tensor:
     """Return g silu(a) of [a | g], the halves of the last axis: [..., 2F] -> [..., F] in the same dtype.
 
-    Differentiable; only the input is saved for the backward.
+    silu(a) = a sigmoid(a), computed in ag's dtype. Differentiable; only the input is saved for the backward.
 
     Raises:
         ValueError: The last axis is odd.

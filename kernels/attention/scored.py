@@ -116,7 +116,7 @@ def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | 
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """Return the inclusive cumulative sums over the tokens of x [B, T, ...], in float64.
+    """Return the cumulative sums over the tokens of x [B, T, ...], each token's own included, in float64.
 
     torch's own cumsum on CUDA adds in an order that may change, and raises where runs must repeat bit for bit; matrix
     products replace it there.
@@ -175,7 +175,13 @@ def scored_reference(
 
 
 def _weighted(logits_BHMS: Tensor, v_BJSX: Tensor, heads: int) -> Tensor:
-    """Return softmax of the logits times v, [B, H, M, X]; rows of -inf only give 0, and no gradient."""
+    """Return softmax of the logits times v, [B, H, M, X]; rows of -inf only give 0, and no gradient.
+
+    Args:
+        logits_BHMS: Natural logits, -inf for hidden keys.
+        v_BJSX: Values, in the logits' dtype.
+        heads: Query heads; not read, H comes from the logits.
+    """
     top_BHM1 = logits_BHMS.detach().amax(-1, keepdim=True)
     top_BHM1 = torch.where(top_BHM1.isinf(), 0.0, top_BHM1)
     weight_BHMS = torch.exp(logits_BHMS - top_BHM1)

@@ -68,7 +68,11 @@ def channelwise_delta(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """Return the backend of `channelwise_delta`, "fla" or "torch", for this device, dtype and head size."""
+    """Return the backend of `channelwise_delta`, "fla" or "torch", with the reason.
+
+    "fla" needs CUDA, 16 bits, a head size of 16 to 256 that is a power of two, and a passed self-test, which the first
+    call for a case runs.
+    """
     device = torch.device(device)
     why = "asked for by train.kernels" if is_torch_only() else _why_no_fla(device, dtype, head_dim)
     why = why or self_test_failure("channelwise delta", _error, device, dtype, head_dim, "fla")
@@ -92,10 +96,16 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 def channelwise_delta_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTHX: Tensor, beta_BTH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `channelwise_delta`, computed token by token.
+    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `channelwise_delta`, token by token; slow.
 
-    Computed in the inputs' dtype, from a state of zeros; differentiable by autograd. log_gamma is the natural logarithm
-    of the decay.
+    Computed in the inputs' dtype, from a state of zeros; differentiable by autograd.
+
+    Args:
+        q_BTHX: Queries; T is at least 1.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        log_gamma_BTHX: Natural logarithm of the decay of each key channel.
+        beta_BTH: Write strength.
     """
     _, t, h, _, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     q, k = functional.normalize(q_BTHX, dim=-1), functional.normalize(expand_kv(k_BTJX, h), dim=-1)
@@ -161,7 +171,7 @@ CHUNK_TOKENS = 64
 def _empty_results(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `fla_forward`."""
+    """Return uninitialised results of `fla_forward`, for torch.compile; only shapes, dtypes and device count."""
     inside = k.new_empty(*k.shape[:3], CHUNK_TOKENS)
     row = q.new_empty(q.shape)
     return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)

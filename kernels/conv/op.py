@@ -71,12 +71,12 @@ def causal_conv(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
     """Return the depthwise causal convolution of x in plain torch, [B, T, C] of x's dtype.
 
     y_t = sum_j w[:, j] x_{t-W+1+j} with zeros before the start; w[:, -1] multiplies the current token. With `residual`,
-    x_t is added.
+    x_t is added. Sums are rounded to x's dtype after each tap. Differentiable.
 
     Args:
         x_BTC: Inputs.
         w_CW: Filters, of x's dtype.
-        residual: Whether the input is added.
+        residual: True to add the input.
 
     Raises:
         ValueError: Channels or dtypes disagree.
@@ -121,6 +121,11 @@ def _check_types(x: Tensor, w_CW: Tensor) -> None:
 def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
     """Return True when the Triton kernels run, False for plain torch.
 
+    Args:
+        x: Input, whose device and dtype decide without `backend`.
+        w_CW: Filters.
+        backend: Backend that was asked for, or None for `choose_backend`.
+
     Raises:
         ValueError: The kernels were chosen, but dtypes disagree or the filter has more than 4 taps.
     """
@@ -135,10 +140,10 @@ def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> BackendChoice:
-    """Return the backend of `gated_causal_conv` and `canon`, "triton" or "torch", for this device and dtype.
+    """Return the backend of `gated_causal_conv` and `canon`, "triton" or "torch", with the reason.
 
-    "torch" is also chosen for more than 4 taps. The kernels are chosen only when they pass a self-test on small
-    tensors.
+    "torch" is also chosen for more than 4 taps. The kernels must pass a self-test on small tensors, which the first
+    call for a device and dtype runs.
     """
     device = torch.device(device)
     why = why_no_triton(device, dtype)

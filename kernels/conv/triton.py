@@ -70,9 +70,15 @@ def _zeros(width: tl.constexpr):
 
 @triton.jit
 def _taps(w_ptr, at_C, inside_C, W: tl.constexpr):
-    """Return the filter weights (w0, w1, w2, w3) of these channels, float32.
+    """Return the filter weights (w0, w1, w2, w3) of these channels, float32, each of at_C's shape.
 
     The index is the number of tokens back; weights beyond the filter are 0.
+
+    Args:
+        w_ptr: Contiguous filters [C, W].
+        at_C: Indices of the channels.
+        inside_C: Mask of the channels that exist.
+        W: constexpr, taps, at most 4.
     """
     w0 = tl.load(w_ptr + at_C * W + (W - 1), mask=inside_C, other=0.0).to(tl.float32)
     w1 = tl.zeros_like(w0)
@@ -185,7 +191,15 @@ def _gated_backward(
 
 @triton.jit
 def _normed(x_ptr, at, seen, X: tl.constexpr, NORM: tl.constexpr):
-    """Return rows of x in float32, divided by their root mean square over X when NORM."""
+    """Return rows of x in float32, divided by their root mean square over X when NORM.
+
+    Args:
+        x_ptr: Rows of X numbers.
+        at: Offsets of the elements, [rows, P].
+        seen: Mask of the elements that exist, others read as 0.
+        X: constexpr, numbers of a row that exist.
+        NORM: constexpr bool, True for the norm, with epsilon 1.19e-7.
+    """
     x = tl.load(x_ptr + at, mask=seen, other=0.0).to(tl.float32)
     if NORM:
         x = x * tl.rsqrt(tl.sum(x * x, 1) / X + _EPS)[:, None]

@@ -133,7 +133,10 @@ def last_inputs(x_TC: Tensor, taps: int) -> Tensor:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
-    """Return the backend of the three convolution steps, "triton" or "torch", for this device and dtype."""
+    """Return the backend of the three convolution steps, "triton" or "torch", with the reason.
+
+    The kernels must pass a self-test, which the first call for a device and dtype runs.
+    """
     device = torch.device(device)
     return triton_or_torch(
         why_no_triton(device, dtype) or self_test_failure("the convolution step", _error, device, dtype)

@@ -136,7 +136,16 @@ def gated(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor) -> Tensor:
 
 
 def _launch_conv(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool, gated: bool) -> Tensor:
-    """Launch `_conv` and return its output, [B, C] of x's dtype; `tails` is changed in place."""
+    """Launch `_conv` and return its output, [B, C] of x's dtype; `tails` is changed in place.
+
+    Args:
+        x: Inputs [B, C], or [B, 3 C] as [b | c | u] with `gated`.
+        tails: Contiguous [R, W - 1, C].
+        slots: int64 [B], row of `tails` of each text.
+        w: Filters [C, W].
+        residual: True to add the input.
+        gated: True for c conv(b u).
+    """
     x, (c, taps) = _with_unit_stride(x), w.shape
     y = torch.empty(len(x), c, dtype=x.dtype, device=x.device)
     _conv[(len(x), triton.cdiv(c, CHANNELS))](

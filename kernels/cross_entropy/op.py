@@ -29,9 +29,9 @@ CHUNK = 8192
 
 
 def softcap(z: Tensor, cap: float) -> Tensor:
-    """Return cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, absolute value below cap.
+    """Return cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, absolute value at most cap.
 
-    In float32 (float64 stays float64). A cap of infinity, here and below, is no cap.
+    In float32 (float64 stays float64). A cap of infinity, here and below, is no cap: z itself in that dtype.
     """
     wide = z.to(statistics_dtype(z.dtype))
     if cap == math.inf:
@@ -111,12 +111,14 @@ def linear_cross_entropy_sum(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool = True) -> BackendChoice:
-    """Return the backend of the losses of rows of logits, "triton" or "torch"; a self-test on a few rows must pass.
+    """Return the backend of the losses of rows of logits, "triton" or "torch", with the reason.
+
+    The kernel must pass a self-test on a few rows, which the first call for a case runs.
 
     Args:
         device: Device of the logits.
         dtype: Dtype of the logits.
-        capped: Whether the logits are soft-capped.
+        capped: True for soft-capped logits.
     """
     device = torch.device(device)
     return triton_or_torch(
@@ -240,9 +242,10 @@ class _EagerSum(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a b to `total` in place, in total's dtype.
+    """Add the matrix product a b to `total` in place, in total's dtype.
 
-    16-bit factors are multiplied straight into a float32 total where the GPU can give out a wider product.
+    On CUDA 16-bit factors are multiplied straight into a float32 total; otherwise the product is rounded to the
+    factors' dtype before it is added.
     """
     if total.is_cuda and total.dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
@@ -269,7 +272,10 @@ def _losses_overwriting_logits(z_NV: Tensor, targets_N: Tensor, cap: float, grad
 
 
 def _torch_losses(z_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """Return (log-sum-exp [N], losses [N]) of raw logits in nats; for an ignored target they are infinity and 0."""
+    """Return (log-sum-exp [N], losses [N]) of raw logits in nats, in the statistics' dtype.
+
+    Both are those of the capped logits. For an ignored (negative) target they are infinity and 0.
+    """
     capped_NV = softcap(z_NV, cap)
     counts_N = targets_N >= 0
     lse_N = torch.logsumexp(capped_NV, 1)

@@ -100,10 +100,10 @@ def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
     """Return the losses in nats, float32 [N], 0 where the target is negative.
 
     Args:
-        z_NV: Contiguous raw logits on a GPU; with `gradient` overwritten by the gradient of the losses.
-        targets_N: int64 targets.
+        z_NV: Contiguous raw logits on a GPU; with `gradient` overwritten by the gradient of the summed losses.
+        targets_N: int64 targets below V, which is not checked.
         cap: Soft cap; infinity for none.
-        gradient: Whether `z_NV` is overwritten.
+        gradient: True to overwrite `z_NV`.
     """
     n, v = z_NV.shape
     capped = cap < math.inf

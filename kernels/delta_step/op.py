@@ -60,7 +60,7 @@ def delta_step(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """Return the backend of `delta_step`, "triton" or "torch", for this device, dtype and head size."""
+    """Return the backend of `delta_step`, "triton" or "torch", with the reason, as `attention_choice` does."""
     return attention_choice("the delta step", torch.device(device), dtype, head_dim, _error)
 
 
@@ -95,5 +95,8 @@ def step(
     q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor,
     slots_B: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Return `delta_step` by the Triton kernel; `states_RHXX`, float32, is changed in place."""
+    """Return the readout of `delta_step` by the Triton kernel, [B, H, X] in q's dtype.
+
+    `states_RHXX`, contiguous float32, is changed in place; no gradients. Arguments as in `delta_step`.
+    """
     return load_kernels(__package__).step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)

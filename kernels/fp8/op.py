@@ -64,7 +64,13 @@ def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, back
 
 
 def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
-    """Raise ValueError when x and W do not fit, or when the backend is "scaled_mm" and a size is no multiple of 16."""
+    """Raise ValueError when x and W do not fit, or when the backend is "scaled_mm" and a size is no multiple of 16.
+
+    Args:
+        x: Inputs [..., K].
+        w_NK: Weight.
+        backend: Backend that was asked for, or None for `choose_backend`.
+    """
     if w_NK.ndim != 2 or x.shape[-1] != w_NK.shape[1]:
         raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
     backend_name = backend or choose_backend(x.device).backend
@@ -195,7 +201,10 @@ def why_no_fp8(device: torch.device) -> str | None:
 
 
 def choose_backend(device: torch.device | str) -> BackendChoice:
-    """Return "scaled_mm" where the GPU has 8-bit products and they pass a self-test, else "torch" with the reason."""
+    """Return "scaled_mm" where the GPU has 8-bit products and they pass a self-test, else "torch" with the reason.
+
+    The first call for a GPU runs the self-test.
+    """
     why = why_no_fp8(torch.device(device))
     return BackendChoice("scaled_mm", f"torch {version('torch')}") if why is None else BackendChoice("torch", why)
 

@@ -89,7 +89,10 @@ def _gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 @compile_time_constant
 def choose_backend(device: torch.device, dtype: torch.dtype) -> BackendChoice:
-    """Return the backend of the casts, "triton" where it can run and passes its self-test, else "torch"."""
+    """Return the backend of the casts: "triton" where it can run and passes its self-test, else "torch".
+
+    With the reason. Widths of rows are not considered; the callers do that.
+    """
     return triton_or_torch(why_no_triton(device, dtype) or self_test_failure("casts to 8 bits", _error, device, dtype))
 
 
@@ -125,7 +128,10 @@ def cast_rows(g_MN: Tensor) -> tuple[Tensor, Tensor]:
     lambda ag, dy: (ag.new_empty(ag.shape), *_empty_quantised(ag), ag.new_empty(ag.shape[1:], dtype=torch.float32)),
 )
 def gate_rows(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `gate_backward` by the Triton kernel."""
+    """Return `gate_backward` by the Triton kernel: (d [M, N], q [M, N], s [M, 1], sums [N]).
+
+    Inputs are made contiguous.
+    """
     return load_kernels(__package__).gate_backward(
         ag_MN.contiguous(), dy_MF.contiguous(), E5M2, MIN_SCALE, 2.0 ** -MAX_EXPONENTS[E5M2]
     )

@@ -113,7 +113,7 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why flash-linear-attention cannot run on such tensors, or None when it can.
 
-    It includes versions of Triton that miscompile its backward.
+    Adds to `dispatch.why_no_fla` the versions of Triton that miscompile its backward (`fla_is_right`).
     """
     why = dispatch.why_no_fla(device, dtype)
     if why is not None:
@@ -243,8 +243,8 @@ def _chunked(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (readout in q's dtype, last state [B, H, X_v, X_k]) in plain torch, a chunk of tokens at a time.
 
-    Within a chunk the writes come from one triangular solve; states pass from chunk to chunk. Arguments as in
-    `gated_delta`.
+    The state is float32 (float64 for float64). Within a chunk the writes come from one triangular solve; states pass
+    from chunk to chunk. Arguments as in `gated_delta`; T is at least 1, and `chunk` is cut to T.
     """
     b, t, h, d = q_BTHX.shape
     dtype = statistics_dtype(q_BTHX.dtype)

@@ -16,7 +16,7 @@ NUM_PLANES = 7
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `forward`."""
+    """Return uninitialised results of `forward`, for torch.compile; only shapes, dtypes and device count."""
     b, t, h, d = q.shape
     n = -(-t // CHUNK)
     saved_dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
@@ -90,7 +90,7 @@ differentiate(forward, backward, keep_inputs(6, 2), results=2, zeros_like=0)
 
 
 def _empty_fla_results(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `fla_forward`."""
+    """Return uninitialised results of `fla_forward`, for torch.compile; only shapes, dtypes and device count."""
     b, t, h, d = q.shape
     row = [q.new_empty(b, t, h, dtype=torch.float32) for _ in range(3)]
     last = q.new_empty(b, h, d, d, dtype=torch.float32)
@@ -104,7 +104,7 @@ def _empty_fla_gradients(
     g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
     q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `fla_backward`."""
+    """Return uninitialised results of `fla_backward`, for torch.compile; only shapes, dtypes and device count."""
     first = decay.new_empty(0 if initial_state is None else initial_state.shape)
     return *empty_like(q, k, v, beta, beta), first
 

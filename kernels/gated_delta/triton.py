@@ -82,6 +82,11 @@ def _product(a, b, PRECISION: tl.constexpr):
     """Return a @ b, [16, 16] float32, in full precision or as three products of 16-bit halves.
 
     The halves have a relative error of about 2^-16.
+
+    Args:
+        a: float32 [16, 16].
+        b: float32 [16, 16].
+        PRECISION: constexpr; "ieee" for full precision, any other value for halves.
     """
     if PRECISION == "ieee":
         return tl.dot(a, b, input_precision="ieee")
@@ -440,9 +445,10 @@ def _pair_gradients(
 ):  # fmt: skip
     """Store dq, d_beta, ratio dP, E and the terms of dg from pairs within the chunk, of one chunk and head.
 
-    Grid: (N, B H). `parts_ptr` is float32 [3, B, H, N C], written; `d_beta_ptr` float32 [B, T, H], written. The
-    descriptors of q, gr and dq are [B, T, H X], that of k [B, T, J X], those of P, dP and E [B H N C, C], of S [B H N
-    X, X], of u and dy [B H N X, C]. BV columns of X_v are read at a time.
+    Grid: (N, B H). Descriptors: q, gr and dq [B, T, H X], k [B, T, J X], P, dP and E [B H N C, C], S [B H N X, X], u
+    and dy [B H N X, C]; dq, dP and E are written in k's dtype. `stats_ptr` is float32 [planes, B, H, N C], `plane` the
+    elements of a plane. Written: `parts_ptr` float32 [3, B, H, N C], terms of dg of queries, of E's rows, and of
+    columns; `d_beta_ptr` float32 [B, T, H]. BV columns of X_v are read at a time.
     """
     n = tl.program_id(0)
     bh = tl.program_id(1)
@@ -503,9 +509,10 @@ def _key_gradients(
 ):  # fmt: skip
     """Store the head's share of dk, and d_log_gamma, of one chunk and head.
 
-    Grid: (N, B H). `d_gate_ptr` is float32 [B, T, H], written; `parts_ptr` float32 [3, B, H, N C] comes from
-    `_pair_gradients`. The descriptors of q and dk are [B, T, H X], that of k [B, T, J X], those of dP and E [B H N C,
-    C], of S and dS' [B H N X, X], of u and dy [B H N X, C]. BV columns of X_v are read at a time.
+    Grid: (N, B H). Descriptors: q and dk [B, T, H X], k [B, T, J X], dP and E [B H N C, C], S and dS' [B H N X, X], u
+    and dy [B H N X, C]; dk is written in k's dtype. `d_gate_ptr` is float32 [B, T, H], written; `parts_ptr` float32 [3,
+    B, H, N C] comes from `_pair_gradients`. `stats_ptr` is float32 [planes, B, H, N C], `plane` the elements of a
+    plane. BV columns of X_v are read at a time.
     """
     n = tl.program_id(0)
     bh = tl.program_id(1)
@@ -614,7 +621,10 @@ class Tile(NamedTuple):
 
 
 def _tiles(d: int, dtype: torch.dtype) -> dict[str, Tile]:
-    """Return the launch configuration of each kernel by name, for a head size and dtype; measured on an H200."""
+    """Return the launch configuration of each kernel for a head size and dtype; measured on an H200.
+
+    Keys: inverse, scan, readout, scan_back, pair_gradients, key_gradients, sum_heads.
+    """
     if dtype == torch.float32:
         names = ("scan", "readout", "scan_back", "pair_gradients", "key_gradients", "sum_heads")
         small = dict.fromkeys(names, Tile(min(d, 16), 4, 1))

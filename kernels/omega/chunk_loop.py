@@ -38,11 +38,13 @@ class ChunkCoefficients:
     ) -> None:
         """Compute the decays and steps of a chunk.
 
+        `momentum_decay` is 0 without a momentum's decay, and `step` is the mean of eta over the chunk.
+
         Args:
             log_keep: ln alpha [..., C].
             step: eta [..., C].
             log_momentum: ln theta [..., C], or None for a momentum that is the gradient alone.
-            weight: Weights of the pairs that the chunk sees [..., S].
+            weight: Weights of the pairs that the chunk sees [..., S], S = window - 1 + C.
             window: Number of pairs in the loss of a token.
         """
         c = log_keep.shape[-1]
@@ -242,7 +244,14 @@ def _run_chunk_orthogonal_at_end(
 def _momentum_after(
     momentum: Tensor, output_factor: Tensor, input_factor: Tensor, coefficients: ChunkCoefficients
 ) -> Tensor:
-    """Return a layer's momentum after the chunk's last token, [B, H, out, in]."""
+    """Return a layer's momentum after the chunk's last token, [B, H, out, in].
+
+    Args:
+        momentum: Momentum before the chunk.
+        output_factor: Output factors of the pairs' gradients of this layer, [B, H, S, out].
+        input_factor: Their input factors, [B, H, S, in].
+        coefficients: Coefficients of the chunk.
+    """
     new = (coefficients.last_momentum_shares()[..., None] * output_factor).mT @ input_factor
     return coefficients.momentum_decay[..., -1, None, None] * momentum + new
 

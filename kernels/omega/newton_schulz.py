@@ -38,7 +38,10 @@ def _restore_orientation(m: Tensor, like: Tensor) -> Tensor:
 
 
 def _step(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (M Mᵀ, polynomial factor that multiplies M besides a, next M) of one step."""
+    """Return (M Mᵀ, b M Mᵀ + c (M Mᵀ)², next M) of one step, with (a, b, c) = `FACTORS`.
+
+    The next M is a M + the second result times M. m is [..., R, C] with R <= C.
+    """
     a, b, c = FACTORS
     gram = m @ m.mT
     factor = b * gram + c * gram @ gram
@@ -53,7 +56,7 @@ class NewtonSchulzTape:
     """
 
     def __init__(self, x: Tensor) -> None:
-        """Run the forward on all matrices and save the results of every step."""
+        """Run the forward on all matrices x [N, G, R, C] and save the results of every step."""
         self._start, self._length = _wide_and_norm(x)
         m = self._start / (self._length + EPS)
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -375,7 +375,12 @@ def _run_kernels(
 
 
 def answer(state: State, q_BTHF: Tensor) -> Tensor:
-    """Return the memory's readout f(q) of features of queries, [B, T, H, X] in the state's dtype, without an update."""
+    """Return the memory's readout f(q) of features of queries, [B, T, H, X] in the state's dtype, without an update.
+
+    Args:
+        state: State whose matrices [B, H, out, in] are read; a network has a sigmoid between its two.
+        q_BTHF: Features of the queries.
+    """
     x = q_BTHF.to(state.layers[0].dtype).transpose(1, 2)
     for index, layer in enumerate(state.layers):
         x = hidden_activation(x @ layer.mT, index, state.layers)

@@ -9,7 +9,10 @@ from .newton_schulz import newton_schulz
 
 
 def answer(layers: list[Tensor], x: Tensor) -> Tensor:
-    """Return the readout of a memory of matrices [out, in] for the vectors x [..., in]."""
+    """Return the readout of a memory of matrices [out, in] for the vectors x [..., in]: [..., out].
+
+    A sigmoid follows each matrix but the last.
+    """
     for index, layer in enumerate(layers):
         x = x @ layer.mT
         x = torch.sigmoid(x) if index + 1 < len(layers) else x

@@ -25,7 +25,7 @@ def _empty_memories(
     keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None, keep: Tensor, to: Tensor, old: Tensor,
     memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return uninitialised results of `scan`."""
+    """Return uninitialised results of `scan`, for torch.compile; only shapes, dtypes and device count."""
     n = len(keys) + 1
     return memory.new_empty(n, *memory.shape), memory.new_empty(0 if share is None else n, *memory.shape)
 
@@ -34,7 +34,7 @@ def _empty_gradients(
     g_memories: Tensor, g_momenta: Tensor, keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None,
     keep: Tensor, to: Tensor, old: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `scan_backward`."""
+    """Return uninitialised results of `scan_backward`, for torch.compile; only shapes, dtypes and device count."""
     coefficient_grads = [keep.new_empty(0) if x is None else torch.empty_like(x) for x in (pair_weights, share)]
     rest = (torch.empty_like(x) for x in (keep, to, old, memories[0], memories[0]))
     return torch.empty_like(keys), torch.empty_like(values), *coefficient_grads, *rest

@@ -17,7 +17,7 @@ from .tiles import operands, sizes
 def _empty_results(
     q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `forward`."""
+    """Return uninitialised results of `forward`, for torch.compile; only shapes, dtypes and device count."""
     size, orthogonal, memory = sizes(q, k, memory_decay), pair_weights is None, rest[2]
     kind = operands(v.dtype, orthogonal)
     square = memory.shape
@@ -38,7 +38,7 @@ def _empty_gradients(
     g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `backward`."""
+    """Return uninitialised results of `backward`, for torch.compile; only shapes, dtypes and device count."""
     *optional_rates, memories, _, _ = rest
     wide = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k)]
     rates = [memory_decay.new_empty(0 if x is None else x.shape) for x in optional_rates]

@@ -161,8 +161,10 @@ def _readout(
     """Store the readout Y of one chunk and head, and P [BC, padded S] where steps are not orthogonal.
 
     Grid: (N, G). q [B, T, H, X] and k [B, L, H, X] are operands, v is [B, L, H, X]; coefficients are float32 as in
-    `_scan`; memories and momenta [N, G, X, X] are those before each chunk; y [B, T, H, X] is written in its own dtype.
-    SLOW: constexpr bool, True with a momentum.
+    `_scan`; memories and momenta [N, G, X, X] are those before each chunk. y [B, T, H, X] is written in its own dtype,
+    P [N, G, BC, padded S] in operands. k, v, coefficients and P are not touched when ORTHOGONAL. BC: constexpr, C
+    rounded up to a power of two. BS: constexpr, pairs at a time; S is padded to a multiple. SLOW: constexpr bool, True
+    with a momentum.
     """
     n = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
@@ -268,7 +270,10 @@ def _scan_backward(
 
 @triton.jit
 def _newton_schulz_factor(m, PRECISION: tl.constexpr):
-    """Return (M Mᵀ, polynomial factor that multiplies M besides a) of one Newton-Schulz step, as operands."""
+    """Return (M Mᵀ, b M Mᵀ + c (M Mᵀ)²) of one Newton-Schulz step, in m's dtype; (a, b, c) = `FACTORS`.
+
+    m is an operand [X, X].
+    """
     gram = tl.dot(m, m.T, input_precision=PRECISION)
     small = gram.to(m.dtype)
     # a Gram matrix is symmetric

@@ -28,7 +28,12 @@ def row_scores(q_BHX: Tensor, k_BSJX: Tensor, scale: float | None = None) -> Ten
 
 
 def row_weights(logits_BHS: Tensor, seen_BS: Tensor) -> Tensor:
-    """Return the softmax of logits (natural units) over the visible keys, [B, H, S]; all 0 in a row that sees none."""
+    """Return the softmax of logits (natural units) over the visible keys, [B, H, S]; all 0 in a row that sees none.
+
+    Args:
+        logits_BHS: Logits, in the dtype of the result; those of hidden keys may be anything.
+        seen_BS: bool, True for visible keys.
+    """
     logits_BHS = logits_BHS.masked_fill(~seen_BS[:, None], -torch.inf)
     top_BH1 = logits_BHS.amax(-1, keepdim=True)
     weight_BHS = torch.exp(logits_BHS - torch.where(top_BH1.isinf(), 0.0, top_BH1))
@@ -37,7 +42,13 @@ def row_weights(logits_BHS: Tensor, seen_BS: Tensor) -> Tensor:
 
 
 def row_sums(weight_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
-    """Return the sum of weights times values, [B, H, X] in the weights' dtype; values of hidden keys may be NaN."""
+    """Return the sum of weights times values, [B, H, X] in the weights' dtype; values of hidden keys may be NaN.
+
+    Args:
+        weight_BHS: Weights, 0 for hidden keys.
+        v_BSJX: Values; head h uses KV head h // (H / J).
+        seen_BS: bool, True for visible keys.
+    """
     v_BSJX = v_BSJX.to(weight_BHS.dtype).masked_fill(~seen_BS[..., None, None], 0.0)
     groups = weight_BHS.unflatten(1, (v_BSJX.shape[2], -1))
     return torch.einsum("bjgs,bsjx->bjgx", groups, v_BSJX).flatten(1, 2)
@@ -46,6 +57,6 @@ def row_sums(weight_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
 def row_attention(logits_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
     """Return softmax of the logits over the visible keys, times v: [B, H, X] of v's dtype.
 
-    A text that sees no key gives 0.
+    A text that sees no key gives 0. Arguments as in `row_weights` and `row_sums`.
     """
     return row_sums(row_weights(logits_BHS, seen_BS), v_BSJX, seen_BS).to(v_BSJX.dtype)

@@ -348,15 +348,15 @@ def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, le
 
 
 def splits_for(device: torch.device, programs: int, keys: int, size: int) -> int:
-    """Return the number of ranges of keys, a power of two.
+    """Return the number of ranges of keys, a power of two, at least 1.
 
-    It gives `PROGRAMS` programs per multiprocessor, but no range below one block of keys, and no more ranges than one
-    program can merge.
+    It gives `PROGRAMS` programs per multiprocessor, rounded down, but no range below one block of keys, and no more
+    ranges than one program can merge. A device other than CUDA counts as four multiprocessors.
 
     Args:
         device: Device of the launch.
         programs: Programs of one range, texts times KV heads.
-        keys: Keys that a page table can hold.
+        keys: Keys that a page table can hold, whatever the lengths of the texts.
         size: Head size.
     """
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

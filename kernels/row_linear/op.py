@@ -95,10 +95,14 @@ def row_conv_step(
 
 
 def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
-    """Return True when the Triton kernel runs.
+    """Return True when the Triton kernel runs, False for torch.
+
+    Args:
+        x_BD: Rows.
+        backend: Backend that was asked for, or None for `choose_backend`.
 
     Raises:
-        ValueError: "triton" was requested for several rows.
+        ValueError: "triton" was asked for with several rows.
     """
     backend = backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
     if backend == "triton" and len(x_BD) > MAX_ROWS:
@@ -108,7 +112,15 @@ def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> BackendChoice:
-    """Return the backend of `row_linear`: "triton" for one row where it can run, else "torch"."""
+    """Return the backend of `row_linear` and `row_conv_step`: "triton" for one row where it can run, else "torch".
+
+    The kernels must pass a self-test, which the first call for a device and dtype runs.
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the rows.
+        rows: Number of rows B.
+    """
     if rows > MAX_ROWS:
         return BackendChoice("torch", f"the kernel is for one row, got {rows}")
     device = torch.device(device)
@@ -167,5 +179,8 @@ def fused_conv(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor, slots_B: Tensor,
     filters_CW: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Return `row_conv_step` of one row by the Triton kernel; `tails_RWC` is changed in place."""
+    """Return `row_conv_step` of one row by the Triton kernel, [1, C]; `tails_RWC` is changed in place.
+
+    Arguments as in `row_conv_step`; no gradients.
+    """
     return load_kernels(__package__).conv_step(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)

@@ -63,9 +63,13 @@ def sketch_reference(xs: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = Fal
 
 
 def split_precision(s_LKD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return float32 s as a sum of P tensors in `dtype`, [P, L, K, D].
+    """Return float32 s as a sum over the first axis of P tensors in `dtype`, [P, L, K, D].
 
-    P = 1 for float32; P = 2, a high and a low part, for 16 bits.
+    P = 1 for float32; P = 2, a high and a low part, for 16 bits, whose sum has an error of about 2^-16 in bfloat16.
+
+    Args:
+        s_LKD: Directions, float32.
+        dtype: float32 or a 16-bit dtype.
     """
     if dtype == torch.float32:
         return s_LKD.unsqueeze(0)
@@ -92,7 +96,7 @@ class _Gram(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor) -> Tensor:
         """Return zᵀ z, summed over blocks of rows.
 
-        Rows are split where `GRAM_ROWS` and their number share a divisor of 64 or more.
+        A block has gcd(N, 512) rows; where that is below 64, one product takes all N.
         """
         ctx.save_for_backward(z)
         rows = math.gcd(z.shape[-2], GRAM_ROWS)
@@ -109,7 +113,10 @@ class _Gram(torch.autograd.Function):
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
-    """Return the backend of `sketch`, "triton" or "torch"; the kernels must pass a self-test on small tensors."""
+    """Return the backend of `sketch`, "triton" or "torch", with the reason.
+
+    The kernels must pass a self-test on small tensors, which the first call for a device and dtype runs.
+    """
     device = torch.device(device)
     why = why_no_triton(device, dtype)
     return triton_or_torch(why or self_test_failure("the sketch", _error, device, dtype))
@@ -162,9 +169,9 @@ def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tenso
     Args:
         g_LNK: Gradient of the projections, float32.
         h_LN: Gradient of the squared lengths, float32; ignored without `squares`.
-        xs: Inputs of the forward.
+        xs: L tensors [N, D], inputs of the forward.
         s_PLKD: Directions as `split_precision` returns them.
-        squares: Whether squared lengths were computed; without them the term 2 h x is left out.
+        squares: False leaves out the term 2 h x.
     """
     return load_kernels(__package__).backward(
         g_LNK.contiguous(), h_LN.contiguous(), [x.contiguous() for x in xs], s_PLKD.contiguous(), squares

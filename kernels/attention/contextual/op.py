@@ -60,7 +60,10 @@ def contextual_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> BackendChoice:
-    """Return the backend of `contextual_attention`, "triton" or "torch"; the kernels take at most 128 positions."""
+    """Return the backend of `contextual_attention`, "triton" or "torch", with the reason.
+
+    The kernels take at most 128 positions and must pass a self-test, which the first call for a case runs.
+    """
     if positions > MAX_POSITIONS:
         return BackendChoice("torch", f"the kernels hold {MAX_POSITIONS} positions, these are {positions}")
     return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)

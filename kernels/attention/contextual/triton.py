@@ -271,10 +271,12 @@ def _dq(
 ):  # fmt: skip
     """Store dq and dz of one tile of queries, and the row states that the pass for keys needs.
 
-    Grid: (cdiv(T, BM), B H). With LEARNS it writes dq [B, T, H X] and dz, float32 [B, H, T, P]. In every case it writes
-    `gate_count` and `remaining`, the sum of dp over a key tile and all farther keys, at the key tiles low <= . < high:
-    float32 [high - low, B, H, T], whose tiles are `stride` elements apart. lse and delta (g·o) are float32 [B, H, T].
-    BP: constexpr, P rounded up to a power of two.
+    Grid: (cdiv(T, BM), B H). Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X]. With LEARNS it writes dq,
+    without its part through z, and dz, float32 [B, H, T, P], the gradient by z in units of log 2. In every case it
+    writes `gate_count`, the sum of the gates of all keys nearer than a key tile, and `remaining`, the sum of dp over
+    the tile and all farther keys. Both are written at the key tiles low <= tile < high: float32 [high - low, B, H, T],
+    whose tiles are `stride` elements apart. z is float32 [B, H, T, P] in units of log 2; lse and delta (g·o) are
+    float32 [B, H, T]. BP: constexpr, P rounded up to a power of two. Other constexprs as in `launcher.constants`.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -367,8 +369,10 @@ def _dkv(
 ):  # fmt: skip
     """Store dk and dv of one tile of keys of one KV head, summed over its G query heads.
 
-    Grid: (tiles of the segment, B J); program 0 takes the key tile `low`. gate_count_ptr and remaining_ptr hold the row
-    states of `_dq` for these tiles. dk and dv are [B, T, J X], written.
+    Grid: (tiles of the segment, B J); program 0 takes the key tile `low`. Descriptors: q and g [B, T, H X], k, v, dk
+    and dv [B, T, J X]. gate_count_ptr and remaining_ptr hold the row states of `_dq` for these tiles, float32 [tiles,
+    B, H, T], `stride` elements apart. z is float32 [B, H, T, P] in units of log 2; lse and delta (g·o) are float32 [B,
+    H, T].
     """
     tile = low + tl.program_id(0)
     n0 = tile * BN
@@ -416,7 +420,7 @@ def forward(
         q: Queries [B, T, H, X], contiguous like all inputs.
         k: Keys [B, T, J, X].
         v: Values [B, T, J, X].
-        z_BHTP: q times the position vectors, float32 in units of log 2.
+        z_BHTP: Unscaled queries times the position vectors, float32 in units of log 2; P is at most 128.
         factor: Factor of q·k that gives units of log 2.
         window: Attention window in keys, or None.
     """

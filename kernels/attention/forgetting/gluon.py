@@ -41,11 +41,11 @@ def forward(
     """Return (o [B, T, H, X], lse [B, H, T], high and low part of F [B, H, T]) as `.triton.forward` does.
 
     Args:
-        q: Contiguous queries [B, T, H, X] in 16 bits.
+        q: Contiguous queries [B, T, H, X] in 16 bits, not scaled; X is 64 or 128.
         k: Contiguous keys [B, T, J, X].
         v: Contiguous values [B, T, J, X].
-        log_gate_BTH: Natural log gates, float32 or float64.
-        factor: Factor of q·k that gives units of log 2.
+        log_gate_BTH: Contiguous natural log gates, float32 or float64.
+        factor: Factor of q·k that gives units of log 2, not 0.
         window: Attention window in keys, or None.
 
     Raises:

@@ -64,7 +64,11 @@ def forgetting_attention(
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None
 ) -> BackendChoice:
-    """Return the backend of `forgetting_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere."""
+    """Return the backend of `forgetting_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
+
+    With the reason, as `gluon_choice` does: the kernels must pass a self-test, and "gluon" needs heads of 64 or 128 and
+    no window below 128.
+    """
     return gluon_choice("forgetting attention", torch.device(device), dtype, head_dim, window, _error)
 
 

@@ -82,7 +82,13 @@ def _suffix_sums(df_ptr, d_gate_ptr, T, N, H: tl.constexpr, BLOCK: tl.constexpr)
 
 
 def sums(log_gate_BTH: Tensor) -> HighLow:
-    """Return the running sums of natural log gates in units of log 2, [B, H, T], as high and low float32 parts."""
+    """Return the running sums F of natural log gates in units of log 2, as high and low float32 parts [B, H, T].
+
+    A token's sum includes its own gate; F = high + low is summed in float64.
+
+    Args:
+        log_gate_BTH: Contiguous natural log gates.
+    """
     b, t, h = log_gate_BTH.shape
     hi, lo = (torch.empty(b, h, t, device=log_gate_BTH.device, dtype=torch.float32) for _ in range(2))
     _prefix_sums[(b * h,)](log_gate_BTH, hi, lo, lo, t, 0, H=h, BLOCK=BLOCK, TILE=0, num_warps=4)

@@ -221,7 +221,11 @@ def _dq(
 
 @_jit
 def _dkv_tile(t, TQ, window, J: gl.constexpr, BJ, WINDOWED: gl.constexpr):
-    """Return (b, j, first key, end of the blocks of 64 queries that the tile needs) of tile t of 128 keys."""
+    """Return (b, j, first key, end) of tile t of 128 keys of one KV head.
+
+    The tile needs the queries from its first key on; `end` is the end of their blocks of 64. The tiles with most
+    queries come first.
+    """
     n0 = t // BJ * _TILE
     end = gl.cdiv(TQ, _HALF)
     if WINDOWED:

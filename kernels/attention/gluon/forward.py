@@ -287,8 +287,26 @@ def _forward_roles(
 ):  # fmt: skip
     """Run one warp that loads and two warpgroups of 64 rows each, over this program's tiles.
 
-    `null` is the tuple of polar attention's pointers, () for forgetting attention; `fade` is that of `_forward_load`,
-    () for polar.
+    Allocates shared memory and barriers, then splits the program's warps. Descriptors, TQ, tiles, BH and window as in
+    `_forward`.
+
+    Args:
+        q_desc: Descriptor of queries.
+        k_desc: Descriptor of keys.
+        v_desc: Descriptor of values.
+        c_desc: Descriptor of the output, written.
+        lse_ptr: float32 [B, H, T], written.
+        null: Pointers of polar attention, from null to inverse, and the floor's bits; () for forgetting attention.
+        fade: (buffer, high part of F, low part of F, descriptor of decays) of forgetting attention; () for polar.
+        TQ: Queries.
+        tiles: Tiles of all programs.
+        BH: B H.
+        window: Attention window in keys; read only when WINDOWED.
+        H: constexpr, query heads.
+        G: constexpr, query heads per KV head.
+        STAGES: constexpr, blocks of keys in flight.
+        WINDOWED: constexpr bool, True with a window.
+        FACTOR: constexpr, factor of q·k of forgetting attention; None for polar.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)

@@ -133,7 +133,16 @@ class _HouseholderMaps:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
-    """Return the backend of `path_attention`, "fla" or "torch"; `windowed` is True for a window shorter than T."""
+    """Return the backend of `path_attention`, "fla" or "torch", with the reason.
+
+    "fla" must pass a self-test, forward and backward, which the first call for a case runs.
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the activations; "fla" takes 16 bits.
+        head_dim: Head size; "fla" takes 16, 32, 64 and 128.
+        windowed: True for a window shorter than T, which gives "torch".
+    """
     device = torch.device(device)
     why = _why_no_fla(device, dtype, head_dim, windowed)
     why = why or self_test_failure("path attention", _error, device, dtype, head_dim, "fla")
@@ -141,7 +150,14 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool) -> str | None:
-    """Return the reason why fla's kernels cannot run on such tensors, or None when they can."""
+    """Return the reason why fla's kernels cannot run on such tensors, or None when they can; runs no self-test.
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        head_dim: Head size.
+        windowed: True for a window shorter than T, which fla does not take.
+    """
     if is_torch_only():
         return "asked for by train.kernels"
     why = why_no_fla(device, dtype)
@@ -194,7 +210,14 @@ def fla_backward(
 
 
 def _fla(tensors: list[Tensor], scale: float) -> Tensor:
-    """Return the output of fla's PaTH attention of [q, k, v, w, beta], contiguous and in q's dtype."""
+    """Return the output of fla's PaTH attention of [q, k, v, w, beta], contiguous and in q's dtype.
+
+    Restricts fla's autotuners (`pin_configs`). Differentiable where gradients are enabled.
+
+    Args:
+        tensors: [q, k, v, w, beta] as in `fla_forward`.
+        scale: Factor of the products.
+    """
     from fla.ops.path_attn import parallel_path_attn
 
     pin_configs(path_configs, tensors[0].size(-1))

@@ -312,7 +312,16 @@ class _PolarFunction(torch.autograd.Function):
 
 
 def _blocks(t: int, window: int | None, query_block: int) -> list[tuple[int, int, int]]:
-    """Return (first query, end, first key in reach) of each block of queries; raise ValueError for blocks below 1."""
+    """Return (first query, end, first key in reach) of each block of queries, in order, as positions.
+
+    Args:
+        t: Number of queries.
+        window: Attention window in keys, or None.
+        query_block: Queries of a block; the last one may be shorter.
+
+    Raises:
+        ValueError: `query_block` is below 1.
+    """
     if query_block < 1:
         raise ValueError(f"query_block must be at least 1, got {query_block}")
     starts = range(0, t, query_block)
@@ -320,7 +329,18 @@ def _blocks(t: int, window: int | None, query_block: int) -> list[tuple[int, int
 
 
 def _scores(q: Tensor, k: Tensor, start: int, stop: int, first: int, window: int | None) -> Tensor:
-    """Return masked scores [B, J, G rows, S] of the queries start .. stop - 1 and the keys first .. stop - 1."""
+    """Return masked scores [B, J, G rows, S] of the queries start .. stop - 1 and the keys first .. stop - 1.
+
+    Hidden keys get -1e30. The rows of a KV head's G query heads follow each other.
+
+    Args:
+        q: Scaled queries [B, J, G, T, X].
+        k: Keys [B, J, T, X].
+        start: First query.
+        stop: End of the queries and keys.
+        first: First key.
+        window: Attention window in keys, or None.
+    """
     b, j, g, _, d = q.shape
     a = q[..., start:stop, :].reshape(b, j, -1, d) @ k[:, :, first:stop].transpose(-1, -2)
     hidden = ~visible_mask(start, stop, first, window, q.device)

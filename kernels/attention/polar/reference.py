@@ -21,11 +21,11 @@ def polar_attention_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
     mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, n_eff_floor: float = 1e-30,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (c [B, T, H, X], mag [B, T, H]) by the formula, one query at a time.
+    """Return (c [B, T, H, X], mag [B, T, H]) by the formula, one query at a time; slow.
 
     The null stands in the same softmax as the keys. Differentiable by autograd; float32 or float64 throughout, as the
-    inputs are. The floor bounds sum_j p_j^2 from below, with p_j = exp(a_j - largest a). Arguments as in
-    `polar_attention`.
+    inputs are. The floor bounds sum_j p_j^2 from below, where j runs over real keys and p_j = exp(a_j - largest a, null
+    included). Arguments as in `polar_attention`.
     """
     _, t, h, d = q_BTHX.shape
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)

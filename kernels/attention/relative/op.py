@@ -64,7 +64,7 @@ def relative_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """Return the backend of `relative_attention`, "triton" or "torch", for this device, dtype and head size."""
+    """Return the backend of `relative_attention`, "triton" or "torch", with the reason, as `attention_choice` does."""
     return attention_choice("relative attention", torch.device(device), dtype, head_dim, _error)
 
 

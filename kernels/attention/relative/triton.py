@@ -158,9 +158,10 @@ def _dq(
 ):  # fmt: skip
     """Store dq and the sums that the bias's gradient consists of, for one tile of queries of one head.
 
-    Grid: (cdiv(T, BM), B H). Written: dq [B, T, H X]; parts, float32 [B, H, tiles, NEAR, 2 S], diagonal sums of the key
-    tiles 0, 1, ... tiles away; far_sum, float32 [B, H, T], sum of ds over tiles beyond the reach. lse and delta (g·o)
-    are float32 [B, H, T].
+    Grid: (cdiv(T, BM), B H). Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X]. Read: bias, float32 [H, R + 1]
+    in units of log 2; lse and delta (g·o), float32 [B, H, T]. Written: dq; parts, float32 [B, H, tiles, NEAR, 2 S],
+    diagonal sums of ds with the key tiles 0, 1, ... NEAR - 1 tiles before the query's; far_sum, float32 [B, H, T], sum
+    of ds over tiles beyond the reach. Entries of parts for tiles that do not exist are not written.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     m0 = tile * BM
@@ -228,8 +229,8 @@ def _dkv(
 ):  # fmt: skip
     """Store dk and dv of one tile of keys of one KV head, summed over its G query heads.
 
-    Grid: (cdiv(T, BN), B J). Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X]. lse and delta (g·o) are
-    float32 [B, H, T].
+    Grid: (cdiv(T, BN), B J). Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X]. bias is float32 [H, R + 1]
+    in units of log 2; lse and delta (g·o) are float32 [B, H, T].
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)

@@ -111,7 +111,13 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: BackendChoice) -> BackendChoice:
     """Return the backend of full attention on a GPU: cuDNN on Hopper and later, unless runs must repeat bit for bit.
 
-    `ours` is the choice of our kernels, which is taken where cuDNN fails its self-test. Before Hopper it is "torch".
+    Before Hopper it is "torch". cuDNN must pass a self-test.
+
+    Args:
+        device: CUDA device.
+        dtype: Dtype of the activations.
+        head_dim: Head size.
+        ours: Choice of our kernels, taken in deterministic runs and where cuDNN fails its self-test.
     """
     major, minor = torch.cuda.get_device_capability(device)
     if major < 9:
@@ -149,7 +155,7 @@ def _is_fused(q_BTHX: Tensor, k_BTJX: Tensor) -> bool:
     """Return True when torch computes full causal attention of grouped heads in memory that grows linearly with T.
 
     On the CPU it does for every float dtype. On CUDA only its flash kernel does, which needs 16 bits and capability
-    8.0.
+    8.0. False on other devices.
     """
     if q_BTHX.device.type != "cuda":
         return q_BTHX.device.type == "cpu"

@@ -74,7 +74,7 @@ def threshold_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """Return the backend of `threshold_attention`, "triton" or "torch", for this device, dtype and head size."""
+    """Return the backend of `threshold_attention`, "triton" or "torch", with the reason, as `attention_choice` does."""
     return attention_choice("threshold attention", torch.device(device), dtype, head_dim, _error)
 
 
@@ -123,7 +123,15 @@ def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: QueryBlock,
 
 
 def _rows_without(q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None) -> Tensor:
-    """Return bool [B, T, H, 1]: True for queries for which no key survives."""
+    """Return bool [B, T, H, 1]: True for queries for which no key survives; no gradients.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        block: Queries scored at a time; None: 1024.
+    """
 
     def survivor_logits(span: QueryBlock) -> Tensor:
         scores, keep = survivors(q_BTHX, k_BTJX, span, scale)

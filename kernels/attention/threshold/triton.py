@@ -40,11 +40,28 @@ def _survivors(
 ):  # fmt: skip
     """Return the keys, scores and survivors of the tile of keys from position n on.
 
-    b and j are batch row and KV head, p_M the positions of the queries, `upper` the matrix of `_upper`.
+    A pair survives when its score is positive and, with MASKED, the key is visible.
+
+    Args:
+        q: Queries [M, X], not scaled.
+        k_desc: Descriptor of keys [B, T, J X].
+        p_M: Positions of the queries.
+        b: Batch row.
+        j: KV head.
+        n: First key of the tile.
+        T: Tokens.
+        window: Attention window in keys; read only when WINDOWED.
+        upper: Matrix of `_upper`, [BN, BN].
+        BN: constexpr, keys of a tile.
+        X: constexpr, head size.
+        MASKED: constexpr bool, True to apply the causal mask and the window.
+        WINDOWED: constexpr bool, True with a window.
+        PRECISION: constexpr, input precision of products.
+        FACTOR: constexpr, factor of q·k that gives units of log 2.
 
     Returns:
         (k [BN, X], scores float32 [M, BN] in units of log 2, bool survivors [M, BN], number of survivors from each key
-        to the tile's end [M, BN]).
+        to the tile's end, its own included, [M, BN]).
     """
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
     s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
@@ -178,9 +195,10 @@ def _dq(
 ):  # fmt: skip
     """Store dq and the decay's gradient of one tile of queries of one head.
 
-    Grid: (cdiv(T, BM), B H). Written: dq [B, T, H X], d_decay float32 [B, H, T], and with STORES_COUNTS the count of
-    survivors at each tile of keys, float32 [tiles, B, H, T], whose tiles are `stride` elements apart. lse and delta
-    (g·o) are float32 [B, H, T].
+    Grid: (cdiv(T, BM), B H). Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X]. Read: decay in units of log 2,
+    lse and delta (g·o), float32 [B, H, T]. Written: dq; d_decay float32 [B, H, T], by the decay in units of log 2; and
+    with STORES_COUNTS the count of survivors nearer than each tile of keys, float32 [tiles, B, H, T], whose tiles are
+    `stride` elements apart.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -222,9 +240,10 @@ def _count(
 ):  # fmt: skip
     """Store the counts of survivors at the tiles of keys high - 1, ..., low, for one tile of queries of one head.
 
-    Grid: (cdiv(T, BM), B H). count_ptr, float32 [B, H, T], holds the survivors in the tiles from `high` on, and is
-    advanced by those of the tiles down to `low`. counts_ptr: float32 [high - low, B, H, T], whose tiles are `stride`
-    elements apart, written.
+    A count at a tile is the number of survivors nearer to the query than that tile. Grid: (cdiv(T, BM), B H).
+    Descriptors: q [B, T, H X], k [B, T, J X]. count_ptr, float32 [B, H, T], holds the survivors in the tiles from
+    `high` on, and is advanced by those of the tiles down to `low`. counts_ptr: float32 [high - low, B, H, T], whose
+    tiles are `stride` elements apart, written.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -292,8 +311,9 @@ def _dkv(
 ):  # fmt: skip
     """Store dk and dv of one tile of keys of one KV head, summed over its G query heads.
 
-    Grid: (tiles of the segment, B J); program 0 takes the key tile `low`. counts_ptr holds the counts at these tiles,
-    float32 [tiles, B, H, T]. Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X].
+    Grid: (tiles of the segment, B J); program 0 takes the key tile `low`. Descriptors: q and g [B, T, H X], k, v, dk
+    and dv [B, T, J X]. decay (units of log 2), lse and delta (g·o) are float32 [B, H, T]. counts_ptr holds the counts
+    at these tiles, float32 [tiles, B, H, T], `stride` elements apart.
     """
     tile = low + tl.program_id(0)
     n0 = tile * BN

@@ -92,7 +92,7 @@ def _load(
 
 @_jit
 def _scaled(q, rate_smem):
-    """Return q [64, X] times the rates in shared memory [X], in bfloat16, two channels at once."""
+    """Return q [64, X] times the rates in shared memory [X], in bfloat16 and q's layout, two channels at once."""
     rate = rate_smem.load(gl.SliceLayout(0, q.type.layout))
     rate, q = gl.broadcast(rate[None, :], q)
     return gl.inline_asm_elementwise(

@@ -100,7 +100,8 @@ def choose_backend(
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Return the largest relative error of results and gradients, against "torch" in float32.
 
-    Both kinds of gates are tried, one per query head and one per KV head.
+    One row of 397 tokens with a window of 150. Both kinds of gates are tried, one per query head and one per KV head;
+    the natural log gates lie between -0.25 and 0.
     """
     # odd, longer than three tiles, and a window that ends inside one
     t, window = 397, 150

@@ -250,9 +250,17 @@ def _forward_keys(
 def _reach(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
     """Return the range of keys that a tile of queries sees, and the part of it that needs no mask.
 
+    Args:
+        m0: Position of the tile's first query.
+        T: Tokens.
+        window: Attention window in keys; read only when WINDOWED.
+        BM: constexpr, queries of a tile.
+        BN: constexpr, keys of a tile.
+        WINDOWED: constexpr bool, True with a window.
+
     Returns:
-        (first, unmasked_from, unmasked_to, end), positions of keys: keys first <= n < end are visible to a query of the
-        tile, those of unmasked_from <= n < unmasked_to to all of them.
+        (first, unmasked_from, unmasked_to, end), positions of keys, all but `end` multiples of BN. Tiles of keys from
+        `first` up to `end` have a visible pair; those of unmasked_from <= n < unmasked_to are visible to all queries.
     """
     end = tl.minimum(m0 + BM, T)
     first = 0
@@ -338,10 +346,11 @@ def _dq(
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store dq' of one tile of queries of one head, and the tile's sum of q' dq'.
+    """Store dq' of one tile of queries of one head, and per channel the tile's sum of q' dq'.
 
-    Grid: (cdiv(T, BM), B H). Descriptors: q', g and dq' [B, T, H X], k' [B, T, Y X], v [B, T, J X]. lse and add (-g·o)
-    are float32 [B, H, T]. along_ptr: float32 [B, H, N, X], written.
+    Grid: (cdiv(T, BM), B H). Descriptors: q', g and dq' [B, T, H X], k' [B, T, Y X], v [B, T, J X]. hi_ptr and lo_ptr:
+    parts of E, float32 [B, Y, N + 1, X]. lse and add (-g·o) are float32 [B, H, T]. along_ptr: float32 [B, H, N, X],
+    written.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -412,10 +421,11 @@ def _dkv(
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store dk' and dv of one block of keys of one gate head, and the block's sum of k' dk'.
+    """Store dk' and dv of one block of keys of one gate head, and per channel the block's sum of k' dk'.
 
     Grid: (N, B Y), summed over the H / Y query heads of the gate head. Descriptors: q' and g [B, T, H X], k', dk' and
-    dv [B, T, Y X], v [B, T, J X]. lse and add (-g·o) are float32 [B, H, T]. along_ptr: float32 [B, Y, N, X], written.
+    dv [B, T, Y X], v [B, T, J X]. hi_ptr and lo_ptr: parts of E, float32 [B, Y, N + 1, X]. lse and add (-g·o) are
+    float32 [B, H, T]. along_ptr: float32 [B, Y, N, X], written.
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // Y
