@@ -26,7 +26,11 @@ SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class BackendChoice(NamedTuple):
-    """Name of the chosen backend, and the reason for the choice."""
+    """Name of the chosen backend, such as "triton" or "torch", and the reason for the choice.
+
+    The reason is a text for people: a version for the backend wanted most, else why it was refused. As a string the
+    choice reads "backend (reason)".
+    """
 
     backend: str
     reason: str

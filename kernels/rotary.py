@@ -79,6 +79,7 @@ def _cos_and_sin(
 def _empty_tables(
     kind: str, length: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
+    """Return uninitialised results of `rotary_tables`, for torch.compile."""
     return tuple(torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
 
 

@@ -369,7 +369,7 @@ def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
     Args:
         x_BTHX: Input on a GPU; it may have gaps between tokens and heads.
         w_CW: Contiguous filters, C = H X.
-        norm: Whether x is normed first.
+        norm: True to norm x first.
     """
     (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
     y_BTHX = torch.empty(b, t, h, d, device=x_BTHX.device, dtype=x_BTHX.dtype)
@@ -387,7 +387,7 @@ def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> 
         g_BTHX: Gradient of the result, contiguous.
         x_BTHX: Input; it may have gaps between tokens and heads.
         w_CW: Contiguous filters, C = H X.
-        norm: Whether x was normed.
+        norm: True if x was normed first.
     """
     (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
     dx_BTHX = torch.empty_like(g_BTHX)

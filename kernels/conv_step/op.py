@@ -35,7 +35,7 @@ def conv_step(
         x_BC: Inputs of the new tokens.
         tails_RWC: [R, W - 1, C] of x's dtype, last W - 1 inputs of each text, oldest first, zeros before its start;
             changed in place.
-        slots_B: int64, row of the table of each text; all different.
+        slots_B: int64, row of the table of each text; rows named twice end undefined.
         w_CW: Filters, of x's dtype; w[:, -1] multiplies the new token.
         residual: True to add the input.
         backend: "triton"; any other name is torch; None: `choose_backend`.
@@ -69,7 +69,7 @@ def gated_conv_step(
     Args:
         x_BE: Inputs [b | c | u] of the new tokens, E = 3 C.
         tails_RWC: [R, W - 1, C] of x's dtype, last W - 1 products b u of each text, oldest first; changed in place.
-        slots_B: int64, row of the table of each text; all different.
+        slots_B: int64, row of the table of each text; rows named twice end undefined.
         w_CW: Filters, of x's dtype; w[:, -1] multiplies the new token.
         backend: "triton", which checks no shapes; any other name is torch; None: `choose_backend`.
 
@@ -95,7 +95,7 @@ def canon_step(
         x_BE: Inputs of the new tokens: H query heads of X channels, `head_stride` channels apart, then J heads of keys
             and J of values. Channels between query heads and behind the values are not read.
         tails_RWC: [R, W - 1, C], last W - 1 inputs of each text, oldest first, normed with `norm`; changed in place.
-        slots_B: int64, row of the table of each text; all different.
+        slots_B: int64, row of the table of each text; rows named twice end undefined.
         w_CW: Filters, of x's dtype; X is their number of channels over H + 2 J.
         heads: (H, J, head_stride).
         norm: True to divide queries and keys by their root mean square.

@@ -168,7 +168,7 @@ def heads(
         heads: Query heads H.
         kv_heads: KV heads J.
         head_stride: Channels from one query head of x to the next.
-        norm: Whether queries and keys are divided by their root mean square.
+        norm: True to divide queries and keys by their root mean square.
     """
     x, (c, taps) = _with_unit_stride(x), w.shape
     all_heads = heads + 2 * kv_heads

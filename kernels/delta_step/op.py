@@ -33,7 +33,7 @@ def delta_step(
             `channelwise_delta`.
         beta_BH: Write strength in (0, 1).
         states_RHXX: States [R, H, X_v, X_k], changed in place; "triton" needs contiguous float32.
-        slots_B: int64, row of `states_RHXX` of each text; all different.
+        slots_B: int64, row of `states_RHXX` of each text; rows named twice end undefined.
         backend: "triton"; any other name is torch; None: `choose_backend`.
 
     Raises:

@@ -27,6 +27,7 @@ def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
 
 
 def _empty_gradients(g_r: Tensor, g_last: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    """Return uninitialised results of `backward`, for torch.compile; only shapes, dtypes and device count."""
     *tensors, initial_state, stats = rest[:7]
     return *empty_like(*tensors), stats.new_empty(0 if initial_state is None else initial_state.shape)
 

@@ -607,8 +607,8 @@ def _sum_heads(
 class Tile(NamedTuple):
     """Launch configuration of one kernel.
 
-    `block` rows of X_v (or columns of X) are handled at a time; warps, pipeline stages, and a cap on registers per
-    thread.
+    `block` is the number of rows of X_v (or columns of X) handled at a time, `warps` the warps of a program, `stages`
+    the pipeline stages of its loop, `registers` a cap on registers per thread, or None.
     """
 
     block: int
@@ -668,12 +668,13 @@ def forward(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
     initial_state_BHXX: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """Return (readout [B, T, H, X] in q's dtype, last state float32 [B, H, X_v, X_k], tensors that `backward` reads).
+    """Return (readout, last state, tensors that `backward` reads).
 
-    The saved tensors are stats [7, B, H, L] float32 (g, 1 / |k|, 1 / |q|, beta, beta e^g / |k|, e^(g_C - g) / |k|, e^g
-    / |q|), T and P [B, H, N, C, C], S [B, H, N, X_v, X_k] and u [B, H, N, X_v, C] in q's dtype. With e bytes per
-    element of q these are e (2 C + X + X²/C) bytes per token and head (1 KiB for bfloat16, X = 128). Multiply-adds per
-    token and head: 3 X² + 3.6 C X, and the inverse.
+    The readout is [B, T, H, X] in q's dtype, the last state float32 [B, H, X_v, X_k]. The saved tensors are stats [7,
+    B, H, L] float32 (g, 1 / |k|, 1 / |q|, beta, beta e^g / |k|, e^(g_C - g) / |k|, e^g / |q|), T and P [B, H, N, C, C],
+    S [B, H, N, X_v, X_k] and u [B, H, N, X_v, C] in q's dtype (float32 for float16). With e bytes per element of q
+    these are e (2 C + X + X²/C) bytes per token and head (1 KiB for bfloat16, X = 128). Multiply-adds per token and
+    head: 3 X² + 3.6 C X, and the inverse.
 
     Args:
         q_BTHX: Contiguous queries on a GPU; float16 is computed in float32.

@@ -317,6 +317,7 @@ FinalState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _empty_ends(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Return uninitialised results of `run_chunks_op`, for torch.compile; only shapes, dtypes and device count."""
     squares = rest[4:8]
     y = q.new_empty(*q.shape[:3], values.shape[-1])
     return y, *(q.new_empty(0 if x is None else x.shape) for x in squares)

@@ -16,7 +16,10 @@ MAX_CHUNK_TOKENS = 64
 
 
 class Sizes(NamedTuple):
-    """Sizes of a launch: B, T, H, X, N, C and S as in `triton.py`."""
+    """Sizes of a launch.
+
+    b rows, t queries of a row, h heads, x head size, n chunks, c tokens of a chunk, s pairs that a chunk sees.
+    """
 
     b: int
     t: int

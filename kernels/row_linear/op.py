@@ -81,7 +81,7 @@ def row_conv_step(
         norm_D: Weight of the RMS norm.
         eps: Epsilon of the norm.
         tails_RWC: Last W - 1 inputs b u of the convolution of each text, oldest first; changed in place.
-        slots_B: int64, row of `tails_RWC` of each text; all different.
+        slots_B: int64, row of `tails_RWC` of each text; rows named twice end undefined.
         filters_CW: Filters of the convolution.
         backend: "triton" (one row only, shapes not checked); any other name is torch; None: `choose_backend`.
 

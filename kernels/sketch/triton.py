@@ -148,7 +148,7 @@ def forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Te
     Args:
         xs: L contiguous tensors [N, D] on a GPU.
         s_PLKD: Contiguous directions as `split_precision` returns them.
-        squares: Whether squared lengths are computed.
+        squares: True to compute the squared lengths.
     """
     parts, layers, k, c = s_PLKD.shape
     n = len(xs[0])
@@ -174,7 +174,7 @@ def backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squa
         h_LN: Gradient of the squared lengths, contiguous float32.
         xs: L contiguous tensors [N, D].
         s_PLKD: Contiguous directions as `split_precision` returns them.
-        squares: Whether the term 2 h x is added.
+        squares: True to add the term 2 h x.
     """
     parts, _, k, c = s_PLKD.shape
     n = len(xs[0])

@@ -139,7 +139,11 @@ def choose_backend(
 
 
 def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> list[str]:
-    """Return the names of all backends that give right results for such tensors, the chosen one first."""
+    """Return the names of all backends that give right results for such tensors, the chosen one first.
+
+    They follow from `choose_backend`: "gluon" implies "triton", and "torch" is always among them. A backend that was
+    not chosen because of a better one is not tested again.
+    """
     chosen = choose_backend(device, dtype, head_dim, window).backend
     return {"gluon": ["gluon", "triton", "torch"], "triton": ["triton", "torch"]}.get(chosen, ["torch"])
 
@@ -365,6 +369,7 @@ def _heads_last(x: Tensor) -> Tensor:
 
 
 def _check_heads(heads: int, *parameters: Tensor) -> None:
+    """Raise ValueError unless every parameter has the shape [heads]."""
     for parameter in parameters:
         if parameter.shape != (heads,):
             raise ValueError(f"q has {heads} heads, but a parameter has shape {tuple(parameter.shape)}")
