@@ -143,7 +143,10 @@ def _forward(
 
     Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q and o [B, T, H X], k and v [B, T, J X]. z_ptr:
     float32 [B, H, T, P] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written. FACTOR: constexpr,
-    factor of q·k. Other constexprs as in `launcher.constants`.
+    factor of q·k.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -276,7 +279,10 @@ def _dq(
     writes `gate_count`, the sum of the gates of all keys nearer than a key tile, and `remaining`, the sum of dp over
     the tile and all farther keys. Both are written at the key tiles low <= tile < high: float32 [high - low, B, H, T],
     whose tiles are `stride` elements apart. z is float32 [B, H, T, P] in units of log 2; lse and delta (g·o) are
-    float32 [B, H, T]. BP: constexpr, P rounded up to a power of two. Other constexprs as in `launcher.constants`.
+    float32 [B, H, T]. BP: constexpr, P rounded up to a power of two.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -373,6 +379,9 @@ def _dkv(
     and dv [B, T, J X]. gate_count_ptr and remaining_ptr hold the row states of `_dq` for these tiles, float32 [tiles,
     B, H, T], `stride` elements apart. z is float32 [B, H, T, P] in units of log 2; lse and delta (g·o) are float32 [B,
     H, T].
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     tile = low + tl.program_id(0)
     n0 = tile * BN

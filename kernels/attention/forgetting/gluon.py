@@ -28,6 +28,9 @@ def _forgetting_forward(
     o [B, T, H X] in blocks of 64, k and v [B, T, J X] in blocks of 128, fade [B H, T] float32. hi_ptr and lo_ptr: the
     two parts of F, float32 [B, H, T] in units of log 2. lse_ptr: float32 [B, H, T], written. BH: B H. FACTOR:
     constexpr, factor of q·k in units of log 2.
+
+    TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
+    query heads, G query heads per KV head, STAGES blocks in flight.
     """
     fade_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, _TILE], fade_desc.layout)
     fade = (fade_smem, hi_ptr, lo_ptr, fade_desc)

@@ -29,7 +29,7 @@ from .shared import (
 def _dq_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
     """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries.
 
-    The longest rows come first.
+    The longest rows come first. Other arguments as in `_dq`.
     """
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
@@ -46,8 +46,7 @@ def _dq_load(
     """Load queries, gradients, keys and values of this program's tiles into shared memory by TMA.
 
     Runs in one warp. Key blocks of 64 go from the diagonal down, STAGES in flight: the loader waits for a stage's
-    `empty` barrier and its copies signal the `full` one. Descriptors as in `_dq`; tiles is the number of tiles of all
-    programs.
+    `empty` barrier and its copies signal the `full` one. Other arguments as in `_dq`.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -127,7 +126,7 @@ def _dq_rows(
     """Compute and store dq of rows 64 PART to 64 PART + 63 of every tile of this program.
 
     Runs in one warpgroup, on the blocks that `_dq_load` copies into shared memory. dq_desc, lse, add and twice as in
-    `_dq`; `full` and `empty` are the barriers of the stages.
+    `_dq`; `full` and `empty` are the barriers of the stages. Other arguments as in `_dq`; PART: constexpr, 0 or 1.
     """
     X: gl.constexpr = dq_desc.block_type.shape[2]
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
@@ -191,6 +190,9 @@ def _dq(
     Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 queries of one head: one warp loads, two
     warpgroups of 64 rows compute. Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X], all in blocks of 64.
     lse_ptr, add_ptr and twice_ptr: float32 [B, H, T], as in `softmax.triton.weights_backward`. BH: B H.
+
+    TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
+    query heads, G query heads per KV head, STAGES blocks in flight.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
@@ -224,7 +226,7 @@ def _dkv_tile(t, TQ, window, J: gl.constexpr, BJ, WINDOWED: gl.constexpr):
     """Return (b, j, first key, end) of tile t of 128 keys of one KV head.
 
     The tile needs the queries from its first key on; `end` is the end of their blocks of 64. The tiles with most
-    queries come first.
+    queries come first. Other arguments as in `_dkv`.
     """
     n0 = t // BJ * _TILE
     end = gl.cdiv(TQ, _HALF)
@@ -243,8 +245,7 @@ def _dkv_load(
     """Load keys, values, queries, gradients and row statistics of this program's tiles into shared memory by TMA.
 
     Runs in one warp. Blocks of 64 queries of all G heads follow each other, STAGES in flight: the loader waits for a
-    stage's `empty` barrier and its copies signal the `full` one. Descriptors as in `_dkv`; tiles is the number of tiles
-    of all programs.
+    stage's `empty` barrier and its copies signal the `full` one. Other arguments as in `_dkv`.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     J: gl.constexpr = H // G
@@ -331,7 +332,8 @@ def _dkv_keys(
     """Compute and store dk and dv of keys 64 PART to 64 PART + 63 of every tile of this program.
 
     Runs in one warpgroup, on the blocks that `_dkv_load` copies into shared memory; results leave through the buffers
-    of k and v. stats_smem holds lse, add and twice of each stage.
+    of k and v. stats_smem holds lse, add and twice of each stage. Other arguments as in `_dkv`; PART: constexpr, 0 or
+    1.
     """
     X: gl.constexpr = dk_desc.block_type.shape[2]
     J: gl.constexpr = H // G
@@ -391,6 +393,9 @@ def _dkv(
     Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 keys of one KV head: one warp loads, two
     warpgroups of 64 keys compute. Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X], in blocks of 64; lse,
     add and twice float32 [B H, T]. BJ: B J.
+
+    TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
+    query heads, G query heads per KV head, STAGES blocks in flight.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [2, 1, _HALF, X], k_desc.layout)

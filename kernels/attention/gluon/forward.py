@@ -50,7 +50,7 @@ def _forward_load(
 
     Key blocks of 128 go from the diagonal down, STAGES in flight: the loader waits for a stage's `empty` barrier and
     its copies signal the `full` one. With FADES, fade[0] is a buffer and fade[3] the descriptor of the keys' decays,
-    loaded with each block of keys. Descriptors as in `_forward`; tiles is the number of tiles of all programs.
+    loaded with each block of keys. Other arguments as in `_forward`.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -165,7 +165,7 @@ def _forward_rows(
     Without a FACTOR this is polar attention: c, magnitude, lse, n_eff and inverse are written; `null` is the tuple of
     its pointers as in `_forward`, then the floor's bits. With a FACTOR it is forgetting attention: output and lse. The
     inputs are the blocks that `_forward_load` copies into shared memory; `full` and `empty` are the barriers of the
-    stages.
+    stages. Other arguments as in `_forward`; PART: constexpr, 0 or 1.
     """
     X: gl.constexpr = c_desc.block_type.shape[2]
     DTYPE: gl.constexpr = c_desc.dtype
@@ -344,6 +344,9 @@ def _forward(
     c [B, T, H X] in blocks of 64, k and v [B, T, J X] in blocks of 128; q is scaled to units of log 2. null_ptr [T, H],
     v_null_ptr [H, X] and beta_ptr [H] are float32. Written, float32: mag_ptr [B, T, H], lse_ptr, n_eff_ptr and
     inverse_ptr [B, H, T]. floor_bits: bits of the float32 floor. BH: B H.
+
+    TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
+    query heads, G query heads per KV head, STAGES blocks in flight.
     """
     null = (null_ptr, v_null_ptr, beta_ptr, mag_ptr, n_eff_ptr, inverse_ptr, floor_bits)
     _forward_roles(

@@ -78,8 +78,10 @@ def _forward(
     """Store output and log-sum-exp of one tile of queries of one head.
 
     Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q and o [B, T, H X], k and v [B, T, J X]. bias_ptr:
-    float32 [H, R + 1] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written. Constexprs as in
-    `launcher.constants`.
+    float32 [H, R + 1] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -162,6 +164,9 @@ def _dq(
     in units of log 2; lse and delta (g·o), float32 [B, H, T]. Written: dq; parts, float32 [B, H, tiles, NEAR, 2 S],
     diagonal sums of ds with the key tiles 0, 1, ... NEAR - 1 tiles before the query's; far_sum, float32 [B, H, T], sum
     of ds over tiles beyond the reach. Entries of parts for tiles that do not exist are not written.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     m0 = tile * BM
@@ -231,6 +236,9 @@ def _dkv(
 
     Grid: (cdiv(T, BN), B J). Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X]. bias is float32 [H, R + 1]
     in units of log 2; lse and delta (g·o) are float32 [B, H, T].
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)

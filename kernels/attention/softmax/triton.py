@@ -247,6 +247,8 @@ def _dq(
     float32 [B, H, TQ]; hi and lo, float32 [B, H, TK], are the parts of F. With FORGETS it also writes exact_ptr,
     float32 [B, H, TQ]: `add` corrected so that each row of da sums to 0. TILE: constexpr, queries of a tile of the
     forward, to whose first query its lse refers.
+
+    TQ, TK, offset, window and the other constexprs as in `_forward`.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -347,6 +349,8 @@ def _dkv(
     Grid: (cdiv(TK, BN), B J). Descriptors: q and g [B, TQ, H X], k, v, dk and dv [B, TK, J X]. lse, add and twice are
     float32 [B, H, TQ]. With FORGETS it also writes df_ptr, float32 [B, H, TK], the gradient of F in natural units.
     TILE: constexpr, queries of a tile of the forward.
+
+    TQ, TK, offset, window and the other constexprs as in `_forward`.
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)

@@ -118,8 +118,10 @@ def _forward(
     """Store output and log-sum-exp of one tile of queries of one head; -inf and 0 for rows without a survivor.
 
     Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q and o [B, T, H X], k and v [B, T, J X]. decay_ptr:
-    float32 [B, H, T] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written. Constexprs as in
-    `launcher.constants`.
+    float32 [B, H, T] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -199,6 +201,9 @@ def _dq(
     lse and delta (g·o), float32 [B, H, T]. Written: dq; d_decay float32 [B, H, T], by the decay in units of log 2; and
     with STORES_COUNTS the count of survivors nearer than each tile of keys, float32 [tiles, B, H, T], whose tiles are
     `stride` elements apart.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -244,6 +249,9 @@ def _count(
     Descriptors: q [B, T, H X], k [B, T, J X]. count_ptr, float32 [B, H, T], holds the survivors in the tiles from
     `high` on, and is advanced by those of the tiles down to `low`. counts_ptr: float32 [high - low, B, H, T], whose
     tiles are `stride` elements apart, written.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -314,6 +322,9 @@ def _dkv(
     Grid: (tiles of the segment, B J); program 0 takes the key tile `low`. Descriptors: q and g [B, T, H X], k, v, dk
     and dv [B, T, J X]. decay (units of log 2), lse and delta (g·o) are float32 [B, H, T]. counts_ptr holds the counts
     at these tiles, float32 [tiles, B, H, T], `stride` elements apart.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
+    tile. Other constexprs as in `launcher.constants`.
     """
     tile = low + tl.program_id(0)
     n0 = tile * BN

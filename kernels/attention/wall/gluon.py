@@ -46,7 +46,7 @@ assert BLOCK == HALF, "a warpgroup's queries are one block of gates"
 def _tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
     """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries.
 
-    The longest rows come first.
+    The longest rows come first. Other arguments as in `_wall_forward`.
     """
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
@@ -63,7 +63,7 @@ def _load(
     """Load queries, keys and values of this program's tiles into shared memory by TMA; runs in one warp.
 
     Key blocks of 64 go from the diagonal down, STAGES in flight: the loader waits for a stage's `empty` barrier and its
-    copies signal the `full` one. Descriptors as in `_wall_forward`; tiles is the number of tiles of all programs.
+    copies signal the `full` one. Other arguments as in `_wall_forward`.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -162,7 +162,8 @@ def _rows(
     """Compute and store output and lse of rows 64 PART to 64 PART + 63 of every tile of this program.
 
     Runs in one warpgroup, on the blocks that `_load` copies into shared memory. o_desc, lse_ptr and total_ptr as in
-    `_wall_forward`; `full` and `empty` are the barriers of the stages; anchor_smem is never read.
+    `_wall_forward`; `full` and `empty` are the barriers of the stages; anchor_smem is never read. Other arguments as in
+    `_wall_forward`; PART: constexpr, 0 or 1.
     """
     X: gl.constexpr = o_desc.block_type.shape[2]
     DTYPE: gl.constexpr = o_desc.dtype
@@ -264,6 +265,9 @@ def _wall_forward(
     warpgroups of 64 rows compute. Descriptors in blocks of 64: q' and o [B, T, H X], k' [B, T, Y X], v [B, T, J X],
     bfloat16. total_ptr: block sums of the gates, float32 [B, Y, N, X] in units of log 2. lse_ptr: float32 [B, H, T] in
     units of log 2, written. BH: B H.
+
+    TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
+    query heads, J KV heads, Y gate heads, STAGES blocks in flight. N: blocks of gates.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)

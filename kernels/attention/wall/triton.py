@@ -77,6 +77,9 @@ def _gate(
     Grid: (N, B Y, X / C). Read: q [B, T, H, X], k [B, T, J, X], natural log gates f [B, T, Y, X]. Written: q_out [B, T,
     H, X], k_out [B, T, Y, X], total float32 [B, Y, N, X] in units of log 2. N is the number of blocks, FACTOR that of
     the scores in units of log 2.
+
+    T: tokens. Constexprs: H query heads, J KV heads, Y gate heads, X head size, BLOCK tokens of a block, C channels of
+    a program.
     """
     n = tl.program_id(0)
     b = tl.program_id(1) // Y
@@ -166,6 +169,9 @@ def _ungate(
     Grid: (N, B J, X / C). dq [B, T, H, X] is updated in place. dk and dv of the gate heads of a KV head [B, T, Y, X]
     are summed into dk_out and dv_out [B, T, J, X]; dv_out is written only when Y > J. df, float32 [B, T, Y, X], is
     written: the gradient of the natural log gates. later: float32 [B, Y, N, X] of `_suffix_sums`.
+
+    T: tokens. Constexprs: H query heads, J KV heads, Y gate heads, X head size, BLOCK tokens of a block, C channels of
+    a program.
     """
     n = tl.program_id(0)
     b = tl.program_id(1) // J
@@ -284,6 +290,9 @@ def _forward(
     Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q' and o [B, T, H X], k' [B, T, Y X], v [B, T, J X].
     hi_ptr and lo_ptr: parts of E, float32 [B, Y, N + 1, X] in units of log 2. lse_ptr: float32 [B, H, T] in units of
     log 2, written. N: blocks of gates; BN is one block.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. Constexprs: H query heads, J KV heads, Y gate
+    heads, X head size, BM and BN queries and keys of a tile.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -351,6 +360,9 @@ def _dq(
     Grid: (cdiv(T, BM), B H). Descriptors: q', g and dq' [B, T, H X], k' [B, T, Y X], v [B, T, J X]. hi_ptr and lo_ptr:
     parts of E, float32 [B, Y, N + 1, X]. lse and add (-g·o) are float32 [B, H, T]. along_ptr: float32 [B, H, N, X],
     written.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. Constexprs: H query heads, J KV heads, Y gate
+    heads, X head size, BM and BN queries and keys of a tile.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -426,6 +438,9 @@ def _dkv(
     Grid: (N, B Y), summed over the H / Y query heads of the gate head. Descriptors: q' and g [B, T, H X], k', dk' and
     dv [B, T, Y X], v [B, T, J X]. hi_ptr and lo_ptr: parts of E, float32 [B, Y, N + 1, X]. lse and add (-g·o) are
     float32 [B, H, T]. along_ptr: float32 [B, Y, N, X], written.
+
+    T: tokens. window: attention window in keys, read only when WINDOWED. Constexprs: H query heads, J KV heads, Y gate
+    heads, X head size, BM and BN queries and keys of a tile.
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // Y
