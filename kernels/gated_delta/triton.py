@@ -449,6 +449,9 @@ def _pair_gradients(
     and dy [B H N X, C]; dq, dP and E are written in k's dtype. `stats_ptr` is float32 [planes, B, H, N C], `plane` the
     elements of a plane. Written: `parts_ptr` float32 [3, B, H, N C], terms of dg of queries, of E's rows, and of
     columns; `d_beta_ptr` float32 [B, T, H]. BV columns of X_v are read at a time.
+
+    T: tokens. N: chunks. Constexprs: H heads, G heads per KV head, X head size, C tokens of a chunk, PRECISION input
+    precision of products.
     """
     n = tl.program_id(0)
     bh = tl.program_id(1)
@@ -513,6 +516,9 @@ def _key_gradients(
     and dy [B H N X, C]; dk is written in k's dtype. `d_gate_ptr` is float32 [B, T, H], written; `parts_ptr` float32 [3,
     B, H, N C] comes from `_pair_gradients`. `stats_ptr` is float32 [planes, B, H, N C], `plane` the elements of a
     plane. BV columns of X_v are read at a time.
+
+    T: tokens. N: chunks. Constexprs: H heads, G heads per KV head, X head size, C tokens of a chunk, PRECISION input
+    precision of products.
     """
     n = tl.program_id(0)
     bh = tl.program_id(1)

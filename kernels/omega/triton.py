@@ -165,6 +165,8 @@ def _readout(
     P [N, G, BC, padded S] in operands. k, v, coefficients and P are not touched when ORTHOGONAL. BC: constexpr, C
     rounded up to a power of two. BS: constexpr, pairs at a time; S is padded to a multiple. SLOW: constexpr bool, True
     with a momentum.
+
+    T and L: tokens of queries and of keys and values. H, X, C, S and PRECISION as in `_scan`.
     """
     n = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
@@ -216,6 +218,9 @@ def _scan_backward(
     g_first_momentum float32 [G, X, X]; all are written, momenta only with SLOW. gy and q are [B, T, H, X], k [B, L, H,
     X], p [N, G, BC, padded S]. HAS_LAST and HAS_LAST_MOMENTUM: constexpr bools, True when the last state has a
     gradient, float32 [G, X, X].
+
+    Coefficients, N, L and the other constexprs as in `_scan`; T: tokens of queries; BC: constexpr, C rounded up to a
+    power of two of at least 16.
     """
     x0 = tl.program_id(0) * BX
     g = tl.program_id(1).to(tl.int64)
@@ -291,6 +296,8 @@ def _orthogonal_scan(
     Grid: (G,). memories and momenta are float32 [N + 1, G, X, X]; index 0 is given, the others are written. Keys are
     operands [B, L, H, X], values [B, L, H, X], coefficients float32: memory_decay [N, G, C], step and momentum_decay
     [N, G], share [N, G, S].
+
+    N, L and the constexprs as in `_scan`.
     """
     g = tl.program_id(0).to(tl.int64)
     G = tl.num_programs(0)
@@ -338,6 +345,9 @@ def _orthogonal_scan_backward(
     are written. g_momenta [N, G, X, X], after every chunk, and g_step [N, G] are written. g_first_momentum [G, X, X]
     holds the gradient of the last momentum and ends as that of the first. steps_ptr [G, 5, X, X] is scratch for one
     chunk's Newton-Schulz steps, operands.
+
+    gy and q are [B, T, H, X], momenta those of `_orthogonal_scan`; keys, coefficients, N, L and the other constexprs as
+    in it. T: tokens of queries; BC: constexpr, C rounded up to a power of two of at least 16.
     """
     g = tl.program_id(0).to(tl.int64)
     G = tl.num_programs(0)
@@ -419,6 +429,9 @@ def _gradients(
     it sees; the coefficients' gradients are float32 in the shapes of the coefficients. g_memories and g_momenta [N, G,
     X, X] are the gradients after each chunk. ORTHOGONAL and SLOW: constexpr bools, True for orthogonal steps and with a
     momentum.
+
+    gy, q, k, v, p, coefficients, memories and momenta as in `_readout`, T, L and the other constexprs too. P and the
+    weights of pairs are read, and their gradients written, only where steps are not orthogonal.
     """
     n = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
@@ -502,6 +515,8 @@ def _sum_over_chunks(
 
     Grid: (cdiv(L, BL), G). part_k and part_v are [N, G, padded S, X]; dk is float32 [B, L, H, X], dv [B, L, H, X] of
     its own dtype.
+
+    N, L, H, X, C, S and BS as in `_scan`.
     """
     g = tl.program_id(1).to(tl.int64)
     x = tl.arange(0, X)
