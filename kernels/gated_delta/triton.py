@@ -177,6 +177,9 @@ def _inverse(
 
     Grid: (N, B H), one warp each.
 
+    Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
+    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays.
+
     Args:
         k_ptr: Contiguous keys [B, T, J, X].
         gate_ptr: Contiguous float32 natural log decays [B, T, H].
@@ -259,6 +262,9 @@ def _scan_states(
 
     Grid: (X / BV, B H); a program walks through all chunks with its rows of the state in float32 registers.
 
+    Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
+    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays.
+
     Args:
         k_desc: Descriptor of keys [B, T, J X].
         v_desc: Descriptor of values [B, T, J X].
@@ -322,6 +328,9 @@ def _readout(
 
     Grid: (N, B H).
 
+    Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
+    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays.
+
     Args:
         q_desc: Descriptor of queries [B, T, H X].
         k_desc: Descriptor of keys [B, T, J X].
@@ -374,6 +383,10 @@ def _scan_states_backward(
     """Store dS', the gradient of every chunk's end state, and dy, for BV rows of X_v.
 
     Grid: (X / BV, B H), from the last chunk to the first.
+
+    Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
+    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
 
     Args:
         q_desc: Descriptor of queries [B, T, H X].
@@ -452,6 +465,10 @@ def _pair_gradients(
 
     T: tokens. N: chunks. Constexprs: H heads, G heads per KV head, X head size, C tokens of a chunk, PRECISION input
     precision of products.
+
+    Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
+    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
     """
     n = tl.program_id(0)
     bh = tl.program_id(1)
@@ -519,6 +536,10 @@ def _key_gradients(
 
     T: tokens. N: chunks. Constexprs: H heads, G heads per KV head, X head size, C tokens of a chunk, PRECISION input
     precision of products.
+
+    Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
+    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
     """
     n = tl.program_id(0)
     bh = tl.program_id(1)
@@ -574,6 +595,10 @@ def _sum_heads(
     """Store dk and dv of one KV head and chunk, BD columns, as the ordered sum over its G heads.
 
     Grid: (N, B J, X / BD). With G = 1 only dv is written.
+
+    Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
+    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
 
     Args:
         part_desc: Descriptor of the heads' shares of dk [B, T, H X].

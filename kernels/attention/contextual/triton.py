@@ -113,6 +113,9 @@ def _forward_keys(
     `inside` masks queries that exist. Gates are no longer counted once all rows have reached position P - 1. start and
     stop count tiles. Other arguments as in `_scores`.
 
+    z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
+    it to the query.
+
     Returns:
         (acc [M, X], row_max [M], row_sum [M], gate_count [M]) with these tiles included: the sums of
         `online_softmax_step`, and the sum of the gates so far.
@@ -147,6 +150,9 @@ def _forward(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
+    it to the query.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -190,6 +196,9 @@ def _sum_position_gradients(
 
     Tiles of keys last - 1, ..., first are walked until every row of the tile has reached the last position. g is the
     output's gradient [M, X]; lse and delta (g·o) are the rows' statistics [M]; z_ptr points at the rows of P numbers.
+
+    z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
+    it to the query. ds and dp are the gradients of scores and positions.
     """
     gate_count = tl.zeros(lse.shape, tl.float32)
     total_dp = tl.zeros(lse.shape, tl.float32)
@@ -223,6 +232,9 @@ def _dq_keys(
     (tile - low) stride + at. Without LEARNS only these are computed, not dq and dz. q and g hold the queries and the
     output's gradient [M, X], lse and delta (g·o) are [M]. dq lacks the factor ln 2 FACTOR, dz ln 2. Other arguments as
     in `_forward_keys`.
+
+    z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
+    it to the query. ds and dp are the gradients of scores and positions.
 
     Returns:
         (dq [M, X], dz [M, BP], far_sum [M], sum of ds over tiles where all keys have the last position, gate_count [M],
@@ -283,6 +295,9 @@ def _dq(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
+    it to the query. ds and dp are the gradients of scores and positions.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -334,6 +349,9 @@ def _dkv_queries(
     describe queries and the output's gradient [B, T, H X]. z_ptr is float32 [B, H, T, P] in units of log 2; lse and
     delta (g·o) are float32 [B, H, T]. gate_count_ptr and remaining_ptr point at this tile's row states [B, H, T]. With
     MASKED hidden pairs are masked. dk still lacks the factor ln 2 FACTOR.
+
+    z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
+    it to the query. ds and dp are the gradients of scores and positions.
     """
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
@@ -382,6 +400,9 @@ def _dkv(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
+    it to the query. ds and dp are the gradients of scores and positions.
     """
     tile = low + tl.program_id(0)
     n0 = tile * BN

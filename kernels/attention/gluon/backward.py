@@ -193,6 +193,8 @@ def _dq(
 
     TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
     query heads, G query heads per KV head, STAGES blocks in flight.
+
+    With P = 2^(score - lse), da = P (g.v + add + twice P) is the gradient of the scores, and dq = ln 2 sum da k.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
@@ -396,6 +398,9 @@ def _dkv(
 
     TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
     query heads, G query heads per KV head, STAGES blocks in flight.
+
+    With P = 2^(score - lse), da = P (g.v + add + twice P) is the gradient of the scores, dk = ln 2 sum da q and dv =
+    sum P g.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [2, 1, _HALF, X], k_desc.layout)

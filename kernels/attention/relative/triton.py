@@ -114,7 +114,10 @@ def _forward(
 
 @triton.jit
 def _store_diagonal_sums(ds, out_ptr, BN: tl.constexpr):
-    """Store the sums of ds [BN, BN] over i - j = d, for -BN < d < BN, to out[BN + d], float32."""
+    """Store the sums of ds [BN, BN] over i - j = d, for -BN < d < BN, to out[BN + d], float32.
+
+    ds is the gradient of the logits.
+    """
     row = tl.arange(0, BN)[:, None]
     x = tl.arange(0, BN)[None, :]
     below = tl.gather(ds, tl.maximum(row - x, 0), 1)
@@ -135,6 +138,8 @@ def _dq_keys(
     The sums of a tile within the reach go to parts_ptr, at the row of 2 BN numbers that counts its tiles from the
     query's. q and g hold the queries and the output's gradient [M, X]; lse and delta (g·o) are [M]. dq lacks the factor
     ln 2 FACTOR. Other arguments as in `_forward_keys`.
+
+    ds is the gradient of the logits.
 
     Returns:
         (dq [M, X], far_sum [M], sum of ds over tiles beyond the reach).
@@ -167,6 +172,8 @@ def _dq(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    ds is the gradient of the logits.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     m0 = tile * BM

@@ -71,7 +71,8 @@ def _forward_keys(
 
     Returns:
         (acc [M, X], row_max [M], row_sum [M], square [M]) with these keys included: sum of weights times values,
-        largest score, sum of weights, and, with POLAR, sum of squared weights, all relative to 2^row_max.
+        largest score in units of log 2, sum of weights, and, with POLAR, sum of squared weights, for the weights
+        2^(score - row_max).
     """
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
@@ -213,6 +214,9 @@ def _dq_keys(
     q and g hold the queries and the gradient of the weighted sum [M, X] at the positions p_M; lse, add and twice are
     [M] as in `weights_backward`. Other arguments as in `_forward_keys`. dq still lacks the factor ln 2 FACTOR.
 
+    With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
+    gradient of the scores.
+
     Returns:
         (dq [M, X], over [M], sum of da over the keys, with FORGETS).
     """
@@ -249,6 +253,9 @@ def _dq(
     forward, to whose first query its lse refers.
 
     TQ, TK, offset, window and the other constexprs as in `_forward`.
+
+    With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
+    gradient of the scores.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -305,6 +312,9 @@ def _dkv_queries(
     queries and the output's gradient [B, TQ, H X]; lse, add and twice are float32 [B, H, TQ] as in `weights_backward`.
     With FORGETS f_S [BN] is F at the tile's first key less F of each key, from_hi and from_lo are F at that first key.
     dk still lacks the factor ln 2 FACTOR.
+
+    With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
+    gradient of the scores.
     """
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
@@ -351,6 +361,9 @@ def _dkv(
     TILE: constexpr, queries of a tile of the forward.
 
     TQ, TK, offset, window and the other constexprs as in `_forward`.
+
+    With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
+    gradient of the scores.
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)

@@ -42,6 +42,8 @@ def _survivors(
 
     A pair survives when its score is positive and, with MASKED, the key is visible.
 
+    A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
+
     Args:
         q: Queries [M, X], not scaled.
         k_desc: Descriptor of keys [B, T, J X].
@@ -122,6 +124,8 @@ def _forward(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -204,6 +208,8 @@ def _dq(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -252,6 +258,8 @@ def _count(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -325,6 +333,8 @@ def _dkv(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
+
+    A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
     tile = low + tl.program_id(0)
     n0 = tile * BN

@@ -268,6 +268,8 @@ def _wall_forward(
 
     TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
     query heads, J KV heads, Y gate heads, STAGES blocks in flight. N: blocks of gates.
+
+    q' and k' are queries and keys with the decays inside their block of 64 tokens applied (`triton.apply_gates`).
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
@@ -299,6 +301,9 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return (o, lse, q', k', E) as `.triton.forward` does, in bfloat16.
+
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
 
     Args:
         q: Contiguous queries [B, T, H, X] in bfloat16.

@@ -186,6 +186,9 @@ def wall_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return (o, lse, q', k', E) of `triton.forward` by the kernels; only o has a gradient.
 
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
+
     Args:
         q: Queries [B, T, H, X].
         k: Keys [B, T, J, X].

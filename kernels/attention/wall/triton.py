@@ -80,6 +80,9 @@ def _gate(
 
     T: tokens. Constexprs: H query heads, J KV heads, Y gate heads, X head size, BLOCK tokens of a block, C channels of
     a program.
+
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
     """
     n = tl.program_id(0)
     b = tl.program_id(1) // Y
@@ -172,6 +175,9 @@ def _ungate(
 
     T: tokens. Constexprs: H query heads, J KV heads, Y gate heads, X head size, BLOCK tokens of a block, C channels of
     a program.
+
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
     """
     n = tl.program_id(0)
     b = tl.program_id(1) // J
@@ -293,6 +299,9 @@ def _forward(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. Constexprs: H query heads, J KV heads, Y gate
     heads, X head size, BM and BN queries and keys of a tile.
+
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -363,6 +372,9 @@ def _dq(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. Constexprs: H query heads, J KV heads, Y gate
     heads, X head size, BM and BN queries and keys of a tile.
+
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -441,6 +453,9 @@ def _dkv(
 
     T: tokens. window: attention window in keys, read only when WINDOWED. Constexprs: H query heads, J KV heads, Y gate
     heads, X head size, BM and BN queries and keys of a tile.
+
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // Y
@@ -500,6 +515,9 @@ def apply_gates(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor,
     q' and k' are in the inputs' dtypes, the others float32 in units of log 2; N is the number of blocks of 64 tokens. E
     holds the high and the low part of the sums of all blocks before each block and before the end.
 
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
+
     Args:
         q: Contiguous queries [B, T, H, X].
         k: Contiguous keys [B, T, J, X].
@@ -525,6 +543,9 @@ def forward(
     """Return (o [B, T, H, X], lse float32 [B, H, T] in units of log 2, q', k' [B, T, Y, X], E).
 
     E is float32 [2, B, Y, N + 1, X], the high and the low part of the sums before each block.
+
+    q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
+    token to the end of its block; E are the sums of the log gates of all blocks before a block.
 
     Args:
         q: Queries [B, T, H, X], contiguous like all inputs.
