@@ -55,13 +55,13 @@ def attempt(session: Session, attempt_id: int) -> Attempt:
 
 
 def attempts(session: Session, cell_id: str) -> list[Attempt]:
-    """Return all attempts of a cell, oldest first."""
+    """Return all attempts of a cell, oldest first; empty for an unknown cell."""
     query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.cell_id == cell_id).order_by(AttemptRow.id)
     return read_records(session, Attempt, query)
 
 
 def attempts_of(session: Session, cell_ids: Collection[str]) -> list[Attempt]:
-    """Return all attempts of these cells, oldest first."""
+    """Return all attempts of these cells in one list, oldest first; unknown cells are ignored."""
     columns = columns_of(AttemptRow, Attempt)
     records = []
     for part in chunked(cell_ids):
@@ -76,7 +76,16 @@ def failures(session: Session, attempt_ids: Collection[int]) -> dict[int, str]:
 
 
 def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
-    """Return the running attempts of a sweep's newest revision, or (None) of the entire database, oldest first."""
+    """Return the attempts in state `running`, oldest first, whether or not their processes are alive.
+
+    Args:
+        session: open session.
+        sweep: only attempts of cells that this sweep's newest revision lists, whichever launch started them; None for
+            those of the entire database (not of the sweep launched last).
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+    """
     query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.state == "running").order_by(AttemptRow.id)
     if sweep is not None:
         launched = revision_row(session, sweep_row(session, sweep).id)
@@ -86,13 +95,16 @@ def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
 
 
 def values(session: Session, scope: Any) -> list[MeasuredValue]:
-    """Return the newest value per (cell, probe, metric, length) over finished attempts.
+    """Return the newest measurement per (cell, probe, metric, length) over finished attempts, sorted by this key.
 
-    The result is sorted by this key.
+    Newest is the one of the attempt with the highest id. A measurement with a reason instead of a value counts and can
+    hide
+    an older value. Attempts in other states than `done` are ignored.
 
     Args:
         session: open session.
-        scope: cell ids, as a collection or as a query that selects the column cell_id.
+        scope: cell ids, as a collection or as a query that selects the column cell_id. A collection must stay below the
+            database's limit of bound parameters.
     """
     rank = func.row_number().over(
         partition_by=(AttemptRow.cell_id, MeasurementRow.probe, MeasurementRow.metric, MeasurementRow.length),
@@ -117,15 +129,21 @@ def values(session: Session, scope: Any) -> list[MeasuredValue]:
 def sweep_values(
     session: Session, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
 ) -> list[MeasuredValue]:
-    """Return the newest value per (cell, probe, metric, length) over finished attempts of a sweep's cells.
+    """Return the newest measurement per (cell, probe, metric, length) over finished attempts of a sweep's cells.
 
-    The result is sorted by this key.
+    The result is sorted by this key. A measurement with a reason instead of a value counts.
 
     Args:
         session: open session.
         sweep: sweep; None for the one launched last.
         revision: revision number; None for the newest.
-        orphans: select the cells that the revision no longer lists instead of those that it lists.
+        orphans: select the cells that another revision of the sweep lists but this one does not, instead of those that
+            it
+            lists.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+        StoreError: there is no such revision.
     """
     return values(session, select(revision_cell_pairs(session, sweep, revision, orphans).subquery().c.cell_id))
 
@@ -159,8 +177,14 @@ def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, CodeAnd
 def change_token(session: Session, sweep: str) -> str:
     """Return a token that changes whenever something that a report of the sweep shows may have changed.
 
-    It is cheap, since it reads no measurements. It may also change because of another sweep of the database. Raises
-    SweepUnknown.
+    The token is opaque text, to be compared for equality only. It covers the newest revision, owner, pending requests,
+    the
+    attempts of its cells and the curves of those that run. It is cheap, since it reads no measurements. It may also
+    change
+    because of another sweep of the database. It does not change for edits of tags or notes.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
     """
     row = sweep_row(session, sweep)
     launched = revision_row(session, row.id)
@@ -177,7 +201,11 @@ def change_token(session: Session, sweep: str) -> str:
 
 
 def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event | None:
-    """Return the newest event of these kinds about the sweep itself (not about its cells); None without any."""
+    """Return the newest event of these kinds about the sweep itself (not about its cells); None without any.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+    """
     query = select(*columns_of(EventRow, Event)).where(EventRow.kind.in_(kinds))
     query = query.where(EventRow.sweep_id == sweep_row(session, sweep).id)
     records = read_records(session, Event, query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(1))
@@ -187,13 +215,18 @@ def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event 
 def events(
     session: Session, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
 ) -> Sequence[Event]:
-    """Return events, oldest first.
+    """Return events, oldest first; the filters apply together.
 
     Args:
         session: open session.
-        sweep: only events of this sweep, those of its cells included; None for all.
+        sweep: only events of this sweep or of the cells in its newest revision; None for all events of the database
+            (not
+            those of the sweep launched last).
         cell_id: only events of this cell; None for all.
         limit: number of newest events to return; None for all.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
     """
     query = select(*columns_of(EventRow, Event)).order_by(EventRow.at.desc(), EventRow.id.desc())
     if sweep is not None:
@@ -207,9 +240,9 @@ def events(
 
 
 def samples(session: Session, attempt_ids: Collection[int]) -> dict[int, list[Sample]]:
-    """Return the generated samples by attempt id, in the order of steps and prompts.
+    """Return the texts that the networks generated during training, by attempt id, sorted by step and prompt number.
 
-    Attempts without any are absent.
+    Attempts without any are absent. A missing prompt or text becomes empty text.
     """
     columns = (ExampleRow.attempt_id, ExampleRow.length, ExampleRow.item, ExampleRow.detail)
     query = select(*columns).where(ExampleRow.probe == SAMPLES, ExampleRow.metric == SAMPLE_METRIC)
@@ -231,10 +264,11 @@ Older ones add little.
 
 
 def training_timings(session: Session) -> list[TrainingTiming]:
-    """Return the timings of the newest finished trainings.
+    """Return the timings of the newest finished trainings of the entire database, sorted by attempt id.
 
-    At most MAX_PER_GROUP are returned per network, losses, micro-batch and machine, sorted by attempt id. Trainings
-    without a curve are absent.
+    At most MAX_PER_GROUP are read per group of equal network, losses, micro-batch, GPU name and host. Trainings without
+    a
+    curve or an end are absent. `probes` of a timing holds the longest of the `seconds` of a (probe, length).
     """
     attempt_rows = _newest_trainings(session)
     ids = [row.id for row in attempt_rows]
@@ -273,7 +307,7 @@ def training_timings(session: Session) -> list[TrainingTiming]:
 def startup_seconds(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
     """Return the seconds from process start to the built network, by attempt id.
 
-    Attempts that did not record it are absent.
+    Attempts that did not record it, or recorded no number, are absent.
     """
     query = select(ProvenanceRow.attempt_id, ProvenanceRow.extra)
     seconds_by_attempt = {
@@ -296,7 +330,13 @@ def _seconds(begun: datetime, ended: datetime) -> float:
 
 
 def _newest_trainings(session: Session) -> list[Any]:
-    """Return rows (attempt and provenance columns) of the newest finished trainings, MAX_PER_GROUP per group."""
+    """Return rows of the newest finished trainings, at most MAX_PER_GROUP per group, sorted by attempt id.
+
+    A group shares network config, `reg_mode`, `distractor`, micro-batch, GPU name and host. Trainings without
+    provenance are
+    absent. A row has the attempt's id, number, host, started_at and finished_at, and the provenance's config, gpu_name,
+    co_tenants and extra.
+    """
     alike = (
         CellRow.config["model"].as_string(), CellRow.reg_mode, CellRow.distractor,
         CellRow.config[("train", "micro_batch")].as_string(), ProvenanceRow.gpu_name, AttemptRow.host,
@@ -323,7 +363,10 @@ CurveEnds = tuple[int, tuple[int, float], tuple[int, float], float | None]
 
 
 def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:
-    """Return the CurveEnds by attempt id; attempts without a curve are absent."""
+    """Return the CurveEnds by attempt id; attempts without a curve are absent.
+
+    A curve of one point has that point as both ends. The points are those of the lowest and the highest step.
+    """
     ends_by_attempt = {}
     point = CurvePointRow
     for part in chunked(ids):
@@ -358,10 +401,16 @@ ITEM_COLUMNS = 4
 
 
 def item_positions(session: Session, attempt_ids: Collection[int], measurement_key: MeasurementKey) -> np.ndarray:
-    """Return the value of each item at each of its positions, for all attempts.
+    """Return the value of each item of a probe at each of its positions, for these attempts.
+
+    Args:
+        session: open session.
+        attempt_ids: attempts.
+        measurement_key: (probe, metric, length) of the examples.
 
     Returns:
         float64 array [rows, 4] of attempt id, item, position and value, sorted in that order; NaN for a missing value.
+        Attempts without such examples have no rows; the array is [0, 4] without any.
     """
     probe, metric, length = measurement_key
     key_columns = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
@@ -373,7 +422,12 @@ def item_positions(session: Session, attempt_ids: Collection[int], measurement_k
 def item_details(
     session: Session, attempt_ids: Collection[int], measurement_key: MeasurementKey
 ) -> list[tuple[Any, ...]]:
-    """Return (attempt id, item, position, value, detail) of every example that has a detail, sorted in that order."""
+    """Return (attempt id, item, position, value, detail) of the examples that have a detail.
+
+    The tuples are sorted by attempt id, item and position (per chunk of MAX_BOUND_IDS attempts, in the order of their
+    ids).
+    `value` may be None; `detail` is a dict that the probe defines. `measurement_key` is (probe, metric, length).
+    """
     probe, metric, length = measurement_key
     key_columns = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
     query = (
@@ -386,11 +440,16 @@ def item_details(
 
 
 def item_means(session: Session, attempt_ids: Collection[int], measurement_key: MeasurementKey) -> np.ndarray:
-    """Return the mean and the minimum of each item over its positions, for all attempts.
+    """Return the mean and the minimum of each item over its positions, for these attempts.
+
+    Args:
+        session: open session.
+        attempt_ids: attempts.
+        measurement_key: (probe, metric, length) of the examples.
 
     Returns:
         float64 array [rows, 4] of attempt id, item, mean and minimum, sorted by attempt and item. Items with a missing
-        value at any position are left out.
+        value at any position are left out. The array is [0, 4] without any.
     """
     probe, metric, length = measurement_key
     value, key_columns = ExampleRow.value, (ExampleRow.attempt_id, ExampleRow.item)
@@ -401,7 +460,15 @@ def item_means(session: Session, attempt_ids: Collection[int], measurement_key: 
 
 
 def _fetch_array(session: Session, query: Any, attempt_ids: Collection[int]) -> np.ndarray:
-    """Return the rows of a query for these attempts as a float64 array [rows, ITEM_COLUMNS]; NaN for NULL."""
+    """Return the rows of a query for these attempts as a float64 array [rows, ITEM_COLUMNS]; NaN for NULL.
+
+    Args:
+        session: open session.
+        query: query on ExampleRow that selects ITEM_COLUMNS numbers, the attempt id first; the condition on the
+            attempts is
+            added here.
+        attempt_ids: attempts, which are read in ascending order; without any, the array is [0, ITEM_COLUMNS].
+    """
     import numpy as np  # imported late, since the import takes long
 
     parts = []
@@ -418,11 +485,13 @@ def curve_arrays(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (attempt id, curve) for each attempt that has points, in the order of `attempt_ids`.
 
+    One query runs per attempt, when its item is requested, so the session must stay open during the iteration.
+
     Args:
         session: open session.
-        attempt_ids: attempts.
-        columns: fields of CurvePoint.
-        having: fields that must not be NULL; other points are left out.
+        attempt_ids: attempts; those without points are skipped.
+        columns: fields of CurvePoint, in the order of the result's columns.
+        having: fields that must not be NULL; points with a NULL in one of them are left out.
 
     Yields:
         Attempt id and float64 array [points, columns], sorted by step; NaN for NULL.

@@ -57,10 +57,15 @@ _ADDRESS = re.compile(r"(?i)postgres|[^/]*:[^/]*@|\w*//")
 def resolve_url(url_or_path: str | Path | None = None) -> URL:
     """Return the URL of the database: of the argument, else of ATMA_DB, else of atma.db in the working folder.
 
-    The path of a SQLite file becomes absolute, and PostgreSQL gets the driver psycopg.
+    Text without `://` is the path of a SQLite file. The path of a SQLite file becomes absolute, with `~` expanded;
+    other
+    parts of a SQLite URL, such as its query, are dropped. PostgreSQL gets the driver psycopg. Nothing is opened, and
+    the
+    file need not exist.
 
     Raises:
-        StoreError: the URL is neither SQLite on a file nor PostgreSQL.
+        StoreError: the URL is neither SQLite on a file nor PostgreSQL, cannot be parsed, is in memory, or has an @ in a
+            password. The message never contains the URL.
     """
     address = str(url_or_path or os.environ.get("ATMA_DB") or DEFAULT)
     if "://" not in address and _ADDRESS.match(address) and not os.path.lexists(address):
@@ -101,12 +106,14 @@ def redacted_url(url: URL) -> str:
 
 
 def network_filesystem(path: Path, mountinfo: str) -> str | None:
-    """Return the type of the network file system that holds `path`; None for a local one.
+    """Return the type of the network file system that holds `path`, such as `nfs4`; None for a local one.
+
+    A type is a network file system if NETWORK_FILESYSTEMS lists it.
 
     Args:
-        path: absolute path.
+        path: absolute path, with symbolic links resolved.
         mountinfo: text of /proc/self/mountinfo. The deepest mount that contains the path counts, and the last of equal
-            ones.
+            ones; lines that cannot be parsed are skipped.
     """
     best, filesystem = -1, ""
     for line in mountinfo.splitlines():
@@ -134,9 +141,10 @@ def refuse_network(path: Path) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """Return the value with non-finite floats replaced by "NaN", "Infinity" or "-Infinity", and with keys as text.
+    """Return a copy of the value with non-finite floats as "NaN", "Infinity" or "-Infinity", and with keys as text.
 
-    JSON has no such numbers and PostgreSQL rejects them; pydantic parses these texts.
+    Goes through dicts, lists and tuples (which become lists); every other value is returned as it is. JSON has no such
+    numbers and PostgreSQL rejects them; pydantic parses these texts.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -200,9 +208,15 @@ _KEEPALIVE = {
 def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False) -> Engine:
     """Return an engine with the settings of this module. After a fork the child opens its own connections.
 
+    Connects to nothing yet. The engine is added to `engines_in_use`. Its transactions heed the execution options
+    `durable`
+    (wait for the disk), `wait_ms` (lock time-out, at most BUSY_MS) and `begin` (SQLite's BEGIN statement; BEGIN
+    IMMEDIATE
+    by default). A SQLite file is switched to WAL mode at the first connection.
+
     Args:
         url: database URL as returned by `resolve_url`.
-        foreign_keys: let SQLite enforce foreign keys.
+        foreign_keys: let SQLite enforce foreign keys; ignored for PostgreSQL, which always does.
         read_only: make the database itself refuse every change.
 
     Raises:
@@ -227,7 +241,10 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, record: Any) -> None:
-        """Set lock time-out, journal mode, foreign keys and read-only mode of a new connection."""
+        """Set lock time-out, journal mode, foreign keys and read-only mode of a new connection.
+
+        Raises StoreDamaged for a file whose header cannot be decoded.
+        """
         if not sqlite:
             connection.execute(f"SET lock_timeout = {BUSY_MS}")
             if read_only:
@@ -251,7 +268,10 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:
-        """Begin a transaction with the lock time-out and the durability of its execution options."""
+        """Begin a transaction with the lock time-out and the durability of its execution options.
+
+        Options: `wait_ms` (default and maximum BUSY_MS), `durable` (default False), `begin` (SQLite only).
+        """
         options = connection.get_execution_options()
         durable = bool(options.get("durable"))
         wait = min(options.get("wait_ms", BUSY_MS), BUSY_MS)
@@ -274,9 +294,12 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
 
 def revision_of(connection: Connection) -> str | None:
-    """Return the database's schema revision; None if it is empty.
+    """Return the database's schema revision, such as `0009`; None if it has no tables.
 
-    Raises StoreError if it holds only tables of other programs.
+    The revision need not be one that this release knows.
+
+    Raises:
+        StoreError: it has tables, but not those of this program.
     """
     tables = set(inspect(connection).get_table_names())
     if "alembic_version" in tables and "attempt" in tables and "sweep" in tables:
@@ -310,7 +333,7 @@ def check_revision(revision: str | None, database_name: str) -> None:
 
 @contextmanager
 def translate_driver_errors(url: URL) -> Iterator[None]:
-    """Turn driver errors about an unusable file or an unreachable server into one-line errors.
+    """Turn driver errors of the body into one-line errors for users; other exceptions pass unchanged.
 
     Raises:
         StoreBusy: the database is locked.
@@ -331,7 +354,12 @@ def translate_driver_errors(url: URL) -> Iterator[None]:
 def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreError | None:
     """Return the StoreError to show for a database driver's error that a user can resolve; None for any other error.
 
-    Without `url` the error must come from an engine of `make_engine`, which notes its URL at the error.
+    The result is StoreBusy for a lock, StoreUnreachable for a server that does not answer, WriteRefused for a read-only
+    file or a full disk, and StoreDamaged for a damaged file. It is returned, not raised.
+
+    Without `url` the error must come from an engine of `make_engine`, which notes its URL at the error; for another
+    error
+    the result is None.
     """
     url = url or getattr(error, "database_url", None)
     if not isinstance(error, DBAPIError | sqlite3.Error) or url is None:
@@ -372,7 +400,10 @@ def _is_full(url: URL) -> bool:
 
 
 def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
-    """Return the StoreDamaged to show for an error that SQLite raises on a damaged file; None for any other error."""
+    """Return the StoreDamaged to show for an error that SQLite raises on a damaged file; None for any other error.
+
+    None for PostgreSQL. A file that never was a database is not damaged. May read the first bytes of the file.
+    """
     path = sqlite_file(url)
     if path is None or error is None:
         return None
@@ -389,10 +420,12 @@ def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
 def find_damage() -> StoreDamaged | None:
     """Check the SQLite files that this process has open, after an unforeseen error.
 
-    Each file is checked for at most CHECK_S seconds. Files that are locked, missing or too large are skipped.
+    Each file is checked for at most CHECK_S seconds. Files that are locked, missing or too large to check in that time
+    are
+    skipped, and so is PostgreSQL. Stops at the first damaged file.
 
     Returns:
-        The error to show, None if no damage was found.
+        The error to show (not raised); None if no damage was found.
     """
     for engine in list(engines_in_use):
         path = sqlite_file(engine.url)
@@ -425,7 +458,10 @@ def _damaged(path: Path, cause: str) -> StoreDamaged:
 
 
 def _was_database(path: Path) -> bool:
-    """Return True if a file begins approximately like a SQLite file, or with zeros, as after a crash of the machine."""
+    """Return True if a file begins approximately like a SQLite file, or with zeros, as after a crash of the machine.
+
+    At most four of the 16 bytes of SQLite's header may differ. An empty file counts as zeros.
+    """
     with path.open("rb") as file:
         start = file.read(len(_MAGIC))
     return sum(map(int.__eq__, start, _MAGIC)) >= len(_MAGIC) - 4 or not start.strip(b"\0")
@@ -461,7 +497,10 @@ _REMEDIES = {
 
 
 def remedy_for(error: DBAPIError) -> str | None:
-    """Return the advice for a database that cannot answer now but may later; None for any other error."""
+    """Return the advice (the end of a sentence) for a database that cannot answer now but may later.
+
+    None for an error that waiting does not cure.
+    """
     if error.connection_invalidated:
         return SERVER_DOWN_REMEDY
     message = str(error.orig) if isinstance(error, OperationalError) else ""
@@ -469,7 +508,9 @@ def remedy_for(error: DBAPIError) -> str | None:
 
 
 def upsert(session: Session, row: Any, *, key: Sequence[str], replace: bool = True) -> Any:
-    """Return an INSERT that, where the key exists, replaces the other columns (`replace`) or keeps the existing row.
+    """Return an INSERT that, if the key exists, replaces the other columns (`replace`) or keeps the existing row.
+
+    The statement is not executed. With `replace`, columns that the executed values omit are set to their defaults.
 
     Args:
         session: open session; its dialect decides the syntax.

@@ -1,4 +1,7 @@
-"""Transactions on a database that may be locked or unreachable for a while: retries, waiting and time-outs."""
+"""Transactions on a database that may be locked or unreachable for a while: retries, waiting and time-outs.
+
+DatabaseConnection is the base class of Store. `transaction` makes one try; `read` and `write` repeat it.
+"""
 
 from __future__ import annotations
 
@@ -61,17 +64,25 @@ class _OutcomeUnknown(Exception):
 
 
 class DatabaseConnection:
-    """Connections to one database; pickles as its address."""
+    """Connections to one database; pickles as its address.
+
+    The pickled address contains the password of a PostgreSQL URL. `str()` gives the address without passwords. Threads
+    may
+    share an instance.
+    """
 
     def __init__(
         self, url_or_path: str | Path | None = None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
     ) -> None:
-        """Create the engine; nothing is opened yet.
+        """Create the engine; nothing is opened yet, and a missing file is not noticed.
 
         Args:
-            url_or_path: database URL, file, or None for the default.
+            url_or_path: database URL, file, or None for the default (ATMA_DB, else atma.db in the working folder).
             patience: seconds that reads and writes wait for a locked or unreachable database.
             read_only: no connection can change anything.
+
+        Raises:
+            StoreError: the URL is not supported, or its driver is not installed.
         """
         self.url = resolve_url(url_or_path)
         self.path = sqlite_file(self.url)
@@ -108,13 +119,18 @@ class DatabaseConnection:
     def transaction(self, *, write: bool = True, durable: bool = False, wait: float | None = None) -> Iterator[Session]:
         """Yield a session in a transaction: committed at the end, rolled back on any exception, always closed.
 
+        Makes one try: a locked database or a lost connection raises the driver's DBAPIError. An unforeseen error of a
+        read
+        is replaced by a UserError if `explain` finds that the database holds an invalid value.
+
         Args:
-            write: False begins a transaction that only reads.
-            durable: wait at the commit until the write is on the disk.
-            wait: seconds to wait for a lock; the driver's own limit is the maximum and the default.
+            write: False begins a transaction without taking the write lock. SQLite does not refuse writes in it.
+            durable: wait at the commit until the write is on the disk; ignored if `write` is False.
+            wait: seconds to wait for a lock; the driver's own limit (BUSY_MS) is the maximum and the default.
 
         Raises:
             StoreReplaced: the database file was removed or replaced while it was in use.
+            StoreDamaged: the database file is damaged.
         """
         self._check_file()
         engine = self._reader if not write else self._durable if durable else self.engine
@@ -136,9 +152,11 @@ class DatabaseConnection:
             session.close()
 
     def _check_file(self) -> None:
-        """Raise StoreReplaced if the path no longer names the file that is open: writes to the open file would be lost.
+        """Raise StoreReplaced if the path no longer names the file that is open: writes to it would be lost.
 
-        Remembers the file at the first call. Does nothing for PostgreSQL, or if the folder cannot be read.
+        Remembers the file (device and inode) at the first call at which it exists. Does nothing for PostgreSQL, or if
+        the
+        folder cannot be read.
         """
         if self.path is None:
             return
@@ -162,7 +180,9 @@ class DatabaseConnection:
     def diagnose(self, error: Exception) -> UserError | None:
         """Return the error to raise in place of an unforeseen one if the database holds an invalid value.
 
-        None otherwise.
+        None if no such value was found, if no `explain` hook is set, and for errors that already say enough: a
+        UserError, or a
+        driver's error other than undecodable text. The search of the hook may read the entire database.
         """
         undecodable = "Could not decode" in str(error)
         if explain is None or isinstance(error, UserError) or (isinstance(error, DBAPIError) and not undecodable):
@@ -172,25 +192,39 @@ class DatabaseConnection:
     def write(self, work: Work[Result], *, patience: float | None = None, durable: bool = False) -> Result:
         """Run `work(session)` in a write transaction, retried while the database cannot take it, and return its result.
 
-        It is retried with growing pauses while the database is locked, its disk is full, or its server is unreachable.
-        `work` may run several times, so it must only use the session; the write is applied once. If the connection is
-        lost before the answer arrives, the server is asked for the outcome before anything is tried again.
+        It is retried with growing pauses (0.05 to 5 s) while the database is locked, its disk is full, or its server is
+        unreachable; the calling thread blocks and warnings are logged. `work` may run several times, so it must only
+        use the
+        session; the write is applied once. If the connection is lost before the answer arrives, the server is asked for
+        the
+        outcome before anything is tried again. An exception of `work` rolls back and is raised at once.
 
         Args:
             work: function that writes.
-            patience: seconds to wait, counted from the database's last successful write; None for the store's own
-                setting.
+            patience: seconds to wait, counted from the call or from the moment since which the database has refused,
+                whichever
+                is earlier; None for the store's own setting.
             durable: on return, a power failure loses neither this write nor any earlier one, by whichever process. For
                 writes that must last before a file is deleted.
 
         Raises:
             StoreBusy: the database could not take the write in time.
             WriteRefused: the database is read-only.
+            StoreReplaced: the database file was removed or replaced while it was in use.
+            StoreDamaged: the database file is damaged.
         """
         return self._retry_until_available(_RetriedWrite(self, work, durable), patience, write=True)
 
     def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """Return `work(session, *args, **options)`, called in a read-only transaction and retried as in `write`."""
+        """Return `work(session, *args, **options)`, called in a read transaction and retried as in `write`.
+
+        `work` may run several times. Its result must not be a generator or another object that still needs the session,
+        which
+        is closed on return.
+
+        Raises:
+            StoreBusy: the database did not answer within the store's patience.
+        """
 
         def once(wait: float) -> Result:
             with self.transaction(write=False, wait=wait) as session:
@@ -199,16 +233,21 @@ class DatabaseConnection:
         return self._retry_until_available(once, None, write=False)
 
     def _retry_until_available(self, once: Callable[[float], Result], patience: float | None, *, write: bool) -> Result:
-        """Call `once` until the database answers, and return its result.
+        """Call `once` until the database answers, and return its result; sleeps in between.
 
         Args:
-            once: one try; its argument is the number of seconds that remain.
-            patience: seconds to wait in total; None for the store's own setting.
+            once: one try; its argument is the number of seconds that remain (0 or more). Its DBAPIError and
+                _OutcomeUnknown
+                are retried if the cause may pass; every other exception is raised at once.
+            patience: seconds to wait, counted from the call or from the moment since which the database has refused
+                reads or
+                writes, whichever is earlier; None for the store's own setting. At least one try is made.
             write: True if `once` writes.
 
         Raises:
             StoreBusy: the time is over.
             WriteRefused: the database is read-only.
+            DBAPIError: a driver's error that waiting does not cure.
         """
         limit = self.patience if patience is None else patience
         began, pause = time.monotonic(), 0.05
@@ -267,6 +306,10 @@ class _RetriedWrite(Generic[Result]):
 
         Args:
             wait: seconds to wait for a lock.
+
+        Raises:
+            DBAPIError: the try failed; call again for another one.
+            _OutcomeUnknown: it is unknown whether an earlier try was committed.
         """
         if self._number is not None and self._committed(self._number, wait):
             return self._result[0]

@@ -53,7 +53,10 @@ RESERVED_COLUMNS = frozenset(CELL) | set(STATE) | set(VALUE) | set(CURVE) | set(
 
 
 def column_name(probe: str, metric: str, length: int) -> str:
-    """Return the column name of a measurement: `val.val_loss`, or `clean.nats@2048` at a context length."""
+    """Return the column name of a measurement: `val.val_loss`, or `clean.nats@2048` at a context length.
+
+    `length` is the context length in tokens; 0 means none and leaves the suffix out.
+    """
     return f"{probe}.{metric}@{length}" if length else f"{probe}.{metric}"
 
 
@@ -64,6 +67,13 @@ class Frames:
     """
 
     def __init__(self, snapshot: Callable[[], AbstractContextManager[Snapshot]], sweep: str, revision: int) -> None:
+        """Keep the source and the revision; nothing is read yet.
+
+        Args:
+            snapshot: function that opens a Snapshot, for one call of a method each.
+            sweep: name of the sweep, which must exist.
+            revision: revision number, which must exist.
+        """
         self.snapshot, self.sweep, self.revision = snapshot, sweep, revision
 
     def cells(self) -> pd.DataFrame:
@@ -73,6 +83,8 @@ class Frames:
         interrupted), `standing` (the status that `status` shows: also needs-eval and weights gone), `tokens_total`
         (requested training tokens). Columns of the newest attempt, missing without one: `attempt` (id), `step`,
         `steps_total`, `loss`, `tokens_per_s`, `started_at`, `finished_at` and `cause`.
+
+        Rows are in the grid's order. `standing` is relative to the measurements that the revision asked for.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -93,6 +105,10 @@ class Frames:
         `reason`), `unit`, `n` (samples), `low` and `high` (an interval, if the probe gives one), `reason`, `seconds`,
         `peak_memory`, `source` (SHA-256 of the plugin that defines the probe, missing for a probe of the package), and
         `attempt` (id of the attempt that measured it).
+
+        Rows are in the grid's order, within a cell by probe, metric and length. Only finished attempts count. A cell
+        without
+        measurements has no row.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -107,6 +123,8 @@ class Frames:
         Columns: `attempt`, `step` (from 0), `tokens` (trained so far), `wall_s` (training seconds so far),
         `train_loss`, `val_loss`, `tokens_per_s`, `grad_norm`, `lr` (learning-rate factor), `mfu_paper` (by the paper's
         formula), `mfu` (from the FLOPs actually executed), `peak_memory`; NaN for values that a step did not report.
+
+        Rows are in the grid's order, within a cell by step. A cell without a curve has no row.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -124,6 +142,10 @@ class Frames:
         Columns: `attempt`, `probe`, `metric`, `length`, `item` (an item is the same document or trial in every cell),
         `item_position` (position inside the item, such as that of the needle; 0 for none), `value`, and `detail` (a
         dictionary that the probe defines, or None).
+
+        Only finished attempts count; the newest is chosen per (cell, probe, metric, length). Rows are in the grid's
+        order,
+        within a cell by probe, metric, length, item and position. Generated samples of the training are included.
         """
         columns = (ExampleRow.probe, ExampleRow.metric, ExampleRow.length)
         rows: list[tuple[Any, ...]] = []
@@ -152,7 +174,8 @@ class Frames:
     def wide(self) -> pd.DataFrame:
         """Return `cells` with one more `float64` column per measurement, named by `column_name`.
 
-        NaN where a cell has no value.
+        The new columns are sorted by probe, metric and length. NaN where a cell has no value, also where it has a
+        reason.
         """
         cells, values = self.cells(), self.measurements()
         columns: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -171,12 +194,16 @@ class Frames:
 def _build_frame(
     states: Sequence[CellState], rows: Sequence[tuple[Any, ...]], columns: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return rows as a frame, with the columns of the cells before theirs, in the grid's order.
+    """Return rows as a frame that begins with the columns of their cells; rows come in the grid's order.
+
+    Within a cell the order of `rows` is kept. An axis whose name is reserved gets the column `axis.NAME`. Every row's
+    cell
+    must be in `states`.
 
     Args:
         states: cells, in the grid's order.
         rows: tuples of a cell id followed by the values of `columns`.
-        columns: data type by column name.
+        columns: data type by column name, in the order of the rows' values.
     """
     axes = extra_axes(states)
     own = CELL | {f"axis.{axis}" if axis in RESERVED_COLUMNS else axis: "string" for axis in axes}

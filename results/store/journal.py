@@ -46,7 +46,14 @@ class Journal:
     def append(self, call: str, *arguments: Any, **named: Any) -> None:
         """Append a call as one line of JSON; it is on the disk on return, except for UNSYNCED_CALLS.
 
-        A partly written line is removed if writing fails.
+        A partly written line is removed if writing fails. Numbers of numpy and torch become plain numbers; values that
+        JSON
+        does not support become text.
+
+        Args:
+            call: name of the AttemptWriter method.
+            *arguments: its positional arguments.
+            **named: its keyword arguments.
 
         Raises:
             OSError: the disk does not accept the line.
@@ -128,7 +135,10 @@ class JournalRecorder(AttemptWriter):
                 self._last = CurvePoint(**finite_fields(point))
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        """Write the request as a line, and update `last_point` from the earlier attempt's last point."""
+        """Write the request as a line, and update `last_point` from the earlier attempt's last point.
+
+        `last_point` does not change if `ends` lacks the earlier attempt or its last point is after `up_to_step`.
+        """
         # the earlier attempt's journal is applied before this line
         self.journal.append("inherit_curve", from_attempt, up_to_step)
         end = self.ends.get(from_attempt)
@@ -182,7 +192,10 @@ class JournalReader:
         """Apply the new lines, at most `limit`, and return their number.
 
         An incomplete last line is left for later. A line that cannot be parsed is the end of the journal: nothing after
-        it is applied, now or later. A missing file counts as empty.
+        it is applied, now or later, and no error is raised. A missing file counts as empty. Sets `has_more`.
+
+        Args:
+            limit: maximum number of lines; None for all.
 
         Raises:
             LeaseLost: the attempt no longer runs under its fencing token.

@@ -30,25 +30,38 @@ MAX_LISTED = 5
 
 
 def columns_of(row: type[Base], record: type) -> list[Any]:
-    """Return the columns of a table that are fields of a record class, in the order of the fields."""
+    """Return the columns of a table that are fields of a record class, in the order of the fields.
+
+    Fields without a column of the same name are skipped.
+    """
     return [getattr(row, field.name) for field in fields(record) if hasattr(row, field.name)]
 
 
 def chunked(items: Collection[Item]) -> Iterator[list[Item]]:
-    """Yield the items in lists of at most MAX_BOUND_IDS."""
+    """Yield the items, in their order, in lists of at most MAX_BOUND_IDS; yields nothing for no items."""
     all_items = list(items)
     for start in range(0, len(all_items), MAX_BOUND_IDS):
         yield all_items[start : start + MAX_BOUND_IDS]
 
 
 def rows_in(session: Session, query: Any, column: Any, ids: Collection[Any]) -> Iterator[Any]:
-    """Yield the rows of a query whose column has one of these ids, with at most MAX_BOUND_IDS ids per statement."""
+    """Yield the rows of a query whose column has one of these ids, with at most MAX_BOUND_IDS ids per statement.
+
+    The order of the query holds within a statement only: with more ids, the result is sorted per chunk of `ids`. Yields
+    nothing without ids.
+    """
     for part in chunked(ids):
         yield from session.execute(query.where(column.in_(part)))
 
 
 def read_records(session: Session, record: type[Record], query: Any) -> list[Record]:
-    """Return the rows of a query as records; the names of its columns are the record's fields."""
+    """Return the rows of a query as records, in the query's order.
+
+    The names of the query's columns must be field names of the record; fields without a column keep their default.
+
+    Raises:
+        TypeError: a column is no field, or a field without a default has no column.
+    """
     result = session.execute(query)
     names = tuple(result.keys())
     # row._mapping would take more time than everything else
@@ -56,7 +69,11 @@ def read_records(session: Session, record: type[Record], query: Any) -> list[Rec
 
 
 def snapshot(session: Session) -> None:
-    """Make all queries of this transaction, which must not have begun, see the same state of the database."""
+    """Make all queries of this transaction, which must not have begun, see the same state of the database.
+
+    Sets the isolation level REPEATABLE READ on PostgreSQL. Does nothing on SQLite, where every transaction has that
+    property.
+    """
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
@@ -80,10 +97,11 @@ def default_sweep(session: Session) -> str:
 
 
 def sweep_row(session: Session, name: str | None) -> SweepRow:
-    """Return the row of the sweep, or of the one launched last for None.
+    """Return the mapped row (attached to the session) of the sweep, or of the one launched last for None.
 
     Raises:
-        SweepUnknown: the message names built-in sweeps as such, lists existing sweeps and suggests similar names.
+        SweepUnknown: there is no such sweep, or no sweep at all. The message names built-in sweeps as such, lists up to
+            MAX_LISTED existing sweeps and suggests similar names.
     """
     name = default_sweep(session) if name is None else name
     row = session.scalar(select(SweepRow).where(SweepRow.name == name))
@@ -109,7 +127,10 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
 
 
 def owner_of(row: SweepRow) -> Owner | None:
-    """Return the owner of the sweep; None without one."""
+    """Return the process that holds the sweep; None for a sweep that no process holds.
+
+    An owner whose host, pid or start time is not recorded gets "?", 0 or 0.0. The lease may have expired.
+    """
     if row.owner is None:
         return None
     return Owner(
@@ -122,7 +143,11 @@ def owner_of(row: SweepRow) -> Owner | None:
 
 
 def revision_row(session: Session, sweep_id: int, number: int | None = None) -> RevisionRow:
-    """Return the newest revision of the sweep, or the one with this number. Raises StoreError if there is none."""
+    """Return the mapped row of the sweep's newest revision (highest number), or of the one with this number.
+
+    Raises:
+        StoreError: the sweep has no such revision, or none at all.
+    """
     query = select(RevisionRow).where(RevisionRow.sweep_id == sweep_id).order_by(RevisionRow.number.desc()).limit(1)
     row = session.scalar(query if number is None else query.where(RevisionRow.number == number))
     if row is None:
@@ -131,7 +156,12 @@ def revision_row(session: Session, sweep_id: int, number: int | None = None) -> 
 
 
 def revision(session: Session, sweep: str | None = None, number: int | None = None) -> RevisionRecord:
-    """Return the record of the newest revision, or of the one with this number.
+    """Return the record of the sweep's newest revision, or of the one with this number.
+
+    Args:
+        session: open session.
+        sweep: sweep name; None for the one launched last.
+        number: revision number (from 1 within the sweep); None for the newest.
 
     Raises:
         SweepUnknown: there is no such sweep.
@@ -144,7 +174,11 @@ def revision(session: Session, sweep: str | None = None, number: int | None = No
 
 
 def _cell_state_column() -> Any:
-    """Return the SQL expression of the state of an attempt's cell: that of the attempt, or `pruned`."""
+    """Return the SQL expression of a cell's state: the state of its attempt, or `pruned`.
+
+    `pruned` stands for an interrupted attempt whose failure class is PRUNED (a study ended it early). NULL without an
+    attempt.
+    """
     return case((and_(AttemptRow.state == "interrupted", AttemptRow.failure == PRUNED), PRUNED), else_=AttemptRow.state)
 
 
@@ -160,7 +194,12 @@ def sweep(session: Session, name: str | None = None) -> SweepSummary:
 
 
 def _summary(session: Session, row: SweepRow) -> SweepSummary:
-    """Return the summary of a sweep, with the cells of its newest revision counted by state."""
+    """Return the summary of a sweep, with the cells of its newest revision counted by state.
+
+    A cell counts once, by its newest attempt: `new` without attempts, `pruned` if a study ended it early. States
+    without
+    cells are absent from `counts`. Raises StoreError for a sweep without a revision.
+    """
     newest = _newest_attempts().subquery()
     launched = revision_row(session, row.id)
     counted = (
@@ -201,7 +240,10 @@ def _newest_attempts() -> Any:
 
 
 def members(session: Session, revision_id: int) -> list[tuple[str, dict[str, str]]]:
-    """Return (cell id, axes) of the cells of a revision, in the grid's order."""
+    """Return (cell id, axes) of the cells of a revision, in the grid's order.
+
+    `axes` maps the axes that the grid varied to their levels as text. Empty for an unknown revision.
+    """
     query = select(RevisionCellRow.cell_id, RevisionCellRow.axes).where(RevisionCellRow.revision_id == revision_id)
     return [(cell, axes) for cell, axes in session.execute(query.order_by(RevisionCellRow.position))]
 
@@ -212,13 +254,20 @@ def newest_members(session: Session, sweep: str | None = None) -> list[tuple[str
 
 
 def revision_cell_pairs(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
-    """Return a query for the (revision_id, cell_id) pairs that a report shows.
+    """Return a query for the (revision_id, cell_id) pairs that a report shows: one pair per cell.
+
+    For an orphan, `revision_id` is its newest revision in any sweep. The pairs have no order.
 
     Args:
         session: open session.
         sweep: sweep; None for the one launched last.
         number: revision number; None for the newest.
-        orphans: select the cells of earlier revisions that this one no longer lists, instead of those that it lists.
+        orphans: select the cells that any revision of the sweep lists but this one does not, instead of those that it
+            lists.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+        StoreError: there is no such revision.
     """
     owner = sweep_row(session, sweep)
     selected_revision = revision_row(session, owner.id, number)
@@ -232,7 +281,9 @@ def revision_cell_pairs(session: Session, sweep: str | None, number: int | None,
 
 
 def _measured_keys(session: Session, pairs: Any) -> dict[str, frozenset[MeasurementKey]]:
-    """Return the keys of the values in finished attempts, by cell id.
+    """Return the keys (probe, metric, length) of the measurements in finished attempts, by cell id.
+
+    A measurement that has a reason instead of a value counts as well. Cells without a measurement are absent.
 
     SQL joins the keys of each cell to one text. Most cells share the same text, which is then parsed once.
     """
@@ -256,9 +307,14 @@ def _measured_keys(session: Session, pairs: Any) -> dict[str, frozenset[Measurem
 
 
 def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str | None]], dict[str, str]]:
-    """Return (attempt id, weights) of the newest finished training, and the newest checkpoint, both by cell id.
+    """Return the newest finished training and the newest checkpoint of the cells in `pairs`, both by cell id.
 
     For a cell of an external model, which has no training, its newest finished evaluation counts as the training.
+
+    Returns:
+        First (attempt id, path of the weights or None) of the newest finished training; cells without one are absent.
+        Then
+        the checkpoint of the newest training that recorded one, finished or not; cells without one are absent.
     """
     query = (
         select(AttemptRow.cell_id, AttemptRow.id, AttemptRow.state, AttemptRow.weights, AttemptRow.checkpoint)
@@ -278,7 +334,12 @@ def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str |
 
 
 def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
-    """Return rows with the unaggregated columns of CellState, sorted by revision and position in the grid."""
+    """Return one row per pair with the columns of CellState that need no aggregation.
+
+    The axes of AXES are separate columns; `state` is `new` without attempts, and the other columns of the newest
+    attempt
+    are then NULL. Rows are sorted by revision id, then by position in the grid.
+    """
     newest = _newest_attempts().subquery()
     run_time: tuple[str, ...] = (
         "kind", "phase", "step", "steps_total", "loss", "tokens_per_s", "started_at", "heartbeat_at",
@@ -314,13 +375,16 @@ def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
 def cell_states(
     session: Session, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
 ) -> list[CellState]:
-    """Return the sweep's cells with their progress, in the grid's order, by three queries for any number of cells.
+    """Return the sweep's cells with their progress, by three queries for any number of cells.
+
+    The cells that a revision lists come in the grid's order; orphans by revision, then in its order.
 
     Args:
         session: open session.
         sweep: sweep; None for the one launched last.
         revision: revision number; None for the newest.
-        orphans: return the cells that the revision no longer lists instead of those that it lists.
+        orphans: return the cells that earlier or later revisions list but this one does not, instead of those that it
+            lists.
 
     Raises:
         SweepUnknown: there is no such sweep.
@@ -330,7 +394,12 @@ def cell_states(
 
 
 def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:
-    """Return the state of these cells, each with its position in the newest revision of any sweep that lists it."""
+    """Return the state of these cells, each with its position in the newest revision of any sweep that lists it.
+
+    Cells that no revision lists, and unknown ids, are absent. Sorted by that revision, then by position; not in the
+    order
+    of `cell_ids`.
+    """
     pairs = select(func.max(RevisionCellRow.revision_id).label("revision_id"), RevisionCellRow.cell_id)
     pairs = pairs.group_by(RevisionCellRow.cell_id)
     # thousands of ids would exceed the bind limit of a statement
@@ -340,7 +409,11 @@ def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:
 
 
 def _states(session: Session, pairs: Any) -> list[CellState]:
-    """Return the CellState of the cells in `pairs`, a subquery of (revision_id, cell_id)."""
+    """Return the CellState of the cells in `pairs`, sorted by revision and position.
+
+    `pairs` is a subquery of (revision_id, cell_id). Runs three queries. A cell without a finished training has None as
+    `trained_attempt_id` and `weights`.
+    """
     measured = _measured_keys(session, pairs)
     trained, checkpoints = _trainings(session, pairs)
     states = []
@@ -378,7 +451,13 @@ def _cell_record(row: CellRow, axes: dict[str, str]) -> CellRecord:
 
 
 def cell(session: Session, cell_id: str) -> CellRecord:
-    """Return the cell with its config, and with the axes of the newest revision that lists it. Raises CellUnknown."""
+    """Return the cell with its config, and with the axes of the newest revision of any sweep that lists it.
+
+    `axes` is empty for a cell that no revision lists.
+
+    Raises:
+        CellUnknown: there is no cell with exactly this id.
+    """
     row = session.get(CellRow, cell_id)
     if row is None:
         raise CellUnknown(f"no cell has the id {cell_id!r}; `atma-sweep status` lists them")
@@ -387,7 +466,7 @@ def cell(session: Session, cell_id: str) -> CellRecord:
 
 
 def configs(session: Session, cell_ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the complete frozen config by cell id."""
+    """Return the complete frozen config by cell id; unknown ids are absent."""
     rows = rows_in(session, select(CellRow.id, CellRow.config), CellRow.id, cell_ids)
     return {row.id: row.config for row in rows}
 
@@ -396,18 +475,18 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
     """Return the cell that an id, a slug with or without its seed, or the beginning of either identifies.
 
     A complete id or slug has precedence over a slug without its seed, and that over a beginning. Each is looked for in
-    the sweep `sweep`; without a sweep first in the one launched last, then in all. The beginning of a slug never splits
-    a number: `-s1` is not the beginning of `-s10`.
+    the newest revision of `sweep`; without a sweep first in that of the sweep launched last, then in all cells of the
+    database. The beginning of a slug never splits a number: `-s1` is not the beginning of `-s10`.
 
     Args:
         session: open session.
-        cell_name: id, slug or beginning, as the user typed it.
+        cell_name: id, slug or beginning, as the user typed it; empty text matches nothing.
         sweep: sweep to search; None for all.
 
     Raises:
         SweepUnknown: there is no sweep of that name.
-        CellUnknown: no cell matches; the message suggests similar slugs.
-        CellAmbiguous: several cells match; the message lists some of them.
+        CellUnknown: no cell matches, or the database holds none; the message suggests similar slugs.
+        CellAmbiguous: several cells match within one scope; the message lists up to five of them.
     """
     if sweep is not None:
         sweep_row(session, sweep)  # raises SweepUnknown

@@ -27,7 +27,9 @@ from .store import Store, record_event, renew_heartbeat
 class AttemptWriter(Protocol):
     """Write interface of one attempt, used by the process that runs it.
 
-    Writing the same record twice changes nothing, and a later value under the same key replaces the earlier one. An
+    Writing the same record twice changes nothing, and a later value under the same key replaces the earlier one. Keys:
+    a
+    measurement by (probe, metric, length), an example by these and (item, position), a curve point by its step. An
     attempt that was finished, declared dead or taken over can write nothing but events. A DatabaseRecorder then raises
     LeaseLost at the call; for a journal, JournalReader raises it when it applies the line. Non-finite numbers become
     NULL. Characters that a database cannot store are removed from strings. Times are those of the database.
@@ -79,7 +81,11 @@ class AttemptWriter(Protocol):
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
         """Copy the curve and the samples of the attempt that this one resumes, up to and including a step.
 
-        Points and samples that this attempt already has are kept.
+        Points and samples that this attempt already has are kept. Other measurements and examples are not copied.
+
+        Args:
+            from_attempt: id of the attempt to copy from.
+            up_to_step: last step to copy.
         """
 
     def last_point(self) -> CurvePoint | None:
@@ -117,6 +123,14 @@ class AttemptWriter(Protocol):
 
         None keeps a column; the arguments are those of Store.finish_attempt.
 
+        Args:
+            state: final state.
+            cause: reason in words.
+            traceback: Python traceback.
+            exit_code: exit status of the process.
+            weights: saved weights, relative to the runs folder or a full address.
+            failure: failure class (see failure_classes.py).
+
         Raises:
             ValueError: the state is `running`.
         """
@@ -128,7 +142,10 @@ CURVE_KEY = ("attempt_id", "step")
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return a number as a plain float, or None for NaN and infinities; return text in storable form."""
+    """Return a number as a plain float, or None for NaN and infinities; return text in storable form.
+
+    None, bool and int are returned as they are; numbers of numpy become floats. Raises TypeError for other types.
+    """
     if isinstance(value, str):
         return storable_text(value)
     if value is None or isinstance(value, bool | int):
@@ -193,7 +210,12 @@ class DatabaseRecorder(AttemptWriter):
         self._upsert(ProvenanceRow, ("attempt_id",), [values])
 
     def neighbours(self) -> None:
-        """Count the attempts of the same launch and host that shared this one's GPU, into its provenance."""
+        """Count the attempts of the same launch and host that shared this one's GPU, into its provenance.
+
+        An attempt counts if it has the same fencing token and had not ended when this one started. Does nothing but
+        renew the
+        heartbeat for an attempt without a recorded GPU.
+        """
         # one launch at a time uses a GPU: attempts with another fencing token are stale, even without a recorded end
         this_attempt, this_source = aliased(AttemptRow), aliased(ProvenanceRow)
         neighbour_count = (
@@ -224,7 +246,7 @@ class DatabaseRecorder(AttemptWriter):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        """Set the columns that are not None; non-finite numbers become NULL."""
+        """Set the columns that are not None and the step; non-finite numbers become NULL."""
         columns = {"steps_total": steps_total, "loss": loss, "tokens_per_s": tokens_per_s, "phase": phase}
         self._write(step=step, **{name: finite_or_none(value) for name, value in columns.items() if value is not None})
 
@@ -232,7 +254,12 @@ class DatabaseRecorder(AttemptWriter):
         self._upsert(CurvePointRow, CURVE_KEY, [finite_fields(point) for point in points])
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        """Copy curve points and samples of another attempt up to a step; existing rows of this attempt are kept."""
+        """Copy curve points and samples of another attempt up to and including a step; rows of this attempt are kept.
+
+        Args:
+            from_attempt: id of the attempt to copy from; an unknown one copies nothing.
+            up_to_step: last step to copy.
+        """
         written = (ExampleRow.probe == SAMPLES) & (ExampleRow.length <= up_to_step)
         parts: list[tuple[Any, Sequence[str], Any]] = [
             (CurvePointRow, CURVE_KEY, CurvePointRow.step <= up_to_step),
@@ -254,7 +281,10 @@ class DatabaseRecorder(AttemptWriter):
         self._write(work)
 
     def measurements(self, measurements: Sequence[Measurement]) -> None:
-        """Insert or replace measurements, with the database's time as `created_at`."""
+        """Insert or replace measurements, with the database's time as `created_at`.
+
+        A NaN or infinite value is stored as NULL with a reason. An empty sequence only renews the heartbeat.
+        """
         rows = [finite_fields(_with_finite_value(measurement)) for measurement in measurements]
 
         def work(session: Session) -> None:
@@ -278,7 +308,9 @@ class DatabaseRecorder(AttemptWriter):
     def event(self, kind: str, message: str) -> None:
         """Record the event unless the attempt already has one of the same kind and message.
 
-        Works for finished attempts, too.
+        Works for finished attempts, too, needs no lease and does not renew the heartbeat. Raises AttemptUnknown for an
+        attempt
+        that does not exist.
         """
         same = select(EventRow.id).where(EventRow.attempt_id == self.attempt_id, EventRow.kind == kind)
         same = same.where(EventRow.message == storable_text(message)).limit(1)
@@ -295,12 +327,19 @@ class DatabaseRecorder(AttemptWriter):
 
 
 def finite_fields(record: Any) -> dict[str, Any]:
-    """Return the fields of a curve point, a measurement or an example as columns, with non-finite numbers as None."""
+    """Return the fields of a curve point, a measurement or an example as columns, with non-finite numbers as None.
+
+    Dicts stay as they are; text is returned in storable form.
+    """
     return {name: value if isinstance(value, dict) else finite_or_none(value) for name, value in asdict(record).items()}
 
 
 def _with_finite_value(measurement: Measurement) -> Measurement:
-    """Return the measurement with a non-finite value replaced by None and a reason; others unchanged."""
+    """Return the measurement with a non-finite value replaced by None and a reason; others unchanged.
+
+    A reason that the measurement already has is kept. Otherwise it starts with `nan:`, or with `inf:` for both
+    infinities.
+    """
     value = measurement.value
     if value is None or math.isfinite(value):
         return measurement

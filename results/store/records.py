@@ -57,7 +57,9 @@ class Owner:
     def is_same_process(self, owner: Owner) -> bool:
         """Return True if both records describe one process, whatever their `name` fields are.
 
-        Creation times may differ by up to one second; an unknown PID namespace matches any other.
+        Host and pid must be equal and the creation times less than one second apart; an unknown PID namespace matches
+        any
+        other.
         """
         in_other_space = None not in (self.space, owner.space) and self.space != owner.space
         same = (self.host, self.pid) == (owner.host, owner.pid) and abs(self.started - owner.started) < 1.0
@@ -172,7 +174,12 @@ class CellState:
 
 
 def extra_axes(cells: Iterable[CellState]) -> list[str]:
-    """Return the axes beyond the five AXES (and `seed`) whose level differs between the cells, in the grid's order."""
+    """Return the axes beyond the five AXES (and `seed`) whose level differs between the cells.
+
+    They come in the order in which the cells first name them, which is the grid's. A cell without the axis counts as
+    one
+    more level. Empty for fewer than two cells.
+    """
     listed = list(cells)
     names = dict.fromkeys(name for cell in listed for name in cell.axes if name not in (*AXES, "seed"))
     return [name for name in names if len({cell.axes.get(name) for cell in listed}) > 1]
@@ -180,7 +187,11 @@ def extra_axes(cells: Iterable[CellState]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSummary:
-    """A line of `status` without a sweep: a sweep, its newest revision, and that revision's cells counted by state."""
+    """A sweep, its newest revision, and that revision's cells counted by state: a line of `status` without a sweep.
+
+    `cells` is the number of cells of the revision. `counts` maps a state (as in CellStateName) to its number of cells;
+    states without cells are absent.
+    """
 
     name: str
     created_at: datetime
@@ -216,7 +227,7 @@ class RevisionRecord:
 
     @property
     def printed_in(self) -> str | None:
-        """Source and version that print the numbers of a published sweep; None for a sweep that was launched."""
+        """Source and version, as one word, that print the numbers of a published sweep; None for a launched sweep."""
         options = self.options
         return f"{options['source']}{options['version']}" if "source" in options and "version" in options else None
 
@@ -281,7 +292,12 @@ class MeasuredValue(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """Result of one item of a probe (a document or a trial), stored so that cells can be compared item by item."""
+    """Result of one item of a probe (a document or a trial), stored so that cells can be compared item by item.
+
+    `item` numbers the documents or trials and means the same one in every cell. `position` is a position inside the
+    item,
+    such as that of the needle; 0 without one. `detail` is a dict that the probe defines.
+    """
 
     probe: str
     metric: str
@@ -433,7 +449,10 @@ ProbeRequest = tuple[str, int]
 
 
 def missing_requests(state: CellState, requested: Iterable[ProbeRequest]) -> list[ProbeRequest]:
-    """Return the requested (probe, length) pairs without a value or a recorded reason, in the order of `requested`."""
+    """Return the requested (probe, length) pairs that are not in `state.measured`, in the order of `requested`.
+
+    A measurement of any metric of the probe at that length counts, with a value or with a recorded reason.
+    """
     have = {(probe, length) for probe, _, length in state.measured}
     return [request for request in requested if request not in have]
 
@@ -441,11 +460,15 @@ def missing_requests(state: CellState, requested: Iterable[ProbeRequest]) -> lis
 def standing(state: CellState, requested: Iterable[ProbeRequest]) -> CellStanding:
     """Return the status of a cell with respect to the requested measurements.
 
+    Args:
+        state: cell with its progress.
+        requested: (probe, context length) pairs that the launch asked for.
+
     Returns:
         The state of the newest attempt while the cell runs or has no finished training. Else `done` if every requested
         (probe, length) has a value or a reason, `needs-eval` if a measurement is missing, or `weights gone` if a
-        measurement is missing and so are the saved weights. Cells of external models never have the status `weights
-        gone`.
+        measurement is missing and so are the saved weights. A failed evaluation of a trained cell does not show. Cells
+        whose newest attempt is of an external model never have the status `weights gone`.
     """
     if state.state == "running" or state.trained_attempt_id is None:
         return state.state
@@ -455,7 +478,10 @@ def standing(state: CellState, requested: Iterable[ProbeRequest]) -> CellStandin
 
 
 def requests_from_options(options: object) -> list[ProbeRequest]:
-    """Return the requested (probe, length) pairs in the options of a stored revision; empty for options without any."""
+    """Return the requested (probe, length) pairs in the options of a stored revision, in their order.
+
+    Empty for options without the key `requested`, and for options that are no dict.
+    """
     pairs = options.get("requested", []) if isinstance(options, dict) else []
     return [(str(probe), int(length)) for probe, length in pairs]
 
@@ -466,7 +492,7 @@ DEAD_AFTER_S = 300.0
 
 
 def current_pid_space() -> str | None:
-    """Return the boot id and the PID namespace in which the pid of this process is valid.
+    """Return the boot id and the PID namespace (separated by a space) in which the pid of this process is valid.
 
     None on systems without /proc.
 
@@ -481,7 +507,8 @@ def current_pid_space() -> str | None:
 def is_local_pid(host: str | None, pid_space: str | None) -> bool:
     """Return True if a pid recorded with `host` and `pid_space` can be looked up by this process.
 
-    If either PID space is unknown (as in records of older releases), the host name alone decides.
+    The host must be this one, and the PID space that of this process. If either PID space is unknown (as in records of
+    older releases), the host name alone decides.
     """
     current = current_pid_space()
     return host == socket.gethostname() and (pid_space is None or current is None or pid_space == current)

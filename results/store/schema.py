@@ -50,7 +50,11 @@ class UtcTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:
-        """Return the time as text in UTC, None for None. Raises ValueError for a naive datetime."""
+        """Return the time as text in UTC with milliseconds, None for None.
+
+        Raises:
+            ValueError: the datetime has no time zone.
+        """
         if value is None:
             return None
         if value.tzinfo is None:

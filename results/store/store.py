@@ -115,10 +115,13 @@ def open_store(
 
 
 def temporary_store(name: str, fill: Callable[[Store], object]) -> Store:
-    """Create a temporary database, call `fill(store)` on it, and return the store.
+    """Create a temporary database, call `fill(store)` on it, and return the open store.
 
-    The database is deleted when the store is no longer referenced, or at once if `fill` raises. `name` becomes part of
-    the file name.
+    The database is a SQLite file in a new folder of the system's temporary folder. The folder is deleted when the store
+    is
+    no longer referenced, or at once if `fill` raises; the error goes on to the caller. `name` becomes part of the
+    folder's
+    and the file's name. The result of `fill` is ignored.
     """
     folder = tempfile.mkdtemp(prefix=f"atma-{name}-")
     try:
@@ -134,7 +137,7 @@ def temporary_store(name: str, fill: Callable[[Store], object]) -> Store:
 
 
 def default_runs(url_or_path: str | Path | None = None) -> Path:
-    """Return the default runs folder of a database that need not exist yet."""
+    """Return the default runs folder (the folder of checkpoints and weights) of a database that need not exist yet."""
     return Store(url_or_path).runs
 
 
@@ -199,7 +202,9 @@ class Store(DatabaseConnection, StoreReader):
     ) -> int:
         """Make `owner` the sweep's supervisor until the lease ends, and return the fencing token.
 
-        The token increases by one each time.
+        The token (an integer that identifies this hold of the sweep) increases by one each time. An owner that holds
+        the
+        sweep already gets a new token as well. If another process changes the lease meanwhile, the attempt is repeated.
 
         Args:
             name: sweep.
@@ -210,7 +215,7 @@ class Store(DatabaseConnection, StoreReader):
                 decides, by the database's clock.
             revision: with a revision the sweep may be new, and the launch is recorded in the same transaction; a
                 refused launch changes nothing.
-            clear_requests: discard the requests (pause, cancel, retry) that were made to an earlier launch.
+            clear_requests: discard the requests (pause, finish, cancel, retry) that were made to an earlier launch.
 
         Raises:
             SweepBusy: another owner holds the sweep.
@@ -235,6 +240,8 @@ class Store(DatabaseConnection, StoreReader):
     ) -> None:
         """Append cells to the newest revision of a sweep that the caller holds, in one durable transaction.
 
+        Cells that the database lacks are created. The revision keeps its number.
+
         Args:
             name: sweep.
             fence: fencing token of the caller.
@@ -242,12 +249,17 @@ class Store(DatabaseConnection, StoreReader):
             new_forecast: replaces the forecast in the revision's options; None keeps it.
 
         Raises:
-            LeaseLost: another supervisor holds the sweep.
+            LeaseLost: the sweep is not held, or is held under another token.
+            SweepUnknown: there is no such sweep.
         """
         self.write(lambda session: sweep_lease.extend_newest(session, name, fence, cells, new_forecast), durable=True)
 
     def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
-        """Extend the lease to `lease_seconds` from now. Raises LeaseLost if another supervisor has taken the sweep."""
+        """Extend the lease to `lease_seconds` from now by the database's clock; an expired lease is renewed as well.
+
+        Raises:
+            LeaseLost: no process holds the sweep under the token `fence` (it was taken over, released or deleted).
+        """
 
         def work(session: Session) -> None:
             until = queries.now(session) + timedelta(seconds=lease_seconds)
@@ -258,7 +270,11 @@ class Store(DatabaseConnection, StoreReader):
         self.write(work)
 
     def release_sweep(self, name: str, fence: int) -> bool:
-        """Give up the sweep. Return False, changing nothing, if it no longer belongs to the caller's fencing token."""
+        """Give up the sweep: clear its owner and lease; the fencing token stays.
+
+        Returns:
+            False, with nothing changed, if the sweep does not exist or is not held under the token `fence`.
+        """
         query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == fence, SweepRow.owner.is_not(None))
         columns = ("owner", "owner_host", "owner_pid", "owner_started", "owner_space", "owner_since", "lease_until")
         free = dict.fromkeys(columns)
@@ -267,10 +283,16 @@ class Store(DatabaseConnection, StoreReader):
     def request_actions(self, name: str, **changes: Any) -> dict[str, Any]:
         """Add requests to the process that runs the sweep, and return all pending requests.
 
+        Stores them for the process to read; does not wait for it and does not require that one runs.
+
         Args:
             name: sweep.
-            **changes: `pause`, `finish`, `cancel` (True, or None to withdraw the request), `retry` (cell ids, added to
-                those that are pending).
+            **changes: `pause`, `finish`, `cancel` (True, or None to withdraw the request), `retry` (list of cell ids,
+                added
+                to those that are pending; None withdraws all).
+
+        Returns:
+            Pending requests by name; the cell ids of `retry` are sorted.
 
         Raises:
             SweepUnknown: there is no such sweep.
@@ -299,29 +321,36 @@ class Store(DatabaseConnection, StoreReader):
         steps_total: int | None = None,
         deviation: Mapping[str, Any] | None = None,
     ) -> Attempt:
-        """Create a running attempt of the cell, with the next number and the run folder `<cell>/<number>`.
+        """Create a running attempt of the cell, with the next number of the cell and the run folder `<cell>/<number>`.
 
-        Records an event. The database itself allows one running attempt per cell.
+        The attempt starts in phase `starting` at step 0; its folder is not created. Records the event `started`. The
+        transaction is durable. The database itself allows one running attempt per cell.
 
         Args:
-            cell_id: cell.
+            cell_id: complete id of the cell.
             kind: kind of attempt.
             parent_id: attempt whose weights or checkpoint this one uses.
             owner: process that runs the attempt, until set_process names another.
             fence: fencing token under which the attempt writes.
             sweep: sweep that the caller must still hold under `fence`; None skips the check.
             steps_total: training steps of the complete run.
-            deviation: settings in which the attempt differs from the cell's config, by dotted path.
+            deviation: settings in which the attempt differs from the cell's config, by dotted path; an empty one is
+                stored as
+                None.
+
+        Returns:
+            The attempt as stored.
 
         Raises:
             CellAlreadyRunning: the cell has a running attempt.
             CellUnknown: there is no such cell.
             AttemptUnknown: there is no attempt `parent_id`.
             LeaseLost: another supervisor holds the sweep.
+            SweepUnknown: there is no sweep of that name.
         """
 
         def work(session: Session) -> Attempt:
-            """Check the sweep and the parent, then insert the attempt and its event."""
+            """Check the sweep and the parent, insert the attempt and its event, and return the attempt."""
             if sweep is not None and queries.sweep_row(session, sweep).fence != fence:
                 raise LeaseLost(f"sweep {sweep!r} was taken over by another supervisor; this one has to stop")
             if parent_id is not None:
@@ -375,7 +404,19 @@ class Store(DatabaseConnection, StoreReader):
         host: str | None = None,
         space: str | None = None,
     ) -> None:
-        """Record the process that runs the attempt (fields as in Owner; None keeps the host). Raises LeaseLost."""
+        """Record the process that runs the attempt, and renew the attempt's heartbeat.
+
+        Args:
+            attempt_id: attempt.
+            fence: fencing token under which it runs.
+            pid: process id.
+            started: creation time of the process, seconds since the epoch.
+            host: host name; None or empty text keeps the recorded one.
+            space: boot and PID namespace in which `pid` is valid; None stores None (unknown).
+
+        Raises:
+            LeaseLost: the attempt does not run under that fencing token; nothing was written.
+        """
         values: dict[str, Any] = {"pid": pid, "pid_started": started, "pid_space": space}
         values |= {"host": host} if host else {}
         self.write(lambda session: renew_heartbeat(session, attempt_id, fence, **values))
@@ -395,16 +436,19 @@ class Store(DatabaseConnection, StoreReader):
     ) -> None:
         """End a running attempt durably and record an event; from then on the attempt is read-only.
 
+        The end is the database's current time. The kind of the event is `state`, its message `cause` (without one,
+        `state`).
+
         Args:
             attempt_id: attempt.
             fence: fencing token under which it runs.
             state: final state.
             cause: reason in words; passwords are removed. None keeps this column and each of those below.
-            traceback: Python traceback; passwords are removed.
+            traceback: Python traceback; passwords are removed. Empty text keeps the column, too.
             exit_code: exit status of the process.
             checkpoint: newest checkpoint, relative to the runs folder or a full address.
             weights: saved weights, relative to the runs folder or a full address.
-            failure: failure class.
+            failure: failure class (see failure_classes.py).
 
         Raises:
             ValueError: the state is `running`.
@@ -429,12 +473,16 @@ class Store(DatabaseConnection, StoreReader):
     def interrupt_dead(self, attempt_id: int, cause: str) -> bool:
         """Mark a running attempt as interrupted; the caller has verified that its process is gone.
 
-        Returns False, changing nothing, if the attempt was not running. A process that is alive after all gets
-        LeaseLost from then on.
+        Needs no fencing token. Sets the failure class PREEMPTED and the end (now), and records the event `interrupted`
+        with
+        the cause. A process that is alive after all gets LeaseLost from then on.
+
+        Returns:
+            False, with nothing changed, if the attempt was not running or does not exist.
         """
 
         def work(session: Session) -> bool:
-            """Update the attempt if it is running, and record the event."""
+            """Update the attempt if it is running, record the event, and return True if it was running."""
             dead = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "running")
             ended = {
                 "state": "interrupted",
@@ -451,9 +499,11 @@ class Store(DatabaseConnection, StoreReader):
         return self.write(work)
 
     def mark_pruned(self, attempt_id: int, why: str) -> None:
-        """Mark an interrupted attempt as ended early by a study, durably, and record an event.
+        """Mark an interrupted attempt as ended early by a study, durably, and record the event `pruned`.
 
-        Attempts in other states do not change.
+        The state stays `interrupted`; the failure class becomes PRUNED and the cause becomes `why`. Attempts in other
+        states
+        do not change, and no event is recorded for them.
         """
 
         def work(session: Session) -> None:
@@ -465,7 +515,10 @@ class Store(DatabaseConnection, StoreReader):
         self.write(work, durable=True)
 
     def clear_weights(self, attempt_id: int) -> None:
-        """Record durably that the saved weights of an attempt are deleted or about to be deleted."""
+        """Record durably that the saved weights of an attempt are deleted or about to be deleted.
+
+        Deletes no file. An unknown attempt is ignored.
+        """
         gone = update(AttemptRow).where(AttemptRow.id == attempt_id).values(weights=None)
         self.write(lambda session: _changes_row(session, gone), durable=True)
 
@@ -478,9 +531,17 @@ class Store(DatabaseConnection, StoreReader):
         cell_id: str | None = None,
         attempt_id: int | None = None,
     ) -> None:
-        """Record an event with a kind (a short word) and a message, about a sweep, a cell or an attempt.
+        """Record an event about a sweep, a cell or an attempt, at the current time of the database.
 
-        Raises SweepUnknown.
+        Args:
+            kind: a short word, such as `started`.
+            message: text for people.
+            sweep: name of the sweep that the event is about; None for none (not for the sweep launched last).
+            cell_id: cell that the event is about.
+            attempt_id: attempt that the event is about.
+
+        Raises:
+            SweepUnknown: there is no such sweep.
         """
 
         def work(session: Session) -> None:
@@ -493,7 +554,10 @@ class Store(DatabaseConnection, StoreReader):
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Yield a Snapshot, whose queries all see the same state of the database despite concurrent writes."""
+        """Yield a Snapshot, whose queries all see the same state of the database despite concurrent writes.
+
+        It holds one read transaction until the context ends and is not usable afterwards.
+        """
         with self.transaction(write=False) as session:
             queries.snapshot(session)
             yield Snapshot(session)
@@ -501,9 +565,11 @@ class Store(DatabaseConnection, StoreReader):
     def frames(self, sweep: str | None = None, *, revision: int | None = None) -> Frames:
         """Return the sweep (None: the one launched last) as pandas data frames: see frames.Frames.
 
+        Fixes the sweep and the revision now; each method of the result reads the database anew.
+
         Args:
             sweep: sweep name.
-            revision: revision number; None for the newest.
+            revision: revision number; None for the one that is newest now.
 
         Raises:
             SweepUnknown: there is no such sweep.
@@ -525,9 +591,16 @@ def require_end_state(state: AttemptState) -> None:
 
 
 def renew_heartbeat(session: Session, attempt_id: int, fence: int, **values: Any) -> None:
-    """Renew the heartbeat of an attempt and set further columns.
+    """Renew the heartbeat of an attempt and set further columns, in the caller's transaction.
 
-    Raises LeaseLost unless it runs under that fencing token.
+    Args:
+        session: open session.
+        attempt_id: attempt.
+        fence: fencing token under which it must run.
+        **values: columns of the attempt and their new values; None sets NULL.
+
+    Raises:
+        LeaseLost: the attempt does not exist, has ended, or runs under another fencing token.
     """
     query = update(AttemptRow).where(
         AttemptRow.id == attempt_id, AttemptRow.fence == fence, AttemptRow.state == "running"
@@ -541,8 +614,10 @@ def _changes_row(session: Session, query: Any) -> bool:
 
 
 def record_event(session: Session, kind: str, message: str, **references: Any) -> None:
-    """Insert an event with the current time of the database.
+    """Insert an event with the current time of the database, in the caller's transaction.
 
-    `references` are the columns `sweep_id`, `cell_id` and `attempt_id` of the event.
+    `references` are the columns `sweep_id` (a number), `cell_id` and `attempt_id` of the event. Characters that a
+    database
+    cannot store are removed from the message.
     """
     session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable_text(message), **references))

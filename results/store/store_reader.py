@@ -78,12 +78,15 @@ class StoreReader(ABC):
     def states(self, cell_ids: Collection[str]) -> dict[str, CellState]:
         """Return the state of these cells by cell id, whichever sweeps list them.
 
-        Cells that were never launched are absent.
+        Cells that were never launched, and unknown ids, are absent.
         """
         return {state.cell_id: state for state in self.read(queries.states, cell_ids)}
 
     def measurements(self, cell_id: str) -> list[MeasuredValue]:
-        """Return the newest value per (probe, metric, length) over the cell's finished attempts."""
+        """Return the newest measurement per (probe, metric, length) over the cell's finished attempts, sorted by this key.
+
+        A measurement with a reason instead of a value counts. Empty for an unknown cell.
+        """
         return self.read(attempt_queries.values, [cell_id])
 
 

@@ -20,7 +20,12 @@ from .schema import CellRow, RevisionCellRow, RevisionRow, SweepRow
 
 @dataclass(frozen=True)
 class LeaseState:
-    """Lease of a sweep at one moment: fencing token, end of the lease, holder, and since when it holds the sweep."""
+    """Lease of a sweep at one moment: fencing token, end of the lease, holder, and since when it holds the sweep.
+
+    `fence` increases with every hold, and a write under an older token is refused. `holder` is the last process that
+    took
+    the sweep and did not release it, even if the lease has expired; None if no process holds it.
+    """
 
     fence: int
     lease_until: datetime | None
@@ -33,12 +38,12 @@ class LeaseState:
 
 
 def read_lease(session: Session, name: str, *, new: bool) -> LeaseState:
-    """Return the lease of the sweep.
+    """Return the lease of the sweep; reads only.
 
     Args:
         session: open session.
         name: sweep.
-        new: True if the sweep need not exist.
+        new: True if the sweep need not exist; a missing one gives a LeaseState with `new`, token 0 and no holder.
 
     Raises:
         SweepReadOnly: the sweep was imported.
@@ -82,17 +87,26 @@ def claim_sweep(
 ) -> int | None:
     """Give the sweep to `owner`, record the revision, and return the new fencing token.
 
+    Runs in the caller's transaction and locks the row of the sweep. The holder of the lease is not examined here: the
+    caller decides whether the sweep may be taken.
+
     Args:
         session: open session.
         name: sweep.
         owner: process that takes the sweep.
         lease_seconds: duration of the lease, from now.
-        expected: lease as the caller has read it.
-        revision: launch to record; None records nothing.
+        expected: lease as the caller has read it; a sweep that it calls new is created.
+        revision: launch to record; it also makes the sweep the one launched last, or dates it just before the sweep
+            that it
+            accompanies. None records nothing and keeps the launch time.
         clear_requests: discard the requests that were made to an earlier launch.
 
     Returns:
-        None, with nothing changed, if the lease is no longer the expected one.
+        None, with nothing changed but a created sweep, if the lease is no longer the expected one.
+
+    Raises:
+        SweepReadOnly: the sweep was imported.
+        SweepUnknown: the sweep that the revision accompanies does not exist.
     """
     if expected.new:
         _insert_if_missing(session, name)
@@ -136,8 +150,10 @@ def lock_or_create(session: Session, name: str) -> SweepRow:
 def write_revision(session: Session, sweep: SweepRow, new_revision: NewRevision) -> int:
     """Return the number of the revision that describes the launch: the newest if it is equal, else a new one.
 
-    Two launches are equal if grid text, options (without the forecast), cells, their order and their axes are equal. A
-    new revision adds the cells that are missing.
+    Two launches are equal if grid text, options (without the forecast), cells, their order and their axes are equal;
+    file
+    name and code version do not count. A new revision has the next number, from 1, and adds the cells that are missing;
+    existing cells do not change. Only the newest revision is compared.
     """
     newest = session.scalar(
         select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)
@@ -167,10 +183,13 @@ def write_revision(session: Session, sweep: SweepRow, new_revision: NewRevision)
 def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellRecord], new_forecast: object) -> None:
     """Append cells to the newest revision of a sweep that the caller holds, and replace its forecast.
 
-    `new_forecast` None keeps the forecast.
+    Cells that the revision lists already are skipped; those that the database lacks are created. `new_forecast` None
+    keeps
+    the forecast (the predicted times in the revision's options).
 
     Raises:
         LeaseLost: the sweep is not held under the fencing token `fence`.
+        SweepUnknown: there is no such sweep.
     """
     row = lock_sweep_row(session, name)
     if row.fence != fence or row.owner is None:
@@ -181,7 +200,10 @@ def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellR
 
 
 def append_cells(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> RevisionRow:
-    """Append the cells that the sweep's newest revision does not list to its end, and return that revision."""
+    """Append the cells that the sweep's newest revision does not list to its end, and return that revision.
+
+    Cells that the database lacks are created. Returns the mapped row, attached to the session.
+    """
     newest = queries.revision_row(session, sweep_id)
     listed = {cell for cell, _ in queries.members(session, newest.id)}
     new_cells = [cell for cell in cells if cell.id not in listed]
@@ -191,7 +213,9 @@ def append_cells(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -
 
 
 def _list_cells(session: Session, revision_id: int, cells: Sequence[CellRecord], first: int, moment: datetime) -> None:
-    """Create the cells that are missing, and list all of them in a revision.
+    """Create the cells that are missing, and list all of `cells` in a revision; do nothing for an empty sequence.
+
+    The revision must not list any of them yet. Existing cells do not change.
 
     Args:
         session: open session.
@@ -211,10 +235,16 @@ def _list_cells(session: Session, revision_id: int, cells: Sequence[CellRecord],
 
 
 def request_actions(session: Session, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `changes` into the pending requests of a sweep, store them, and return them.
+    """Merge `changes` into the pending requests of a sweep, store them, and return all that are pending.
 
-    Lists are united with the pending ones, other values replace them; None and empty lists remove a request. Raises
-    SweepUnknown.
+    Args:
+        session: open session.
+        name: sweep.
+        changes: values by name of the request. Lists are united with the pending ones and sorted; an empty list adds
+            nothing. Other values replace the pending one; None removes the request.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
     """
     row = lock_sweep_row(session, name)
     requests = dict(row.request or {})
@@ -236,7 +266,10 @@ def clear_retries(session: Session, name: str, retry: Collection[str]) -> None:
 def lock_sweep_row(session: Session, name: str) -> SweepRow:
     """Return the current row of the sweep, locked until the transaction ends, so that no process takes the sweep.
 
-    Raises SweepUnknown.
+    The lock is a row lock of PostgreSQL; on SQLite the write transaction of the caller has the same effect.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
     """
     row = queries.sweep_row(session, name)
     session.refresh(row, with_for_update=True)
@@ -263,7 +296,10 @@ def _require_writable(row: SweepRow) -> None:
 
 
 def _mark_launched_last(session: Session, row: SweepRow) -> None:
-    """Make this the sweep launched last, even if the clock was set back."""
+    """Make this the sweep launched last, even if the clock was set back.
+
+    Its launch time becomes now, or one millisecond after the newest launch time in the database if that is later.
+    """
     newest = session.scalar(select(SweepRow.launched_at).order_by(SweepRow.launched_at.desc()).limit(1))
     row.launched_at = max(queries.now(session), (newest or row.launched_at) + timedelta(milliseconds=1))
     session.flush()

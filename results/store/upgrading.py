@@ -40,10 +40,16 @@ PARTIAL_SUFFIX = ".part"
 def copy_database(engine: Engine, source: Path, target: Path) -> None:
     """Copy a SQLite database while others write to it.
 
-    The copy is complete, verified, synced and has the permissions of the source; after an error there is no copy.
+    The copy is complete, verified, synced and has the permissions of the source; after an error there is no copy. It is
+    one file, without WAL, written under a temporary name in the target's folder first.
+
+    Args:
+        engine: engine of the source.
+        source: file of the source, for its permissions.
+        target: new file, in an existing folder.
 
     Raises:
-        sqlite3.Error: the source or the copy is damaged.
+        sqlite3.Error: the source or the copy is damaged, or SQLite cannot write the copy.
         OSError: the copy cannot be written; FileExistsError if the target exists.
     """
     with _temporary_file(target) as part:
@@ -59,7 +65,10 @@ def copy_database(engine: Engine, source: Path, target: Path) -> None:
 
 @contextmanager
 def _temporary_file(target: Path) -> Iterator[Path]:
-    """Yield an empty file next to the target that only its owner may read; it is deleted at the end."""
+    """Yield an empty new file next to the target that only its owner may read; it is deleted at the end.
+
+    Its rollback journal is deleted, too. Raises OSError if it cannot be created.
+    """
     part = target.with_name(f".{target.name}.{os.getpid()}-{time.time_ns()}{PARTIAL_SUFFIX}")
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
@@ -70,7 +79,10 @@ def _temporary_file(target: Path) -> Iterator[Path]:
 
 
 def copy_error(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreError:
-    """Return the error that explains why copy_database did not copy the database at `url`."""
+    """Return the error that explains why copy_database did not copy the database at `url`.
+
+    StoreDamaged for a damaged source or copy, WriteRefused otherwise. `target` is the file that was to be written.
+    """
     damaged = damage(error, url)
     if damaged is not None:
         return damaged
@@ -129,7 +141,9 @@ def creation_lock(url: URL) -> Iterator[None]:
 
 
 def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str = HEAD) -> None:
-    """Run the missing migrations inside the connection's transaction.
+    """Run the missing migrations inside the connection's transaction; does not commit.
+
+    An empty database gets all of them, one at `head` none.
 
     Args:
         connection: connection in a transaction.
@@ -146,7 +160,12 @@ def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str 
 
 
 def create_if_empty(engine: Engine) -> None:
-    """Run all migrations in one transaction if the database is empty."""
+    """Run all migrations in one transaction if the database is empty; do nothing if it is of this program.
+
+    On PostgreSQL other processes that try the same wait for an advisory lock. Raises StoreError for a database of
+    another
+    program.
+    """
     with engine.begin() as connection:
         if connection.dialect.name != "sqlite":
             connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
@@ -155,11 +174,15 @@ def create_if_empty(engine: Engine) -> None:
 
 
 def create_database(url: URL) -> None:
-    """Create the database if it is missing or empty.
+    """Create the database if it is missing or empty; do nothing if it exists.
 
-    Of several processes that try at once, one does it and the others wait.
+    Of several processes that try at once, one does it and the others wait. A new file is removed if it cannot be
+    completed. For PostgreSQL only the tables are created; the database itself must exist.
 
-    A new file is removed if it cannot be completed.
+    Raises:
+        StoreError: the folder does not exist, the database belongs to another program, or the driver reports an error
+            (see
+            translate_driver_errors).
     """
     with creation_lock(url), translate_driver_errors(url):
         path = sqlite_file(url)
@@ -183,9 +206,10 @@ def create_database(url: URL) -> None:
 
 
 def create_temporary_database(file: Path) -> None:
-    """Create a database that lives as long as its process: the same tables, from the models, in a tenth of the time.
+    """Create a database for the life of its process: the same tables, from the models, in a tenth of the time.
 
-    It lacks the view `results`, which is for people with an SQL shell, and a power failure may destroy it.
+    It lacks the view `results`, which is for people with an SQL shell, and a power failure may destroy it. The caller
+    deletes the file. Raises an error of the driver if the tables exist.
     """
     engine = make_engine(resolve_url(file))
     try:
@@ -203,9 +227,12 @@ def _row_counts(connection: Connection) -> dict[str, int]:
 
 
 def _backup(engine: Engine, path: Path, revision: str) -> Path:
-    """Copy the database next to itself, named after its revision and the time, and return the copy.
+    """Copy the SQLite database next to itself, and return the copy.
 
-    Raises StoreError.
+    Its name is `STEM.before-upgrade-from-REVISION.TIME` with the suffix of the database; TIME is UTC.
+
+    Raises:
+        StoreError: the copy failed (StoreDamaged or WriteRefused).
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     copy = path.with_name(f"{path.stem}.before-upgrade-from-{revision}.{stamp}{path.suffix}")
@@ -269,7 +296,12 @@ def upgrade_store(
 
 
 def _upgrade_checked(connection: Connection, migrations: Path, head: str) -> None:
-    """Run the migrations and raise StoreError if rows would be lost or foreign keys broken."""
+    """Run the migrations in the connection's transaction, and raise StoreError if rows would be lost.
+
+    Rows would be lost if a table has fewer rows than before. On SQLite, broken foreign keys raise the error as well.
+    The
+    caller's transaction then rolls everything back.
+    """
     sqlite = connection.dialect.name == "sqlite"
     if not sqlite:
         connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
