@@ -2,7 +2,8 @@
 
 A bundle is a zip file: manifest.json (format, schema, sweep, row counts, size and SHA-256 of every other member), one
 JSON-lines member per table, and optionally the saved weights and logs. The same rows give the same bytes. Attempts in a
-bundle are numbered by age, from 1, so that it does not depend on the ids of the database that it came from.
+bundle are numbered by age, from 1 for the oldest, so that it does not depend on the ids of the database that it came
+from.
 """
 
 from __future__ import annotations
@@ -102,7 +103,11 @@ class BundleSummary:
 
 
 def local_path(address: str | None) -> str | None:
-    """Return the path in an address of weights; None for no address or one that is not on a disk of this machine."""
+    """Return the path in an address of weights; None for no address or one that is not on a disk of this machine.
+
+    An address without a scheme, or with the scheme `file` or `local`, is on this machine. The file need not exist; a
+    relative path is relative to the runs folder.
+    """
     scheme, separator, rest = (address or "").rpartition("://")
     return rest or None if not separator or scheme in ("file", "local") else None
 
@@ -113,7 +118,11 @@ def format_utc(value: datetime) -> str:
 
 
 def json_value(column: Column[Any], value: Any) -> Any:
-    """Return the value of a column in the form that is written as JSON: times as text, non-finite numbers as None."""
+    """Return the value of a column in the form that is written as JSON.
+
+    Times become text and non-finite numbers of float columns None. Inside JSON columns non-finite numbers become "NaN",
+    "Infinity" or "-Infinity". Other values are returned as they are.
+    """
     if value is None or isinstance(value, datetime):
         return None if value is None else format_utc(value)
     if isinstance(column.type, Double):
@@ -131,7 +140,10 @@ def json_line(row: RowDict) -> bytes:
 
 
 class BundleWriter:
-    """Writes a bundle: its members in turn, and the manifest last, since it holds their hashes."""
+    """Writes a bundle: its members in turn, and the manifest last, since it holds their hashes.
+
+    `members` maps the name of a written member to its `sha256` and `bytes`, `counts` a table to its number of rows.
+    """
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         """Start with an empty, open zip archive."""
@@ -143,7 +155,13 @@ class BundleWriter:
     def _member(self, name: str, method: int) -> Iterator[Callable[[bytes], None]]:
         """Yield a function that appends bytes to a new member; at the end record the member's size and hash.
 
-        A second thread hashes and packs the data.
+        A second thread hashes and packs the data; the function blocks while more than MAX_PENDING_BLOCKS blocks wait.
+        Its
+        errors are raised by a later call of the function or at the end.
+
+        Args:
+            name: name of the member.
+            method: compression method of zipfile.
         """
         info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # a fixed time, so that the same rows give the same bytes
         info.compress_type, info.create_system, info.external_attr = method, 3, 0o644 << 16
@@ -171,7 +189,12 @@ class BundleWriter:
         self.members[name] = {"sha256": digest.hexdigest(), "bytes": size}
 
     def rows(self, table: str, rows: Iterable[list[bytes]]) -> None:
-        """Write a table, given as lists of lines, and record its number of rows."""
+        """Write a table as the member `TABLE.jsonl`, and record its number of rows.
+
+        Args:
+            table: name of the table.
+            rows: lists of lines, each a JSON object with its line break; the lines are written as they are.
+        """
         self.counts[table] = 0
         with self._member(f"{table}.jsonl", zipfile.ZIP_DEFLATED) as add:
             for lines in rows:
@@ -179,9 +202,9 @@ class BundleWriter:
                 self.counts[table] += len(lines)
 
     def file(self, name: str, source: Path, role: str) -> str:
-        """Write a file as a member, and return its SHA-256 in hex.
+        """Write a file as an uncompressed member, and return its SHA-256 in hex.
 
-        Data appended to the file in the meantime is not included.
+        Data appended to the file in the meantime is not included. A file that shrinks is written as far as it goes.
 
         Args:
             name: name of the member.
@@ -225,7 +248,15 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedErr
 
 
 def _parse_json(data: bytes, decoder: json.JSONDecoder = _STRICT) -> Any:
-    """Return a JSON value. Raises ValueError for invalid JSON, NaN or infinite numbers, and excessive nesting."""
+    """Return a JSON value.
+
+    Args:
+        data: UTF-8 text.
+        decoder: decoder; the default refuses duplicate keys in an object.
+
+    Raises:
+        ValueError: invalid JSON or UTF-8, NaN or infinite numbers, duplicate keys, or excessive nesting.
+    """
     try:
         return decoder.decode(data.decode())
     except RecursionError as error:
@@ -236,7 +267,7 @@ class Bundle:
     """An open bundle. Nothing in it is trusted: sizes, names, hashes, types and references are checked before use."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
-        """Check the members, their sizes and the manifest.
+        """Check the members, their sizes and the manifest; no row and no file is read yet.
 
         Raises:
             BundleError: the content is not a valid bundle or exceeds the limits.
@@ -265,11 +296,11 @@ class Bundle:
         """True if rows must have every column of this release; rows of an older release lack the newer columns."""
 
     def invalid_error(self, reason: str) -> BundleError:
-        """Return the error to raise for an invalid bundle."""
+        """Return the error to raise for an invalid bundle; `reason` is a clause for the message."""
         return BundleError(f"{self.path} cannot be taken in: {reason}; nothing was changed. Export the sweep again")
 
     def too_large_error(self, reason: str) -> BundleError:
-        """Return the error to raise for a bundle that exceeds the limits."""
+        """Return the error to raise for a bundle that exceeds the limits; `reason` is a clause for the message."""
         return BundleError(
             f"{self.path} cannot be taken in: {reason}, which no usual sweep has; nothing was changed. "
             "If you trust whom it is from, import it with --large"
@@ -288,6 +319,9 @@ class Bundle:
         """Check the declared sizes against the limits, before anything is unpacked.
 
         Reading then enforces the declared sizes.
+
+        Raises:
+            BundleError: members overlap, or their number, their size or their compression ratio exceeds the limits.
         """
         packed, archive_bytes = sum(info.compress_size for info in self.infos.values()), self.path.stat().st_size
         if packed > archive_bytes:
@@ -305,7 +339,14 @@ class Bundle:
             raise self.too_large_error(f"its cells, attempts and events take {compared_bytes / 1e6:,.0f} MB")
 
     def _check_manifest(self) -> None:
-        """Check type, versions, sweep name, members and row counts of the manifest."""
+        """Check type, versions, sweep name, members and row counts of the manifest.
+
+        The members must be exactly those in the zip file; names that differ only in case are refused.
+
+        Raises:
+            BundleError: the manifest is invalid, or a row count exceeds the limits.
+            StoreTooNew: its format or schema is unknown to this release.
+        """
         manifest = self.manifest
         if manifest.get("what") != BUNDLE_TYPE:
             raise self.invalid_error(
@@ -338,7 +379,15 @@ class Bundle:
                 raise self.too_large_error(f"{name}.jsonl has {counted(count, 'row')}")
 
     def _check_member(self, name: str, facts: Any) -> None:
-        """Check name, size and role of a member in the manifest."""
+        """Check name, size and role of a member in the manifest.
+
+        Args:
+            name: name of the member, which must be in the zip file.
+            facts: its entry: exactly `sha256` and `bytes`, and `role` for a file of an attempt.
+
+        Raises:
+            BundleError: the entry is invalid or contradicts the zip file.
+        """
         file = FILE_MEMBER.fullmatch(name)
         if file is None and name not in {f"{table}.jsonl" for table in BUNDLE_TABLES}:
             raise self.invalid_error(f"the member {quoted_value(name)} has a name that no bundle has")
@@ -352,7 +401,7 @@ class Bundle:
 
     @property
     def files(self) -> dict[str, tuple[int, str, str]]:
-        """Weights and logs: member name -> (attempt, file name, role)."""
+        """Weights and logs: member name -> (number of the attempt in the bundle, file name, role `weights` or `log`)."""
         files = {}
         for name, facts in self.manifest["members"].items():
             match = FILE_MEMBER.fullmatch(name)
@@ -366,9 +415,12 @@ class Bundle:
         return sum(facts["bytes"] for name, facts in members if (FILE_MEMBER.fullmatch(name) is not None) == files)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a member in blocks of CHUNK_BYTES.
+        """Yield the bytes of a member in blocks of at most CHUNK_BYTES; a second thread reads one block ahead.
 
         The hash is checked after the last block, so the data must not be used before the end.
+
+        Args:
+            name: member that the manifest lists.
 
         Raises:
             BundleError: the member is damaged, or its size or hash is not the one in the manifest.
@@ -397,10 +449,11 @@ class Bundle:
             raise self.invalid_error(f"{name} has not the hash that the manifest says")
 
     def _lines(self, name: str, max_bytes: int) -> Iterator[list[bytes]]:
-        """Yield the lines of a member, in lists of at most BATCH_ROWS.
+        """Yield the lines of a member without their line breaks, in lists of at most BATCH_ROWS.
 
         Raises:
-            BundleError: a line has more than `max_bytes` bytes, or the last one is incomplete.
+            BundleError: a line has more than `max_bytes` bytes, the last one has no line break, or the member is
+                damaged.
         """
         rest = b""
         for data in self.chunks(name):
@@ -415,7 +468,9 @@ class Bundle:
     def columns(self, table: str) -> Iterator[dict[str, list[Any]]]:
         """Yield the rows of a table in batches, each as a dictionary from column name to a list of validated values.
 
-        Times are text.
+        Times are text, values of JSON columns are parsed. The lists of a batch have equal lengths; the columns are
+        those of
+        FIELD_RULES. The number of rows and the hash are checked after the last batch.
 
         Raises:
             BundleError: a row is invalid, or their number is not the one in the manifest.
@@ -446,11 +501,13 @@ class Bundle:
             )
 
     def rows(self, table: str) -> Iterator[RowDict]:
-        """Yield the validated rows of a table. Times are datetimes.
+        """Yield the validated rows of a table, by column name. Times are datetimes.
 
-        JSON columns are text, which takes a tenth of the memory.
+        JSON columns are text, which takes a tenth of the memory; `with_parsed_json` parses them.
 
-        `with_parsed_json` parses these columns.
+        Raises:
+            BundleError: a row is invalid, or their number is not the one in the manifest; earlier rows were yielded by
+                then.
         """
         fields = RowValidator(table, complete=self.is_current_schema).fields
         for columns in self.columns(table):
@@ -471,7 +528,10 @@ def _json_text(value: Any) -> str:
 
 
 def with_parsed_json(table: str, row: RowDict) -> RowDict:
-    """Return a row of `Bundle.rows` with its JSON columns parsed."""
+    """Return a copy of a row of `Bundle.rows` with its JSON columns parsed; None stays None.
+
+    The row may have keys that are no columns. JSON columns must be text, so it must not be applied twice.
+    """
     columns = TABLES[table].columns
     texts = {name for name in row if name in columns and isinstance(columns[name].type, JSON)}
     return {name: json.loads(value) if name in texts and value is not None else value for name, value in row.items()}
@@ -483,7 +543,10 @@ def is_valid_sweep_name(name: Any) -> bool:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the message of an error on one line, without control characters."""
+    """Return the message of an error on one line, at most 60 characters, without control characters.
+
+    Characters outside ASCII are escaped. An error without a message gives the name of its class.
+    """
     return quoted_value(" ".join(str(error).split()) or type(error).__name__)[1:-1]
 
 
@@ -493,6 +556,13 @@ DIRECTORY_BYTES = 256
 
 def _check_directory(path: Path, stream: IO[bytes], limits: Limits) -> None:
     """Check the size of the zip's directory, which zipfile reads into memory at once.
+
+    Leaves the stream at its start.
+
+    Args:
+        path: bundle, for the message.
+        stream: open bundle, seekable.
+        limits: limits; `max_files` decides.
 
     Raises:
         BadZipFile: there is no directory.
@@ -528,10 +598,16 @@ def check_bundle(file: Path) -> None:
 
 @contextlib.contextmanager
 def open_bundle(file: Path, limits: Limits = Limits()) -> Iterator[Bundle]:
-    """Yield an open, checked bundle.
+    """Yield an open, checked bundle; the file is closed when the context ends.
+
+    OSError and zip errors that occur inside the context also become BundleError.
+
+    Args:
+        file: bundle.
+        limits: limits on its size.
 
     Raises:
-        BundleError: the file is missing, is not a bundle, or exceeds the limits.
+        BundleError: the file is missing, empty or no regular file, is not a bundle, or exceeds the limits.
         StoreTooNew: a newer release has written it.
     """
     check_bundle(file)

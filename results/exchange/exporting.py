@@ -30,10 +30,24 @@ ROWS_PER_BATCH = 5000
 
 
 class _SweepExport:
-    """Content of a sweep, read inside one transaction."""
+    """Content of a sweep, read inside one transaction.
+
+    `revisions` maps the id of a revision to its number, in the order of the numbers. `cells` holds the ids of the
+    exported
+    cells, `attempts` the rows of their attempts by age, and `bundle_index` maps an attempt's id to its number in the
+    bundle.
+    """
 
     def __init__(self, session: Session, name: str | None) -> None:
-        """Read the sweep, its revisions, the ids of its cells, and its attempts; number the attempts by age, from 1."""
+        """Read the sweep, its revisions, the ids of its cells, and its attempts; number the attempts by age, from 1.
+
+        Args:
+            session: open session; later calls read from it.
+            name: sweep; None for the one launched last.
+
+        Raises:
+            SweepUnknown: there is no such sweep.
+        """
         self.session = session
         sweep = queries.sweep_row(session, name)
         self.id, self.name = sweep.id, sweep.name
@@ -47,7 +61,12 @@ class _SweepExport:
         self.bundle_index = {row["id"]: index for index, row in enumerate(self.attempts, 1)}
 
     def _attempts(self) -> list[RowDict]:
-        """Return all attempts of the cells, by age. The cells of parent attempts are added to the export."""
+        """Return all attempts of the cells, by age (id), as rows.
+
+        The cells of parent attempts that the sweep does not list, and all their attempts, are added to the export (and
+        to
+        `self.cells`).
+        """
         attempts: list[RowDict] = []
         pending_cells = set(self.cells)
         while pending_cells:
@@ -68,7 +87,16 @@ class _SweepExport:
         return {column.name: json_value(column, row[column.name]) for column in bundle_columns(name)}
 
     def rows(self, name: str) -> Iterator[RowDict]:
-        """Yield the rows of one table, in the order of the bundle."""
+        """Yield the rows of one table in the order of the bundle, with values as for JSON.
+
+        Ids of attempts are replaced by their numbers in the bundle. A row of `revision_cell` has the number of its
+        revision
+        under `revision`; one of `event` has under `sweep` True if it is about the sweep itself.
+
+        Args:
+            name: table in BUNDLE_TABLES. Order: revisions by number, cells by id, their links by revision and position,
+                attempts by age, events by time, and the tables of numbers attempt by attempt.
+        """
         if name == "sweep":
             yield from (
                 self._json_values(name, row) for row in self._rows_in(TABLES[name], TABLES[name].c.id, [self.id])
@@ -96,7 +124,12 @@ class _SweepExport:
                 yield from self._attempt_rows(name, attempts)
 
     def _attempt_rows(self, name: str, attempts: list[int]) -> Iterator[RowDict]:
-        """Yield the rows of these attempts in a table, attempt by attempt, sorted."""
+        """Yield the rows of these attempts in a table, attempt by attempt, within each sorted by all values.
+
+        Args:
+            name: table with a column `attempt_id`.
+            attempts: ids of attempts, by age; their rows are in memory at once.
+        """
         by_attempt: dict[int, list[RowDict]] = {attempt: [] for attempt in attempts}
         for row in self._rows_in(TABLES[name], TABLES[name].c.attempt_id, attempts):
             by_attempt[row["attempt_id"]].append(
@@ -106,7 +139,10 @@ class _SweepExport:
             yield from sorted(rows, key=_sort_key)
 
     def lines(self, name: str) -> Iterator[list[bytes]]:
-        """Yield the rows of one table as lists of lines."""
+        """Yield the rows of one table as lists of JSON lines, in the order of `rows`; nothing for an empty table.
+
+        A list has at most ROWS_PER_BATCH lines.
+        """
         if name == "curve_point":
             yield from self._curves()
             return
@@ -115,9 +151,11 @@ class _SweepExport:
             yield lines
 
     def _curves(self) -> Iterator[list[bytes]]:
-        """Yield the curve points as lists of lines.
+        """Yield the curve points as lists of JSON lines, attempt by attempt, by step.
 
-        There are millions of them and all columns are numbers, so that a format string writes each line.
+        There are millions of them and all columns are numbers, so that a format string writes each line. NULL and
+        numbers that
+        are not finite become null.
         """
         table = TABLES["curve_point"]
         names = [column.name for column in bundle_columns("curve_point") if column.name != "attempt_id"]
@@ -140,7 +178,10 @@ class _SweepExport:
             result.close()
 
     def _events(self) -> Iterator[RowDict]:
-        """Yield the events of the sweep and of its cells, by time."""
+        """Yield the events of the sweep and of its exported cells, by time.
+
+        References to attempts or cells outside the export become None.
+        """
         event = TABLES["event"]
         events = {row["id"]: row for row in self._rows_in(event, event.c.sweep_id, [self.id])}
         events |= {row["id"]: row for row in self._rows_in(event, event.c.cell_id, self.cells)}
@@ -153,7 +194,12 @@ class _SweepExport:
         yield from (shaped for _, _, shaped in sorted(rows, key=lambda item: (item[0], _sort_key(item[2]), item[1])))
 
     def files(self, runs: Path) -> Iterator[tuple[str, Path, str, str | None]]:
-        """Yield (member, file, role, recorded SHA-256) of the attempts' weights and logs; the files may be missing."""
+        """Yield (member, file, role, recorded SHA-256) of the attempts' weights and logs; the files may be missing.
+
+        Every attempt has a log; weights that are not on this machine's disk are left out. The hash is None for logs and
+        for
+        weights whose hash was not recorded. `runs` is the runs folder.
+        """
         with_weights = {row["id"] for row in self.attempts if local_path(row["weights"]) is not None}
         origins = self._rows_in(TABLES["provenance"], TABLES["provenance"].c.attempt_id, with_weights)
         recorded = {row["attempt_id"]: recorded_hash(row["extra"]) for row in origins}
@@ -177,19 +223,21 @@ def export_sweep(
 ) -> BundleSummary:
     """Write a sweep (None: the one launched last) with all its revisions, cells, attempts and numbers to a bundle.
 
-    An existing file is replaced when the new one is complete. The export reads one consistent state of the database and
-    blocks no writer.
+    The bundle also has all attempts of its cells that other sweeps started, and the cells of parent attempts. An
+    existing
+    file is replaced when the new one is complete. The export reads one consistent state of the database and blocks no
+    writer. Attempts that run are exported as they are.
 
     Args:
         store: database.
         sweep: sweep; None for the one launched last.
         to: file to write.
-        weights: include the saved weights and the logs. Missing files are skipped with a note.
+        weights: include the saved weights and the logs. Missing weights are skipped with a note, missing logs without.
         examples: include results by item, nine tenths of the bytes, which no report reads.
         runs: folder of weights and logs; None for the store's own.
 
     Returns:
-        Row counts, size, and notes for the user.
+        Row counts, size, and notes for the user; `present` is empty.
 
     Raises:
         SweepUnknown: there is no such sweep.

@@ -18,7 +18,10 @@ STAGING = ".import-"
 
 
 class BundleFiles:
-    """Moves the weights and logs of a bundle into the runs folder, and back if the import fails."""
+    """Moves the weights and logs of a bundle into the runs folder, and back if the import fails.
+
+    `n_moved` counts the files that were moved. Attempts are named by their number in the bundle.
+    """
 
     def __init__(self, bundle: Bundle, runs: Path) -> None:
         """Index the files of the bundle by attempt; nothing is unpacked."""
@@ -34,7 +37,16 @@ class BundleFiles:
     def stage(self, indices: Iterable[int]) -> None:
         """Unpack the files of these attempts into a temporary folder inside the runs folder, and sync them.
 
-        Skips those already unpacked.
+        Skips those already unpacked and attempts without files. Creates the runs folder and the temporary folder only
+        if there
+        is a file.
+
+        Args:
+            indices: numbers of attempts in the bundle.
+
+        Raises:
+            BundleError: a file does not have the size or the hash that the manifest gives.
+            OSError: a file cannot be written.
         """
         requested = set(indices)
         for member, (index, name, _) in sorted(self.bundle.files.items()):
@@ -60,14 +72,16 @@ class BundleFiles:
     def move_to_folder(self, index: int, folder: str) -> None:
         """Move all unpacked files of an attempt to `folder`, relative to the runs folder.
 
-        Does nothing for an attempt without files.
+        Does nothing for an attempt without files. Creates missing parents, and records how to undo the move. The files
+        must
+        have been unpacked by `stage`.
 
         Args:
             index: number of the attempt in the bundle.
-            folder: new folder.
+            folder: new folder, which must not exist.
 
         Raises:
-            StoreError: the folder exists.
+            StoreError: the folder exists, or its parent is a symbolic link.
         """
         if self.names(index):
             target = self.runs / folder
@@ -88,7 +102,10 @@ class BundleFiles:
         return self._staging / str(index)
 
     def undo(self) -> None:
-        """Move everything back and remove the folders that were created. Errors of the file system are ignored."""
+        """Move everything back into the temporary folder and remove the folders that were created.
+
+        Errors of the file system are ignored. The files stay unpacked and can be moved again.
+        """
         while self._undo:
             with contextlib.suppress(OSError):
                 self._undo.pop()()

@@ -47,7 +47,10 @@ The finished attempt replaces it in a later import.
 class BundleContent:
     """Rows of a bundle that fit into memory, checked against each other.
 
-    JSON columns are text (see `bundles.with_parsed_json`).
+    JSON columns are text (see `bundles.with_parsed_json`). `sweep` is the row of the sweep; `cells` are rows by cell
+    id,
+    `revisions` by revision number, `attempts` by number in the bundle; `members` lists the rows of `revision_cell` by
+    revision number; `events` lists rows.
     """
 
     def __init__(
@@ -57,12 +60,14 @@ class BundleContent:
         store_columns: StoreColumns | None = None,
         derive: Derive | None = None,
     ) -> None:
-        """Read and check all rows and files of the bundle.
+        """Read and check all rows and files of the bundle; this unpacks everything once.
 
         Args:
             bundle: open bundle.
             compute_cell_id: returns the id of a config, given the id in the bundle; None skips the check of cell ids.
-            store_columns: receives the rows of the tables of numbers, in batches: table name, and values by column.
+            store_columns: receives the rows of the tables of numbers, in batches: table name, and values by column;
+                called
+                before all checks are done. None drops these rows.
             derive: returns the columns that follow from a config; None skips their check.
 
         Raises:
@@ -119,7 +124,13 @@ class BundleContent:
                 pass
 
     def _members(self) -> dict[int, list[RowDict]]:
-        """Return the rows of revision_cell by revision number. Raises BundleError for unknown or duplicate cells."""
+        """Return the rows of revision_cell by revision number, in the bundle's order.
+
+        A revision without cells has an empty list.
+
+        Raises:
+            BundleError: a row names an unknown revision or cell, or a revision lists a cell twice.
+        """
         members: dict[int, list[RowDict]] = {number: [] for number in self.revisions}
         for row in self.bundle.rows("revision_cell"):
             if row["revision"] not in members or row["cell_id"] not in self.cells:
@@ -130,7 +141,13 @@ class BundleContent:
         return members
 
     def _check_attempt(self, row: RowDict) -> None:
-        """Raise BundleError for an attempt with an inconsistent cell, folder, state or chain of parents."""
+        """Check an attempt against the cells and the other attempts.
+
+        Raises:
+            BundleError: its cell or an ancestor is missing, it is its own ancestor, its folder is not below that of its
+                cell, or
+                exactly one of "running" and "without end" holds.
+        """
         at = f"attempt.jsonl, attempt {row['id']}"
         if row["cell_id"] not in self.cells:
             raise self.bundle.invalid_error(f"{at}: its cell is not there")
@@ -146,9 +163,15 @@ class BundleContent:
             parent = self.attempts[parent]["parent_id"]
 
     def _check_cell_ids(self, compute_cell_id: ComputeCellId) -> None:
-        """Raise BundleError unless every cell id is that of its config.
+        """Check that every cell id is that of its config.
 
-        Published numbers, whose configs are incomplete, are exempt.
+        Published numbers (the paper's cells), whose configs are incomplete, are exempt.
+
+        Args:
+            compute_cell_id: called with the config and the id in the bundle; returns the id of the config.
+
+        Raises:
+            BundleError: an id differs, or `compute_cell_id` raised an error.
         """
         for number, (cell, row) in enumerate(self.cells.items(), 1):
             if paper.is_published_cell(cell, row["slug"]):
@@ -164,7 +187,16 @@ class BundleContent:
                 raise self.bundle.invalid_error(f"{at}: the config of cell {cell} is that of {cell_id}")
 
     def _check_labels(self, derive: Derive) -> None:
-        """Raise BundleError for cells whose columns, or whose levels in a revision, contradict their configs."""
+        """Check the columns of cells, and their levels in each revision, against their configs.
+
+        Published numbers are exempt.
+
+        Args:
+            derive: returns the columns that follow from a config.
+
+        Raises:
+            BundleError: a column or a level contradicts the config, or `derive` raised an error.
+        """
         axes: dict[str, list[RowDict]] = {cell: [] for cell in self.cells}
         for rows in self.members.values():
             for row in rows:
@@ -194,7 +226,11 @@ def _attempt_key(row: RowDict) -> tuple[Any, ...]:
 
 
 def _is_unfinished(row: RowDict) -> bool:
-    """Return True if the row holds an attempt as it was at an export before its end."""
+    """Return True if the row holds an attempt as it was at an export before its end.
+
+    So it is for a running attempt, and for an interrupted one whose cause starts with UNFINISHED_CAUSE, as an import
+    writes.
+    """
     copied = row["state"] == "interrupted" and (row["cause"] or "").startswith(UNFINISHED_CAUSE)
     return copied or row["state"] == "running"
 
@@ -204,12 +240,15 @@ def _merge_by_age(
 ) -> list[RowDict]:
     """Return both lists as one, by age, with the order inside each list kept whatever its clock says.
 
+    Rows in both appear once, as the row of the database. They split the lists into intervals, and only the rows of one
+    interval are merged by age. A common row that comes in another order than in the database is skipped as a split
+    point.
+
     Args:
-        existing: rows of the database.
-        incoming: rows of the bundle.
-        same: id in the bundle -> id in the database, for rows in both; they split the lists into intervals, and appear
-            once.
-        age: sort key of a row.
+        existing: rows of the database, oldest first.
+        incoming: rows of the bundle, oldest first.
+        same: id in the bundle -> id in the database, for rows in both.
+        age: sort key of a row, smaller for older.
     """
     index_by_id = {row["id"]: index for index, row in enumerate(existing)}
     merged: list[RowDict] = []
@@ -227,7 +266,10 @@ def _merge_by_age(
 def _merge_interval(
     existing: Sequence[RowDict], incoming: Sequence[RowDict], age: Callable[[RowDict], Any]
 ) -> list[RowDict]:
-    """Return both lists merged by `age`; each keeps its own order."""
+    """Return both lists merged by `age`, oldest first; each keeps its own order.
+
+    Of equally old rows, the one of `existing` comes first.
+    """
     existing_rest, incoming_rest, merged = list(existing), list(incoming), []
     while existing_rest or incoming_rest:
         older = (
@@ -266,7 +308,10 @@ class ImportPlan:
         return [*(row["id"] for row in self.new), *self.replaced, *self.weights]
 
     def ids(self) -> dict[int, int]:
-        """Return attempt of the bundle -> its id in this database after ids are reassigned."""
+        """Return attempt of the bundle -> its id in this database after ids are reassigned.
+
+        Every attempt of the bundle is a key.
+        """
         existing_ids = self.present | self.replaced
         placed = {index: self.new_attempt_ids.get(id_, id_) for index, id_ in existing_ids.items()}
         return placed | {row["id"]: row["place"] for row in self.new}
@@ -282,8 +327,8 @@ class ImportPlanner:
             session: open session.
             store: database of the session.
             content: checked rows of the bundle.
-            name: name that the sweep gets in this database.
-            runs: runs folder.
+            name: name that the sweep gets in this database, whether or not it exists.
+            runs: runs folder, which decides the folders that are free.
         """
         self.session, self.store, self.content, self.name, self.runs = session, store, content, name, runs
         self.plan = ImportPlan()
@@ -291,7 +336,10 @@ class ImportPlanner:
         self.with_weights = {index for index, _, role in content.bundle.files.values() if role == "weights"}
 
     def _new_ids(self, table: str, count: int) -> list[int]:
-        """Return ids for `count` new rows, in increasing order and above all existing ones."""
+        """Return ids for `count` new rows, in increasing order and above all existing ones.
+
+        On PostgreSQL they are taken from the table's sequence, which advances for good.
+        """
         if count and self.store.path is None:
             query = text(f"SELECT nextval(pg_get_serial_sequence('{table}', 'id')) FROM generate_series(1, {count})")
             return sorted(self.session.scalars(query))
@@ -299,13 +347,23 @@ class ImportPlanner:
         return list(range(top + 1, top + 1 + count))
 
     def build(self) -> ImportPlan:
-        """Return the plan. Raises SweepBusy if it would affect a running cell or sweep."""
+        """Return the plan; call it once per instance.
+
+        Raises:
+            SweepBusy: the plan would affect a running cell or sweep.
+        """
         self._plan_attempts()
         self._plan_revisions()
         return self.plan
 
     def _plan_attempts(self) -> None:
-        """Match the attempts of the bundle with existing ones and plan the ids of the new ones."""
+        """Match the attempts of the bundle with existing ones, and plan ids, numbers and folders of the new ones.
+
+        Fills all fields of the plan that concern attempts.
+
+        Raises:
+            SweepBusy: a cell with new attempts is running, or ids would change under a running sweep.
+        """
         incoming = defaultdict(list)
         for row in sorted(self.content.attempts.values(), key=lambda row: int(row["id"])):
             incoming[row["cell_id"]].append(row)
@@ -324,7 +382,18 @@ class ImportPlanner:
                 self._merge(cell, existing[cell], incoming[cell], new, [new_ids[row["id"]] for row in new])
 
     def _match(self, existing: list[RowDict], rows: list[RowDict]) -> list[RowDict]:
-        """Match each attempt of a cell with an existing one, plan the matches, and return those without a match."""
+        """Match each attempt of a cell with an existing one, plan the matches, and return those without a match.
+
+        The attempts are the same if cell, start, host, pid, kind and end are equal. An unfinished copy (an attempt that
+        was
+        exported before its end) also matches by start, host and kind. A later copy replaces an earlier one, and a
+        finished
+        attempt replaces its copy. Other matches are planned as present, with weights if the database lacks them.
+
+        Args:
+            existing: the cell's attempts in the database.
+            rows: the cell's attempts in the bundle.
+        """
         exact = {_attempt_key(row): row for row in existing}
         loose = {(row["started_at"], row["host"], row["kind"]): row for row in existing}
         new = []
@@ -347,13 +416,16 @@ class ImportPlanner:
         return new
 
     def _replace(self, row: RowDict, existing: RowDict) -> None:
-        """Plan to replace an existing unfinished copy by the bundle's attempt. Existing files in its folder stay."""
+        """Plan to replace an existing unfinished copy by the bundle's attempt.
+
+        Existing files in its folder stay; the new files then go to another folder.
+        """
         self.plan.replaced[row["id"]] = existing["id"]
         free = not os.path.lexists(self.runs / existing["run_dir"])
         self.plan.folders[row["id"]] = existing["run_dir"] if free else self._free_folder(existing["run_dir"])
 
     def _is_older_copy(self, existing: RowDict, row: RowDict) -> bool:
-        """Return True if the existing attempt is an older copy of the same unfinished attempt."""
+        """Return True if the existing attempt is an imported unfinished copy with an earlier heartbeat than the row's."""
         copy = existing["state"] != "running" and _is_unfinished(existing)
         return copy and bool(row["heartbeat_at"] > existing["heartbeat_at"])
 
@@ -362,12 +434,15 @@ class ImportPlanner:
     ) -> None:
         """Plan ids, numbers and folders of a cell's new attempts, and new ids of existing ones that come later.
 
+        A new attempt keeps its number if no attempt of the cell has it; otherwise it gets the next one above all of
+        them.
+
         Args:
             cell: cell id.
             existing: the cell's attempts in the database, by age.
             rows: the cell's attempts in the bundle, by age.
-            new: those of the bundle that the database lacks.
-            new_ids: ids for them, increasing.
+            new: those of the bundle that the database lacks; not empty.
+            new_ids: ids for them, increasing and above those of `existing`.
 
         Raises:
             SweepBusy: an attempt of the cell is running, or ids would change under a running sweep.
@@ -399,9 +474,11 @@ class ImportPlanner:
             self._require_idle(cell)
 
     def _free_folder(self, preferred: str) -> str:
-        """Return the folder, or the same with a suffix if another attempt or an existing file uses it.
+        """Return the folder, or one with a suffix (`-2`, `-3`, ...) if another attempt or an existing file uses it.
 
-        Reserve the result.
+        A suffix that the folder already has is replaced. Paths are relative to the runs folder. The result is reserved
+        for the
+        rest of the plan.
         """
         folder, attempt = preferred, 2
         plain = preferred.partition("-")[0]
@@ -411,7 +488,10 @@ class ImportPlanner:
         return folder
 
     def _require_idle(self, cell: str) -> None:
-        """Raise SweepBusy if a sweep with this cell is being run."""
+        """Raise SweepBusy if a sweep that lists this cell in any revision is being run.
+
+        A sweep is being run while a process holds it under a lease that has not ended.
+        """
         member, revision, sweep = TABLES["revision_cell"].c, TABLES["revision"].c, TABLES["sweep"].c
         held = (sweep.owner.is_not(None), sweep.lease_until > queries.now(self.session))
         query = (
@@ -433,7 +513,13 @@ class ImportPlanner:
     # --- revisions ---
 
     def _plan_revisions(self) -> None:
-        """Plan the revisions to insert and the new ids and numbers of existing ones.
+        """Plan the revisions to insert and the new ids and numbers of existing ones, in the order of their creation.
+
+        Revisions are the same if content and time of creation are equal. A revision of the bundle with the content of
+        the one
+        before or after it is not inserted. A sweep without revisions in the database keeps the bundle's numbers. Adds
+        the keys
+        `asked` and `id` to the rows of the content.
 
         Raises:
             SweepBusy: revisions would be added to a sweep that is being run.
@@ -480,13 +566,25 @@ class ImportPlanner:
 
 
 def lacks_weights(row: RowDict, runs: Path) -> bool:
-    """Return True if an attempt of the database has no weights, or if their file is missing on this machine."""
+    """Return True if an attempt of the database has no weights, or if their file is missing on this machine.
+
+    Weights at an address elsewhere do not count as missing.
+
+    Args:
+        row: row of the attempt.
+        runs: runs folder.
+    """
     local = local_path(row["weights"])
     return not row["weights"] or (local is not None and not (runs / local).exists())
 
 
 def _revision_hash(row: RowDict, members: Iterable[tuple[str, Any]]) -> str:
-    """Return one hash of a revision's grid, options (without forecast), and cells with their axes."""
+    """Return one SHA-256 (hex) of a revision's grid, options (without forecast), and cells with their axes.
+
+    Args:
+        row: row of the revision, with its options as a dict.
+        members: (cell id, axes) in the grid's order, which counts; the order of the axes does not.
+    """
     content = [
         row["grid_text"],
         forecast.without_forecast(row["options"]),

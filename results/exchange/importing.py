@@ -43,12 +43,14 @@ def _references(table: Table) -> list[Column[Any]]:
 def _change_id(session: Session, table: Table, old: int, new: int, number: int) -> None:
     """Give a row another id and number, and update all rows that refer to it.
 
+    Inserts a copy under the new id, moves the references, and deletes the old row.
+
     Args:
         session: open session.
-        table: table of the row.
+        table: table of the row, with the columns `id` and `number`.
         old: current id.
         new: new id, not in use.
-        number: new number.
+        number: new number, not in use beside the old row.
     """
     new_values: dict[str, Any] = {"id": literal(new), "number": literal(number)}
     names = [column.name for column in table.columns]
@@ -62,7 +64,10 @@ def _change_id(session: Session, table: Table, old: int, new: int, number: int) 
 def _change_ids(session: Session, table: Table, moves: Mapping[int, tuple[int, int]]) -> None:
     """Change the ids and numbers of rows, by way of negative ids, since the new ones are in use.
 
-    `moves` maps an id to its new id and number.
+    Args:
+        session: open session.
+        table: table of the rows.
+        moves: id -> (new id, new number); rows that are not listed keep theirs.
     """
     for old in moves:
         _change_id(session, table, old, -old, -old)
@@ -71,7 +76,11 @@ def _change_ids(session: Session, table: Table, moves: Mapping[int, tuple[int, i
 
 
 class _ImportWriter:
-    """Writes a planned import, inside one transaction."""
+    """Writes a planned import, inside one transaction.
+
+    `added` and `present` count rows of the bundle by table: inserted, or there already. `notes` are sentences for the
+    user.
+    """
 
     def __init__(
         self, session: Session, content: BundleContent, stage: StagingTables, plan: ImportPlan, files: BundleFiles
@@ -92,7 +101,14 @@ class _ImportWriter:
         self.notes: list[str] = []
 
     def write(self, name: str) -> None:
-        """Write all rows, then move the files; both can still be undone."""
+        """Write all rows, then move the files; both can still be undone by the caller.
+
+        Args:
+            name: name of the sweep in this database.
+
+        Raises:
+            StoreError: a folder for files is in use.
+        """
         sweep = self._write_sweep(name)
         self._write_cells()
         self._write_revisions(sweep)
@@ -106,7 +122,12 @@ class _ImportWriter:
             self.files.move_to_folder(index, folder)
 
     def _write_sweep(self, name: str) -> int:
-        """Insert the sweep if it is missing, and return its id. Its launch time is never in the future."""
+        """Insert the sweep if it is missing, and return its id. Its launch time is never in the future.
+
+        An existing sweep gets the bundle's launch time if that is later; its other columns stay. If it lists cells and
+        shares
+        none with the bundle, a note is added.
+        """
         table, values = TABLES["sweep"], dict(self.content.sweep)
         # a clock that is ahead must not keep it the newest sweep for years
         values["launched_at"] = min(values["launched_at"], queries.now(self.session))
@@ -130,7 +151,7 @@ class _ImportWriter:
         return int(existing.id)
 
     def _write_cells(self) -> None:
-        """Insert the missing cells; note those whose config differs from the existing one, which stays."""
+        """Insert the missing cells; existing ones stay, with a note about the number whose config differs."""
         table, cells = TABLES["cell"], self.content.cells
         existing, n_different = set(), 0
         for row in queries.rows_in(self.session, select(table.c.id, table.c.config), table.c.id, sorted(cells)):
@@ -144,7 +165,7 @@ class _ImportWriter:
             )
 
     def _write_revisions(self, sweep: int) -> None:
-        """Reassign ids of existing revisions, and insert the planned ones with their cells."""
+        """Reassign ids of existing revisions, and insert the planned ones with their cells; `sweep` is the sweep's id."""
         _change_ids(self.session, TABLES["revision"], self.plan.new_revision_ids)
         columns = {column.name for column in bundle_columns("revision")}
         for revision_id, number, row in self.plan.revisions:
@@ -159,7 +180,12 @@ class _ImportWriter:
             self.present[table] = self.counts[table] - self.added[table]
 
     def _write_attempts(self) -> None:
-        """Reassign ids of existing attempts, insert the new ones, replace unfinished copies, and set parents."""
+        """Reassign ids of existing attempts, insert the new ones, replace unfinished copies, and set parents.
+
+        Replacing deletes the copy's numbers first (its items only if the bundle has items); its id and number stay.
+        Adds notes
+        about weights that the bundle lacks.
+        """
         table = TABLES["attempt"]
         numbers = {row.id: row.number for row in self.session.execute(select(table.c.id, table.c.number))}
         moves = {old: (new, numbers[old]) for old, new in self.plan.new_attempt_ids.items()}
@@ -198,11 +224,16 @@ class _ImportWriter:
             )
 
     def _attempt_values(self, row: RowDict) -> RowDict:
-        """Return the attempt as a row of this database.
+        """Return the attempt as a row of this database, marked as imported.
 
-        Checkpoints and remote addresses are dropped; only files of the bundle count.
+        Checkpoints and remote addresses are dropped; only weights that are files of the bundle count. An attempt that
+        was
+        running at the export becomes interrupted, with its last heartbeat as end and the failure class PREEMPTED.
+        Counts
+        weights that are missing in the bundle.
 
-        Attempts that were running at the export become interrupted.
+        Args:
+            row: planned row of the attempt, with JSON columns as they are.
         """
         values = {name: value for name, value in row.items() if name != "place"}
         values |= {"checkpoint": None, "weights": None, "imported": True}
@@ -223,7 +254,7 @@ class _ImportWriter:
         return values
 
     def _write_numbers(self) -> None:
-        """Move the staged rows of new and replaced attempts into the database."""
+        """Copy the staged rows of new and replaced attempts into the database, then the missing items of present ones."""
         ids = self.plan.ids()
         new_ids = {index: id_ for index, id_ in ids.items() if index not in self.plan.present}
         self.stage.set_attempt_ids(self.session, new_ids)
@@ -234,9 +265,12 @@ class _ImportWriter:
         self._write_missing_items({index: ids[index] for index in self.plan.present})
 
     def _write_missing_items(self, present: Mapping[int, int]) -> None:
-        """Add the items of attempts that an earlier bundle brought without items.
+        """Add the items of imported attempts that an earlier bundle brought without items.
 
-        None for measurements that were deleted here.
+        Skips attempts that ran in this database, and items whose measurements were deleted here.
+
+        Args:
+            present: number of an attempt in the bundle -> id of the same attempt in this database.
         """
         if not self.counts["example"]:
             return
@@ -251,7 +285,11 @@ class _ImportWriter:
         self.present["example"] -= moved
 
     def _write_events(self, sweep: int) -> None:
-        """Insert the events that the database lacks."""
+        """Insert the events that the database lacks; `sweep` is the sweep's id.
+
+        Events are equal if time, kind, message, cell and attempt are; n equal events in the bundle need n in the
+        database.
+        """
         event, ids = TABLES["event"], self.plan.ids()
         rows = [dict(row) for row in self.content.events]
         existing: Counter[tuple[Any, ...]] = Counter()
@@ -271,7 +309,7 @@ class _ImportWriter:
         self._insert("event", new)
 
     def _write_weights(self) -> None:
-        """Move weights of the bundle to existing attempts that lack theirs."""
+        """Move weights of the bundle to existing attempts that lack theirs, and record their new paths."""
         for index, (existing, folder) in self.plan.weights.items():
             self.files.move_to_folder(index, folder)
             id_ = self.plan.new_attempt_ids.get(existing["id"], existing["id"])
@@ -302,12 +340,15 @@ def import_bundle(
     """Import a bundle into the database, in one transaction.
 
     Adds missing rows and keeps existing ones; a second import changes nothing. Attempts that ran at the time of the
-    export are imported as interrupted, until a later bundle contains them finished.
+    export are imported as interrupted, until a later bundle contains them finished. Ids of existing attempts and
+    revisions
+    may change, so that their order follows the age. Opens a connection of its own. After an error nothing has changed,
+    files included.
 
     Args:
         store: database.
         file: bundle.
-        rename: name of the sweep in this database; None keeps its name.
+        rename: name of the sweep in this database; None keeps its name. An existing sweep of that name is extended.
         runs: folder for weights and logs, which go into new folders only; None for the store's own.
         identify: returns the id of a config, given the id in the bundle; cells with another id are refused. None skips
             the check.
@@ -362,7 +403,18 @@ def import_bundle(
 def check_import(file: Path, url_or_path: str | Path | None, runs: Path, *, large: bool = False) -> None:
     """Check that a bundle can be opened and that the disks have space for it, before a database is created for it.
 
-    Raises: the errors of import_bundle for the file, and WriteRefused without enough space.
+    Checks the manifest, not the rows. Returns nothing.
+
+    Args:
+        file: bundle.
+        url_or_path: database URL, file, or None for the default; it need not exist.
+        runs: runs folder.
+        large: lift the limits on sizes and counts.
+
+    Raises:
+        BundleError: the file is missing, is not a bundle, or exceeds the limits.
+        StoreTooNew: a newer release has written it.
+        WriteRefused: a disk lacks space.
     """
     with open_bundle(file, Limits.unlimited() if large else Limits()) as bundle:
         _require_disk_space(bundle, sqlite_file(place_of(url_or_path)), runs)
@@ -375,7 +427,7 @@ def _require_disk_space(bundle: Bundle, database: Path | None, runs: Path) -> No
 
 @contextlib.contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """Turn off cyclic garbage collection.
+    """Turn off cyclic garbage collection of this process inside the context; restore it afterwards.
 
     Millions of plain rows have no cycles, and the search takes a sixth of an import.
     """
@@ -398,13 +450,20 @@ def _import_with_retry(
 ) -> BundleSummary:
     """Check the entire bundle, then write it. File operations are undone on any exception.
 
+    The plan is made twice: once to unpack files before the database is locked, and again inside the write transaction.
+    The
+    retries are those of Store.write.
+
     Args:
         store: store of this import alone.
         bundle: open bundle.
-        files: its weights and logs.
+        files: its weights and logs; the caller clears them.
         name: name of the sweep in this database.
         compute_cell_id: as `identify` of import_bundle.
         derive: as in import_bundle.
+
+    Returns:
+        Counts of added and present rows, number of moved files, size of the bundle, and notes.
 
     Raises:
         StagingTablesLost: the connection with the staged rows was lost; the import can start again.
@@ -416,7 +475,10 @@ def _import_with_retry(
         )
 
     def work(session: Session) -> _ImportWriter:
-        """Plan the import in the locked database, unpack the missing files, and write everything."""
+        """Plan the import in the locked database, unpack the missing files, and write everything; return the writer.
+
+        Undoes the file operations of an earlier try first.
+        """
         files.undo()
         stage.check(session)
         if store.path is None:
@@ -448,7 +510,7 @@ def _import_with_retry(
 
 
 def _require_free_bytes(file: Path, folder: Path, size: int) -> None:
-    """Raise WriteRefused if the disk of a folder (or of its nearest parent) has less than `size` bytes free.
+    """Raise WriteRefused if the disk of a folder (or of its nearest existing parent) has less than `size` bytes free.
 
     `file` is the bundle, for the message.
     """

@@ -46,7 +46,10 @@ TIME = re.compile(r"(?:19[7-9]\d|20\d\d|21\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z
 
 
 def is_storable_text(value: Any, max_chars: int | None) -> bool:
-    """Return True for text that every database can store, of at most `max_chars` characters (None: any)."""
+    """Return True for text that every database can store, of at most `max_chars` characters (None: any).
+
+    Text with NUL or a lone surrogate is not storable. False for values that are not str.
+    """
     if not isinstance(value, str) or (max_chars is not None and len(value) > max_chars):
         return False
     # no database stores a lone surrogate, and PostgreSQL no NUL
@@ -58,7 +61,12 @@ def is_storable_text(value: Any, max_chars: int | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldRule:
-    """Rule for the values of one column."""
+    """Rule for the values of one column.
+
+    `kind` decides the type: whole (int), real (finite int or float), flag (bool), time (text in the format of TIME),
+    text,
+    json (object), tree (list or object). `low` and `high` are inclusive; `null` permits None.
+    """
 
     kind: FieldKind
     null: bool = False
@@ -76,7 +84,10 @@ class FieldRule:
     """Value for rows of an older release, which lack the column."""
 
     def problem(self, value: Any) -> str | None:
-        """Return the unmet requirement ("must be ..."); None for a valid value."""
+        """Return the unmet requirement, a clause such as "must be true or false"; None for a valid value.
+
+        Reports the first requirement that is not met.
+        """
         if value is None:
             return None if self.null else "must not be empty"
         return _CHECKS[self.kind](self, value)
@@ -88,7 +99,10 @@ class FieldRule:
         return next((at for at, value in enumerate(values) if self.problem(value) is not None), None)
 
     def _all_valid(self, values: Sequence[Any]) -> bool:
-        """Return True if a fast check shows that all values are valid. False also means that it could not tell."""
+        """Return True if a fast check shows that all values are valid. False also means that it could not tell.
+
+        True for no values. Always False for JSON columns with a value.
+        """
         kinds = set(map(type, values))
         if type(None) in kinds:
             if not self.null:
@@ -117,7 +131,10 @@ def _integer_problem(field: FieldRule, value: Any) -> str | None:
 
 
 def _number_problem(field: FieldRule, value: Any) -> str | None:
-    """Return the unmet requirement of a finite number in the field's range; None for a valid one."""
+    """Return the unmet requirement of a finite number in the field's range (inclusive); None for a valid one.
+
+    An int is valid, a bool is not. A missing bound of the field is that of a 64-bit float.
+    """
     low, high = -MAX_FLOAT if field.low is None else field.low, MAX_FLOAT if field.high is None else field.high
     # compares exact numbers: an int of 400 digits has no float
     if type(value) not in (int, float) or not low <= value <= high:
@@ -130,7 +147,7 @@ def _boolean_problem(field: FieldRule, value: Any) -> str | None:
 
 
 def _time_problem(field: FieldRule, value: Any) -> str | None:
-    """Return the unmet requirement of a time in the format of TIME; None for a valid one."""
+    """Return the unmet requirement of a time in the format of TIME that exists in the calendar; None for a valid one."""
     good = isinstance(value, str) and TIME.fullmatch(value) is not None
     if good:
         try:
@@ -141,7 +158,12 @@ def _time_problem(field: FieldRule, value: Any) -> str | None:
 
 
 def _text_problem(field: FieldRule, value: Any) -> str | None:
-    """Return the unmet requirement of a text: its choices, or length, line breaks and pattern; None for a valid one."""
+    """Return the unmet requirement of a text; None for a valid one.
+
+    With choices, only these count. Otherwise it must be storable, at most `longest` characters long, printable on one
+    line
+    unless `lines`, and match the pattern as a whole.
+    """
     if field.choices:
         return None if value in field.choices else f"must be one of {', '.join(field.choices)}"
     if not is_storable_text(value, field.longest):
@@ -172,7 +194,8 @@ _CHECKS: dict[FieldKind, Callable[[FieldRule, Any], str | None]] = {
 def _nested_value_problem(value: Any) -> str | None:
     """Return the problem of a JSON value at any depth; None for a valid one.
 
-    No recursion, since the sender chose the depth.
+    Checks the number of values, depth, texts, keys (at most 1000 characters), size of integers, and finiteness. No
+    recursion, since the sender chose the depth.
     """
     pending, n_items = [(value, 1)], 0
     while pending:
@@ -199,13 +222,16 @@ def _nested_value_problem(value: Any) -> str | None:
 
 
 def _text_map_problem(value: Mapping[str, Any]) -> str | None:
-    """Return the problem of an object that must hold texts only."""
+    """Return the problem of an object that must hold texts only (of at most 10,000 characters); None for a valid one."""
     good = all(isinstance(text, str) and len(text) <= 10_000 for text in value.values())
     return None if good else "must hold texts alone"
 
 
 def _options_problem(value: Mapping[str, Any]) -> str | None:
-    """Return the problem of a revision's options: `requested` holds pairs of probe and length, `set` an object."""
+    """Return the problem of a revision's options; None for valid ones.
+
+    `requested` holds pairs of probe and length, `set` an object; both may be missing. Other keys are not checked.
+    """
     requested = value.get("requested", [])
     if not isinstance(requested, list) or any(_is_invalid_request(pair) for pair in requested):
         return "must have under `requested` pairs of a probe and a context length"
@@ -220,7 +246,11 @@ def _is_invalid_request(pair: Any) -> bool:
 
 
 def _config_problem(value: Mapping[str, Any]) -> str | None:
-    """Return the problem of a config: `plugins` holds objects with exactly a path and a SHA-256."""
+    """Return the problem of a config; None for a valid one.
+
+    `plugins` may be missing, or holds objects with exactly a `path` and a `sha256` (64 hex digits). Other keys are not
+    checked.
+    """
     plugins = value.get("plugins", [])
     listed: list[Any] = plugins if isinstance(plugins, list) else [None]
     for plugin in listed:
@@ -236,7 +266,11 @@ def _config_problem(value: Mapping[str, Any]) -> str | None:
 
 
 def rule_of_type(column: Column[Any]) -> FieldRule:
-    """Return the rule that follows from a column's type alone."""
+    """Return the rule that follows from a column's type alone.
+
+    Its default, for rows without the column, is False for booleans, 0 for integers and None for others. Integers may be
+    negative; text without a declared length may have 64 KiB characters and line breaks.
+    """
     kind, null = column.type, bool(column.nullable)
     if isinstance(kind, Boolean):
         return FieldRule(kind="flag", null=null, default=False)
@@ -253,17 +287,21 @@ def rule_of_type(column: Column[Any]) -> FieldRule:
 
 
 def _line_rule(longest: int, pattern: str | None = None) -> dict[str, Any]:
-    """Return the rule of a text of one line."""
+    """Return the FieldRule arguments of a text of one line.
+
+    `longest` is the maximum number of characters; `pattern` a regular expression that must match all of it, None for
+    none.
+    """
     return {"longest": longest, "pattern": re.compile(pattern) if pattern else None, "lines": False}
 
 
 def _multiline_rule(longest: int) -> dict[str, Any]:
-    """Return the rule of a text that may have line breaks."""
+    """Return the FieldRule arguments of a text of at most `longest` characters that may have line breaks."""
     return {"longest": longest}
 
 
 def _choice_rule(*choices: str) -> dict[str, Any]:
-    """Return the rule of a text that is one of these choices."""
+    """Return the FieldRule arguments of a text that is one of these choices."""
     return {"choices": choices, "longest": 0, "lines": False}
 
 
@@ -284,16 +322,19 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "dtype": _line_rule(200), "kernels": {"shape": _text_map_problem}, "tokenizer": _line_rule(1000), "corpus": _line_rule(4000),
     "corpus_fingerprint": _line_rule(200), "gpu_uuid": _line_rule(200),
 }  # fmt: skip
-"""Requirements of values beyond the type of their column, by column or by table and column.
+"""Requirements of values beyond the type of their column, by column or by `table.column`, which has precedence.
 
-Columns without an entry have the rule of
-
-their type; integers are 0 or more.
+Columns without an entry have the rule of their type; integers are 0 or more.
 """
 
 
 def _bundle_rule(table: str, column: Column[Any]) -> FieldRule:
-    """Return the rule of a bundle's column: its type, and the entry in RULES."""
+    """Return the rule of a bundle's column: its type, overridden by its entry in RULES.
+
+    Integers are 0 or more unless the entry says otherwise. The default for rows without the column is 0 for integers
+    with a
+    server default, False for booleans that may not be NULL, and None for others.
+    """
     field, default = rule_of_type(column), None
     if field.kind == "whole":
         field, default = replace(field, low=0), None if column.server_default is None else 0
@@ -354,8 +395,10 @@ class RowValidator:
         """Choose the rules of a table.
 
         Args:
-            name: table.
-            complete: True if the bundle is of this release, so that no column may be missing.
+            name: table in BUNDLE_TABLES.
+            complete: True if the bundle is of this release, so that no column may be missing. False permits the absence
+                of
+                columns that may be NULL or have a server default.
         """
         self.name, self.fields = name, FIELD_RULES[name]
         self.names = self.fields.keys()
@@ -365,12 +408,17 @@ class RowValidator:
         self._last: tuple[Any, ...] | None = None
 
     def validated_columns(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the rows as a dictionary from column name to list of values.
+        """Return the rows as a dictionary from column name to list of values, one per row.
 
-        Columns that older releases lack are filled with defaults. Integers in columns of floats become floats.
+        Columns that older releases lack are filled with defaults. Integers in columns of floats become floats. Batches
+        must
+        come in the order of the bundle, since the order of rows is checked across them.
+
+        Args:
+            rows: parsed JSON values, of any type.
 
         Raises:
-            InvalidRow: a row is invalid.
+            InvalidRow: a row is no object, has other columns than the table, or an invalid value, or is out of order.
         """
         for at, row in enumerate(rows):
             if not isinstance(row, dict):
@@ -396,9 +444,15 @@ class RowValidator:
     def _check_relations(self, columns: Mapping[str, list[Any]]) -> None:
         """Check fields that depend on each other, and the order of the rows, also across batches.
 
+        Remembers the last key for the next batch.
+
+        Args:
+            columns: values by column, already validated one by one.
+
         Raises:
-            InvalidRow: a measurement has neither value nor reason, an event of kind `code` has no fingerprint, or rows
-                are not in increasing order of their key.
+            InvalidRow: a measurement has neither value nor reason, the message of an event of kind `code` is not a
+                fingerprint
+                (12 hex digits), or rows are not strictly increasing by the columns of SORTED_BY.
         """
         if self.name == "measurement":
             for at, (value, reason) in enumerate(zip(columns["value"], columns["reason"], strict=True)):
@@ -419,7 +473,10 @@ class RowValidator:
 
 
 def quoted_value(value: Any) -> str:
-    """Return an untrusted value for a message: short, on one line, without control characters."""
+    """Return an untrusted value for a message: at most 60 of its characters, on one line, without control characters.
+
+    Text is quoted, with characters outside ASCII escaped; an object or a list is only named as such.
+    """
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return ascii(value[:60]) if isinstance(value, str) else str(value)[:60]

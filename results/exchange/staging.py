@@ -28,7 +28,7 @@ class StagingTables:
     """
 
     def __init__(self, store: Store) -> None:
-        """Create the temporary tables and remember their connection."""
+        """Create the temporary tables in a transaction of the store, and remember their connection."""
         self.store = store
         metadata = MetaData()
         self._tables = {
@@ -58,7 +58,13 @@ class StagingTables:
             raise StagingTablesLost
 
     def add(self, name: str, columns: Mapping[str, list[Any]], session: Session) -> None:
-        """Stage validated rows, given as a dictionary from column name to values."""
+        """Stage validated rows of a table, given as a dictionary from column name to values; do nothing for no rows.
+
+        Args:
+            name: table in ATTEMPT_TABLES.
+            columns: values by column; JSON columns are parsed, times are text.
+            session: session on the connection that holds the tables.
+        """
         fields, listed = FIELD_RULES[name], []
         for word, values in columns.items():
             if fields[word].kind == "json":
@@ -74,7 +80,10 @@ class StagingTables:
             connection.exec_driver_sql(f"INSERT INTO incoming_{name} ({names}) VALUES ({marks})", rows)
 
     def set_attempt_ids(self, session: Session, ids: Mapping[int, int]) -> None:
-        """Set the attempts whose rows are to be moved: number in the bundle -> id in this database."""
+        """Replace the selection of attempts whose rows are to be moved.
+
+        `ids` maps the number of an attempt in the bundle to its id in this database.
+        """
         session.execute(self._attempt_ids.delete())
         if ids:
             session.execute(
@@ -82,13 +91,18 @@ class StagingTables:
             )
 
     def move_rows(self, session: Session, name: str) -> int:
-        """Copy the staged rows of these attempts into a table of the database, and return their number."""
+        """Copy the staged rows of the selected attempts (see set_attempt_ids) into a table, and return their number.
+
+        The staged rows stay.
+        """
         return self._move_rows(session, name, true())
 
     def move_missing_items(self, session: Session) -> int:
-        """Copy staged items that existing attempts lack, and return their number.
+        """Copy staged items that the selected attempts lack in the database, and return their number.
 
         Skips items whose measurements the bundle has and the database does not: these were deleted in the database.
+        Creates an
+        index on the staged measurements, so call it once.
         """
         item, bundle_values, store_values = (
             self._tables["example"].c,
@@ -116,7 +130,10 @@ class StagingTables:
         )
 
     def _move_rows(self, session: Session, name: str, condition: ColumnElement[bool]) -> int:
-        """Copy the staged rows of the selected attempts that meet the condition, and return their number."""
+        """Copy the staged rows of the selected attempts that meet the condition, and return their number.
+
+        Attempt numbers of the bundle become ids of this database.
+        """
         source, target = self._tables[name], TABLES[name]
         names = [column.name for column in source.columns]
         moved = source.join(self._attempt_ids, self._attempt_ids.c.id == source.c.attempt_id)

@@ -35,7 +35,12 @@ _ATTEMPT = ("cell_id", "number", "kind", "state")
 
 
 def _table_query(table_name: str) -> tuple[list[Column[Any]], Any, list[Any]]:
-    """Return the columns of an exported table, the joined tables to select from, and the sort order."""
+    """Return the columns of an exported table, the joined tables to select from, and the sort order.
+
+    The source joins `revision_cell`, so the caller must select one revision. Rows come in the grid's order; within a
+    cell
+    by attempt id and the key of the row. `table_name` is one of TableName.
+    """
     cell, attempt = TABLES["cell"], TABLES["attempt"]
     member = TABLES["revision_cell"]
     of_cell = [cell.c[name] for name in _CELL]
@@ -63,7 +68,10 @@ def _dtype(column: Column[Any]) -> str:
 
 
 def _cell_text(value: Any) -> Any:
-    """Return a value as written to CSV and Parquet: JSON and times as text."""
+    """Return a value as written to CSV and Parquet.
+
+    Lists and dicts become JSON text, times ISO-8601 text; other values are returned unchanged.
+    """
     if isinstance(value, dict | list):
         return json_safe(json.dumps(jsonable(value), ensure_ascii=False))
     return format_utc(value) if isinstance(value, datetime) else value
@@ -72,9 +80,13 @@ def _cell_text(value: Any) -> Any:
 def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, sweep: str | None = None) -> int:
     """Write a table of a sweep's newest revision to a file for another program, and return its number of rows.
 
-    Columns have the database's names and units, times are ISO-8601 text in UTC. JSON columns are text in CSV and
-    Parquet. In CSV, text that a spreadsheet would evaluate begins with an apostrophe, and control characters are
-    replaced; JSON lines and Parquet keep every text. An existing file is replaced when the new one is complete.
+    Attempts in every state are included, with all their rows, not only the newest. Rows come in the grid's order,
+    within a
+    cell by age of the attempt. Columns have the database's names and units, times are ISO-8601 text in UTC. JSON
+    columns are
+    text in CSV and Parquet. In CSV, text that a spreadsheet would evaluate begins with an apostrophe, and control
+    characters
+    are replaced; JSON lines and Parquet keep every text. An existing file is replaced when the new one is complete.
 
     Args:
         store: database.
@@ -112,10 +124,15 @@ def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, swee
 def _table_writer(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[Callable[[list[Any]], None]]:
     """Yield a function that appends rows, possibly none, to the stream in one of the formats.
 
+    CSV begins with a header line; JSON lines has none. The stream is complete when the context ends; it stays open.
+
     Args:
         fmt: csv, jsonl or parquet.
         columns: columns of the table, in the order of the rows' values.
         stream: binary stream.
+
+    Raises:
+        StoreError: Parquet was asked for and pyarrow is not installed.
     """
     names = [column.name for column in columns]
     if fmt == "jsonl":
@@ -130,7 +147,7 @@ def _table_writer(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> It
     import pandas as pd
 
     def frame(rows: list[Any]) -> pd.DataFrame:
-        """Return rows as a data frame with the columns' types."""
+        """Return rows as a data frame with the columns' types; lists, dicts and times become text."""
         by_column = zip(*rows, strict=True) if rows else [()] * len(columns)
         return pd.DataFrame(
             {

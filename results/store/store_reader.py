@@ -83,9 +83,9 @@ class StoreReader(ABC):
         return {state.cell_id: state for state in self.read(queries.states, cell_ids)}
 
     def measurements(self, cell_id: str) -> list[MeasuredValue]:
-        """Return the newest measurement per (probe, metric, length) over the cell's finished attempts, sorted by this key.
+        """Return the newest measurement per (probe, metric, length) over the cell's finished attempts.
 
-        A measurement with a reason instead of a value counts. Empty for an unknown cell.
+        Sorted by this key. A measurement with a reason instead of a value counts. Empty for an unknown cell.
         """
         return self.read(attempt_queries.values, [cell_id])
 

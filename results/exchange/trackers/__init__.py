@@ -38,7 +38,11 @@ class Exporter:
     """Plural noun of the exported objects."""
 
     def load(self) -> Any:
-        """Import and return the module. Raises StoreError if the tracker's package is missing."""
+        """Import and return the module.
+
+        Raises:
+            StoreError: an import fails, such as that of the tracker's package; the message says what to install.
+        """
         try:
             return importlib.import_module(f".{self.module}", __name__)
         except ImportError as error:
@@ -51,8 +55,16 @@ class Exporter:
     def export(self, store: Store, sweep: str, out: Path) -> int:
         """Write a sweep to a new folder or file, and return the number of exported cells or trials.
 
+        Blocks until all runs are written; the target appears when it is complete.
+
+        Args:
+            store: database.
+            sweep: name of the sweep.
+            out: folder or (with an `ending`) file, which must not exist.
+
         Raises:
             StoreError: the target exists, cannot be written, or the tracker's package is missing.
+            SweepUnknown: there is no such sweep.
         """
         module = self.load()
         if self.ending:

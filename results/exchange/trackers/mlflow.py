@@ -36,10 +36,12 @@ LONGEST_NAME, LONGEST_VALUE = 250, 6000
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
     """Create the experiment, and return the function that writes a run into it. Sets MLflow's log level to WARNING.
 
+    The experiment has tags for the sweep, its newest revision and the user's tags, and the user's note as description.
+
     Args:
         store: database.
         sweep: name of the sweep, and of the experiment.
-        folder: folder to write to.
+        folder: folder to write `mlflow.db` to.
         out: final name of the folder, for the address of artifacts.
     """
     logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -53,7 +55,16 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 
 
 def _log(client: Any, experiment: str, run: TrackerRun) -> None:
-    """Write one run into MLflow's database."""
+    """Write one run into MLflow's database: parameters, metrics, tags, times and status.
+
+    Metrics without a value are left out; a missing measurement gives a tag with its reason. Values longer than MLflow's
+    limit are cut.
+
+    Args:
+        client: MlflowClient.
+        experiment: id of the experiment.
+        run: run to write.
+    """
     began, ended = _ms(run.started_at), _ms(run.finished_at)
     facts = {name: str(value) for name, value in run.hyperparameters().items()}
     facts |= {f"config.{name}": value for name, value in _flat(run.cell.config)}
@@ -99,7 +110,7 @@ def _valid_name(text: str) -> str:
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every setting as (dotted path, text); values other than text are JSON."""
+    """Yield every setting as (dotted path, text); values other than text are JSON, also lists and empty mappings."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{path}{name}.")

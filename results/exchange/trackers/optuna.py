@@ -31,7 +31,7 @@ def export(store: Store, sweep: str, out: Path) -> int:
 
     Directions, distributions, numbers, parameters, values and curves (by validation) are those of the study's trials.
     Start and end are those of their attempts. User attributes of a trial hold its cell, standing, failure reason, and
-    parameters outside the current search space.
+    parameters outside the current search space (`outside.PATH`). User attributes of the study hold sampler and pruner.
 
     Raises:
         StoreError: the sweep is not a study, or the file exists or cannot be written.
@@ -54,7 +54,15 @@ def export(store: Store, sweep: str, out: Path) -> int:
 def _write(
     file: Path, sweep: str, search: Search, trials: list[Trial], times: Mapping[str, tuple[datetime, datetime | None]]
 ) -> None:
-    """Write the study with all trials to an Optuna database. `times` are start and end by cell id."""
+    """Write the study with all trials to a new Optuna database, and close it. Sets Optuna's log level to WARNING.
+
+    Args:
+        file: file that does not exist.
+        sweep: name of the study.
+        search: search space, objectives, sampler and pruner.
+        trials: trials in the order of their numbers.
+        times: (start, end) by cell id; end is None while the cell runs.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
     study = optuna.create_study(storage=storage, study_name=sweep, directions=list(search.objectives.values()))
@@ -74,7 +82,15 @@ def _write(
 def _with_attributes(
     trial: Trial, frozen: FrozenTrial, times: Mapping[str, tuple[datetime, datetime | None]]
 ) -> FrozenTrial:
-    """Set times and user attributes of an Optuna trial in place, and return it."""
+    """Set times and user attributes of an Optuna trial in place, and return it.
+
+    A trial without a cell or attempt keeps Optuna's times. Attributes that are None are left out.
+
+    Args:
+        trial: trial of this program.
+        frozen: the same trial as Optuna's.
+        times: (start, end) by cell id.
+    """
     began, ended = times.get(trial.cell or "", (None, None))
     frozen.datetime_start = _local_time(began) or frozen.datetime_start
     if frozen.state.is_finished():
@@ -88,7 +104,10 @@ def _with_attributes(
 
 
 def _times(attempts: list[Attempt]) -> dict[str, tuple[datetime, datetime | None]]:
-    """Return the start of a cell's first attempt and the end of its last one (None while it runs), by cell id."""
+    """Return the start of a cell's first attempt and the end of its last one (None while it runs), by cell id.
+
+    `attempts` must come oldest first, of any number of cells.
+    """
     times: dict[str, tuple[datetime, datetime | None]] = {}
     for attempt in attempts:
         first = times.get(attempt.cell_id, (attempt.started_at, None))[0]

@@ -22,13 +22,20 @@ from .runs import CURVE, TrackerRun
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
-    """Return the function that writes the event file of a run into a new folder below `folder`.
+    """Return the function that writes the event file of a run into a new folder below `folder`, named after the run.
 
-    The other arguments belong to the protocol of exporters and are not used.
+    Args:
+        store: not used; belongs to the protocol of exporters.
+        sweep: not used.
+        folder: folder to write to.
+        out: not used.
     """
 
     def write(run: TrackerRun) -> None:
-        """Write the event file of one run into a new folder named after it."""
+        """Write the event file of one run into a new folder named after it.
+
+        Raises FileExistsError if the folder exists.
+        """
         (folder / run.name).mkdir()
         # TensorBoard recognizes its files by name; its own writer would append time, host and pid
         with (folder / run.name / "events.out.tfevents.0.atma-sweep").open("wb") as stream:
@@ -40,7 +47,11 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 
 
 def _record(run: TrackerRun, record: Callable[..., Any]) -> None:
-    """Write the events of a run by calls of `record`, which takes the fields of an event."""
+    """Write the events of a run by calls of `record`, which takes the fields of an event as keyword arguments.
+
+    Order: version, hyper-parameters, curve points (time: start plus training seconds), measurements (time: end of the
+    attempt; step: context length).
+    """
     began = run.started_at.timestamp() if run.started_at else 0.0
     ended = run.finished_at.timestamp() if run.finished_at else began
     record(wall_time=began, file_version="brain.Event:2")

@@ -24,12 +24,14 @@ QUIET = ("silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_s
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
     """Return the function that writes an offline run below `folder`, in a project named after the sweep.
 
-    `store` and `out` belong to the protocol of exporters and are not used.
+    The project's name is the sweep's as a safe file name. `store` and `out` belong to the protocol of exporters and are
+    not
+    used.
     """
     settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
 
     def write(run: TrackerRun) -> None:
-        """Write one offline run of W&B."""
+        """Write one offline run of W&B, with the cell's id as its id; nothing is sent."""
         times = {
             "began": run.started_at and format_utc(run.started_at),
             "ended": run.finished_at and format_utc(run.finished_at),
@@ -45,7 +47,14 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 
 
 def _log(run: TrackerRun, target: Any) -> None:
-    """Log the curve by step and the measurements by length, and fill the summary."""
+    """Log the curve by step and the measurements by context length, and fill the summary.
+
+    Values that are None are left out of the history; the summary then has the reason. Returns nothing.
+
+    Args:
+        run: run to log.
+        target: open W&B run.
+    """
     target.define_metric("curve/*", step_metric="step")
     for probe in sorted({value.probe for value in run.values}):
         target.define_metric(f"{probe}/*", step_metric="length")
