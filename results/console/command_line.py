@@ -88,7 +88,10 @@ class Documented:
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
-        """The function's signature with metavars and help texts from the docstring."""
+        """The function's signature with metavars and help texts from the docstring; computed once.
+
+        Parameters without an entry stay as they are.
+        """
 
         def constant(match: re.Match[str]) -> str:
             return str({**globals(), **self._function.__globals__}[match[1]])
@@ -107,6 +110,9 @@ class Documented:
 
 def _described(parameter: inspect.Parameter, metavar: str | None, text: str) -> inspect.Parameter:
     """Return a parameter annotated for typer with its option name, metavar and help.
+
+    Without a typer annotation it becomes an argument if it has no default, else an option. The option's name is the
+    parameter's with hyphens, without a trailing underscore.
 
     Args:
         parameter: parameter of the command's function.
@@ -133,10 +139,10 @@ def print_json(value: Any, *, err: bool = False) -> None:
 
 
 def print_result(value: Any, lines: Sequence[str], *, as_json: bool) -> None:
-    """Print the result of a command as JSON or as lines for the user.
+    """Print the result of a command on standard output, as JSON or as lines for the user.
 
     Args:
-        value: result as JSON values.
+        value: result as JSON values; values that JSON lacks are printed as text.
         lines: the same as text lines, which are sanitized.
         as_json: print the JSON.
     """
@@ -158,9 +164,16 @@ class _UnconvertedParam:
     """Replacement for typer's conversion of an option's value, to avoid importing pydantic if possible."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value unchanged if it is None, the default, or text for a text option.
+        """Return the value unchanged if no conversion is needed; otherwise convert it by typer.
 
-        Otherwise convert it by typer.
+        No conversion is needed for a completion, for None, for text of a text option, and for a number that is the
+        default;
+        an option with several values is always converted.
+
+        Args:
+            value: value from the command line or default.
+            param: typer's parameter.
+            ctx: context of the command.
         """
         if getattr(ctx, "resilient_parsing", False):
             return value  # a completion uses the words unchanged
@@ -186,7 +199,7 @@ class OneLineErrorGroup(TyperGroup):
     """The outermost command group, which prints one line on standard error for a usage error."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command as typer does, but without importing pydantic.
+        """Return the command of that name as typer does, but without importing pydantic; None for an unknown one.
 
         The import takes a tenth of the time of `status`.
         """
@@ -209,10 +222,20 @@ class OneLineErrorGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line as typer does, with one-line messages.
+        """Run the command line as typer does, with one-line messages on standard error, and exit.
 
-        Exits with code 2 for a usage error and 130 for an abort. Completions exit with code 0 and never print a
-        message. With `standalone_mode` False, errors are raised and the result is returned.
+        Exits with the command's result if that is an int, else 0; with code 2 for a usage error and 130 for an abort.
+        Completions exit with code 0 and never print a message. With `standalone_mode` False, errors are raised and the
+        result
+        is returned. Other exceptions of a command pass through.
+
+        Args:
+            args: words after the program's name; None for those of the process.
+            prog_name: name in messages; None for `atma-sweep`.
+            complete_var: environment variable of the completion.
+            standalone_mode: exit at the end.
+            windows_expand_args: as in click.
+            **extra: passed on to typer.
         """
         if os.environ.get(COMPLETE):
             # a message would be printed into the line that the user is typing
@@ -248,7 +271,7 @@ class OneLineErrorGroup(TyperGroup):
 def completion_line() -> list[str]:
     """Return the words of the line that a shell requests completions for, without the program.
 
-    Empty for an ordinary call.
+    Empty for an ordinary call. Words are split at spaces; quotes are not interpreted.
     """
     if not os.environ.get(COMPLETE):
         return []
@@ -256,9 +279,11 @@ def completion_line() -> list[str]:
 
 
 def usage_error_line(error: Any) -> str:
-    """Return the line about a usage error: the error, a suggestion, and the help command.
+    """Return the line about a usage error: the error, a suggestion, and the help command in parentheses.
 
-    Empty if help was requested.
+    Empty if help was requested by a call without arguments. `error` is an exception of click or typer; without a
+    context
+    the help command is left out.
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
@@ -278,7 +303,15 @@ def _command_path(ctx: Any) -> str:
 
 
 def _suggestion(error: Any, ctx: Any) -> str:
-    """Return a suggestion for an unknown option, command or choice; empty if none is similar."""
+    """Return a clause for an unknown option, command or choice, such as "; did you mean --sweep?".
+
+    Empty if none is similar. For an option of a subcommand that was written before it, the clause shows the right
+    order.
+
+    Args:
+        error: usage error of click or typer.
+        ctx: its context.
+    """
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         elsewhere = [name for name, command in _commands(ctx).items() if option in _options(command)]

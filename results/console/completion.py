@@ -28,7 +28,7 @@ Completion = Callable[[typer.Context, str], list[Offer]]
 
 
 def silent(names: Completion) -> Completion:
-    """Return the completion function with every exception turned into an empty offer."""
+    """Return the completion function with every exception turned into an empty offer; for use as a decorator."""
 
     @functools.wraps(names)
     def complete(ctx: typer.Context, incomplete: str) -> list[Offer]:
@@ -42,7 +42,10 @@ def silent(names: Completion) -> Completion:
 
 @silent
 def sweeps(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the sweeps of the database, the one launched last first, and built-in ones if the command shows them."""
+    """Return the sweeps of the database, the one launched last first, and built-in ones if the command shows them.
+
+    The typed text is not considered; typer filters the offers.
+    """
     own = _rows(ctx, "SELECT name FROM sweep ORDER BY launched_at DESC")
     return [*own, *((*PUBLISHED, *SHIPPED) if ctx.info_name in READING_COMMANDS else ())]
 
@@ -55,7 +58,10 @@ def reference_sweeps(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 @silent
 def cells(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the slugs that begin with the typed text: of the sweep that --sweep names, else of all cells."""
+    """Return the slugs that begin with the typed text, sorted, at most MAX_CELLS: of one sweep or of all cells.
+
+    The option --sweep, if it stands before on the line, names the sweep; cells of all its revisions are offered.
+    """
     sweep = ctx.params.get("sweep")
     pattern = incomplete.replace("!", "!!").replace("%", "!%").replace("_", "!_") + "%"
     where, values = "slug LIKE ? ESCAPE '!'", [pattern]
@@ -83,10 +89,10 @@ def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def _rows(ctx: typer.Context, query: str, values: Any = ()) -> list[Offer]:
-    """Return the first column of a query as text; empty without a readable SQLite database.
+    """Return the first column of a query as text; empty without a readable SQLite database, and for PostgreSQL.
 
     Args:
-        ctx: context of the completion; its option --db names the database.
+        ctx: context of the completion; its option --db names the database, else ATMA_DB, else the default file.
         query: SQL with placeholders.
         values: values of the placeholders.
     """

@@ -45,7 +45,11 @@ Others may be bugs of this program.
 
 
 def size_on_disk(path: Path) -> int:
-    """Return the size of a file, or of all files below a folder, in bytes. Files that vanish meanwhile count as 0."""
+    """Return the size of a file, or of all files below a folder, in bytes; 0 for a missing path.
+
+    Sizes are those of the content (st_size), not of the blocks used. Links are not followed; a link counts with its own
+    size. Files that vanish meanwhile count as 0.
+    """
     total_bytes, files = 0, [path]
     if path.is_dir() and not path.is_symlink():
         files = [Path(top, name) for top, _, names in os.walk(path) for name in names]
@@ -58,7 +62,7 @@ def size_on_disk(path: Path) -> int:
 def store_error_for(error: BaseException) -> StoreError | None:
     """Return the error to show for an uncaught OSError about a path, or for a name that is not UTF-8.
 
-    None for other errors.
+    None for other errors, among them OSErrors that may be bugs of this program. The result is returned, not raised.
     """
     if isinstance(error, UnicodeEncodeError):
         return _undecodable_name_error(str(error.object))
@@ -82,11 +86,11 @@ def _undecodable_name_error(name: str) -> WriteRefused | None:
 
 
 def path_error(error: OSError, path: Path | str, verb: str = "write") -> StoreError:
-    """Return the error about a path as one line with a remedy.
+    """Return the error about a path as one line with a remedy; it is not raised.
 
     Args:
         error: error of the operating system.
-        path: path that the message names.
+        path: path that the message names, whichever path the error has.
         verb: refused action ("write", "make", "use").
 
     Returns:
@@ -113,7 +117,10 @@ def translate_os_errors(path: Path | str, verb: str = "write") -> Iterator[None]
 
 
 class _StreamWriter(io.RawIOBase):
-    """Writer for a pipe, device or terminal: it counts the bytes and cannot seek."""
+    """Writer for a pipe, device or terminal: it counts the bytes and cannot seek.
+
+    Closing it flushes the stream, which stays open.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._written = stream, 0
@@ -137,9 +144,7 @@ class _StreamWriter(io.RawIOBase):
 def _descriptor(to: Path) -> int | None:
     """Return the number of this process's own file descriptor that a path such as /dev/stdout names.
 
-    None for other paths.
-
-    Opening such a path again would truncate the file.
+    None for other paths. Links are followed, at most MAX_LINKS. Opening such a path again would truncate the file.
     """
     own_folders = ("/dev/fd", f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
     for _ in range(MAX_LINKS):
@@ -153,7 +158,10 @@ def _descriptor(to: Path) -> int | None:
 
 
 def is_stream(to: Path) -> bool:
-    """Return True if the path is a pipe, a device, `-` or an open descriptor, which are written to directly."""
+    """Return True if the path is a pipe, a device, `-` or an open descriptor, which are written to directly.
+
+    False for files, folders and paths that do not exist or cannot be examined.
+    """
     if to == STDOUT or _descriptor(to) is not None:
         return True
     try:
@@ -177,7 +185,10 @@ def display_path(to: Path) -> str:
 def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
     """Yield a binary stream whose content appears under the name when it is complete.
 
-    A link is followed. Pipes, devices and `-` are written to directly. An existing file keeps its permissions.
+    A link is followed. Pipes, devices and `-` are written to directly, so that a part may have been written before an
+    error. An existing file keeps its permissions. The new file is synced; on any exception the old one stays and
+    nothing
+    else remains. OSErrors of the body are translated as well.
 
     Args:
         to: file to write.
@@ -218,7 +229,7 @@ def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
 
 
 def _may_replace(final: Path, to: Path, option: str) -> int | None:
-    """Return the permissions (mode bits) of the existing file; None if there is none.
+    """Return the permissions (mode bits) of the existing file; None if there is none and its folder exists.
 
     Args:
         final: path with links resolved.
@@ -244,7 +255,12 @@ def _may_replace(final: Path, to: Path, option: str) -> int | None:
 
 @contextlib.contextmanager
 def _open_stream(to: Path) -> Iterator[IO[bytes]]:
-    """Yield a writer for a pipe, a device or standard output."""
+    """Yield a writer for a pipe, a device or standard output.
+
+    Flushes sys.stdout first. The writer uses a copy of the descriptor, closed when the context ends, or sys.stdout
+    itself if
+    that was replaced inside this process. Raises OSError if the path cannot be opened.
+    """
     sys.stdout.flush()
     try:
         number = sys.stdout.fileno() if to == STDOUT else _descriptor(to)
@@ -264,7 +280,7 @@ def write_file(to: Path, content: str | bytes, option: str = "--out") -> None:
 
 
 def check_parent(to: Path, option: str = "--out") -> None:
-    """Raise StoreError unless the parent folder of `to` exists."""
+    """Raise StoreError unless the parent folder of `to` exists; `option` is named in the message."""
     if not os.path.isdir(to.parent):
         folder = _short_path(to.parent)
         if os.path.lexists(to.parent):
@@ -279,17 +295,18 @@ def _short_path(path: Path) -> str:
 def resolve_format(
     to: Path | None, format_name: str | None, endings: Mapping[str, str], default: str, *, option: str = "--format"
 ) -> str:
-    """Return the format to write: the given one, else that of the file's suffix, else `default` without a file.
+    """Return the format to write: the given one, else that of the file's suffix, else `default` for a stream.
 
     Args:
         to: file to write; None for standard output.
-        format_name: format named by the user; None for none.
-        endings: format by lower-case suffix.
-        default: format for streams.
+        format_name: format named by the user; None for none. It is not validated here.
+        endings: format by lower-case suffix, with its dot.
+        default: format for streams (None, pipes, devices, `-`).
         option: option that names the format, for messages.
 
     Raises:
-        StoreError: the path is a folder, the suffix is unknown, or it contradicts the given format.
+        StoreError: the path is a folder, the suffix is unknown and no format is given, or it contradicts the given
+            format.
     """
     if to is None or is_stream(to):
         return format_name or default
@@ -310,7 +327,7 @@ def resolve_format(
 
 
 def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> None:
-    """Create a folder unless it exists.
+    """Create a folder unless it exists; a link to a folder is accepted.
 
     Args:
         to: folder.
@@ -318,7 +335,7 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
         parents: create missing parent folders as well.
 
     Raises:
-        StoreError: the name is not possible, or a parent is missing.
+        StoreError: the name is not possible or `-`, a file has it, or a parent is missing.
         WriteRefused: permissions, a read-only file system, or no free space.
     """
     if to == STDOUT:
@@ -335,7 +352,18 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
 
 
 def check_file_writable(to: Path, option: str = "--out") -> None:
-    """Check before long work that a file can be written. Raises StoreError, WriteRefused."""
+    """Check before long work that a file can be written; creates and removes an unnamed file in its folder.
+
+    Streams such as pipes and `-` pass unchecked.
+
+    Args:
+        to: file.
+        option: option that named it, for messages.
+
+    Raises:
+        StoreError: the name is not possible (no such folder, or a folder itself).
+        WriteRefused: it cannot be written.
+    """
     if is_stream(to):
         return
     with translate_os_errors(to):
@@ -345,11 +373,17 @@ def check_file_writable(to: Path, option: str = "--out") -> None:
 
 
 def check_folder_writable(to: Path, option: str = "--out") -> None:
-    """Check that the folder, or its nearest existing parent, accepts files; create nothing.
+    """Check that the folder, or its nearest existing parent, accepts files.
+
+    Creates and removes an unnamed file there; creates no folder.
+
+    Args:
+        to: folder, which need not exist.
+        option: option that named it, for messages.
 
     Raises:
         StoreError: the name is not possible.
-        WriteRefused: no file can be written there.
+        WriteRefused: no file can be written there, or the path is not UTF-8.
     """
     path = Path(os.path.abspath(to))
     name_error = _undecodable_name_error(str(path))
@@ -375,7 +409,7 @@ def _exists(path: Path) -> bool:
 
 
 def _check_writable(folder: Path) -> None:
-    """Create and remove an unnamed file.
+    """Create and remove an unnamed file in a folder. Raises StoreError or WriteRefused if that fails.
 
     A permission check would miss read-only mounts, quotas and network file systems.
     """
@@ -390,8 +424,10 @@ def _check_writable(folder: Path) -> None:
 def atomic_folder(to: Path, option: str = "--out") -> Iterator[Path]:
     """Yield a new folder that gets its name when it is complete; it is deleted on an exception.
 
+    Until then its name is that of a hidden folder next to the target. OSErrors of the body are translated as well.
+
     Args:
-        to: new folder.
+        to: new folder, which must not exist.
         option: option that named the folder, for messages.
 
     Raises:
@@ -419,7 +455,9 @@ def atomic_folder(to: Path, option: str = "--out") -> Iterator[Path]:
 def check_regular(path: Path, remedy: str) -> None:
     """Raise StoreError, ending with `remedy`, unless a path to read from is a non-empty regular file.
 
-    Pipes and devices are refused because reading them might never end.
+    Links are followed. Pipes and devices are refused because reading them might never end. The permission to read is
+    not
+    checked.
     """
     try:
         status = os.stat(path)
@@ -442,7 +480,7 @@ def sha256(path: Path) -> str:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file, or the list of files in a folder, is on the disk."""
+    """Wait until a file, or the list of files in a folder, is on the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

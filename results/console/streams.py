@@ -76,7 +76,9 @@ class OutputFile(io.FileIO):
     """Error of the first failed write; None before."""
 
     def write(self, data: Any, /) -> int:
-        """Write to standard output.
+        """Write to standard output, and return the number of bytes written.
+
+        After the first failure the descriptor is redirected to /dev/null for the entire process and `failure` is set.
 
         Raises:
             OutputClosed: it has no reader, or its terminal is gone.
@@ -90,7 +92,7 @@ class OutputFile(io.FileIO):
             raise self.failure from error
 
     def _failure(self, error: OSError) -> BaseException:
-        """Return the error to raise for an OSError of a write."""
+        """Return the error to raise for an OSError of a write: OutputClosed without a reader, else WriteRefused."""
         if error.errno == errno.EPIPE or (error.errno == errno.EIO and self.isatty()):
             return OutputClosed()
         cause = error.strerror or str(error)
@@ -98,7 +100,7 @@ class OutputFile(io.FileIO):
 
 
 def open_standard_streams() -> None:
-    """Set up the three standard streams of this process, even if they are closed.
+    """Set up the three standard streams of this process, even if they are closed; replaces sys.stdout and sys.stderr.
 
     A closed descriptor would be reused for the first file opened, such as the database. So a closed standard output
     becomes a pipe without a reader, and the others /dev/null. Streams that were replaced inside Python are not changed.
@@ -130,7 +132,10 @@ def write_out(text: str, *, err: bool = False) -> None:
 
 
 def _open_closed(descriptor: int) -> None:
-    """Open the given closed file descriptor as a stream without effect."""
+    """Open the given closed file descriptor (0, 1 or 2) as a stream without effect.
+
+    Descriptor 1 becomes a pipe without a reader, so that writes fail; the others /dev/null.
+    """
     opened = os.pipe() if descriptor == 1 else (os.open(os.devnull, os.O_RDWR),)
     os.dup2(opened[-1], descriptor)
     os.set_inheritable(descriptor, True)
@@ -146,7 +151,10 @@ def _redirect_to_devnull(descriptor: int) -> None:
 
 
 def _text_stream(before: TextIO | None, raw: io.FileIO) -> TextIO:
-    """Return a text stream on `raw` with the encoding and buffering of an earlier stream, which is flushed."""
+    """Return a text stream on `raw` with the encoding and buffering of an earlier stream, which is flushed.
+
+    Characters that the encoding lacks are written as similar ASCII. `before` None means UTF-8 and block buffering.
+    """
     if before is not None:
         with contextlib.suppress(OSError):
             before.flush()

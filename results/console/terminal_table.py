@@ -26,7 +26,12 @@ WIDE = 10_000
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Layout of a table: indices of the shown columns, widths (empty: natural widths), gap, notes about the rest."""
+    """Layout of a table.
+
+    `columns` are the indices of the shown columns, `widths` their widths in characters (empty: natural widths), `gap`
+    the
+    characters between two columns, and `notes` sentences about the other columns.
+    """
 
     columns: tuple[int, ...]
     widths: tuple[int, ...]
@@ -55,14 +60,21 @@ def is_styled(stream: object) -> bool:
 def forgo_styles() -> None:
     """Keep rich, and typer with it, from sending escape codes if the environment forbids them.
 
-    With NO_COLOR alone rich would still print bold text and move the cursor.
+    Sets the environment variable TTY_COMPATIBLE of this process. With NO_COLOR alone rich would still print bold text
+    and
+    move the cursor.
     """
     if not may_style():
         os.environ["TTY_COMPATIBLE"] = "0"
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """Return a paragraph as lines of at most `width` characters (None: one line), broken between words if possible."""
+    """Return a paragraph as lines of at most `width` characters, broken between words if possible.
+
+    Longer words are split. Spaces and line breaks between words become single spaces. Empty text gives one empty line;
+    None
+    as width gives the text unchanged, as one line. Wide characters count as two.
+    """
     if width is None:
         return [text]
     from rich.cells import chop_cells
@@ -91,16 +103,20 @@ def table_lines(
     """Return a table as lines, with text columns aligned left and number columns aligned right.
 
     If the table is too wide, it is reduced in this order. Headings and texts are wrapped. Columns with the same value
-    in every row are moved to a note. Then few rows become blocks with one line per column, and of many rows the last
-    number columns are hidden and named in a note.
+    in every row are moved to a note. Then few rows (MAX_BLOCK_ROWS) become blocks with one line per column, and of many
+    rows the last number columns are hidden and named in a note. If hiding cannot help, many rows become blocks, too.
 
     Args:
         headings: heading of each column.
         rows: texts of each row, one per column.
         label_columns: number of text columns; they are the first columns.
         width: maximum width in characters; None for no limit.
-        bold: (row, column) indices of bold entries.
+        bold: (row, column) indices of bold entries, from 0; ignored without `color`.
         color: write escape codes.
+
+    Returns:
+        Heading lines with a rule below, one or more lines per row, and notes. A table that fits ends with an empty
+        line.
     """
     full_layout = ColumnLayout(tuple(range(len(headings))), ())
     if (
@@ -128,7 +144,10 @@ def _pieces(heading: str) -> list[str]:
 
 
 def _fold_heading(heading: str, width: int) -> str:
-    """Return the heading with line breaks, so that each line is at most `width` wide if possible."""
+    """Return the heading with line breaks, so that each line is at most `width` wide if possible.
+
+    Pieces that are wider stay whole.
+    """
     folded: list[str] = []
     for piece in _pieces(heading):
         joint = "" if piece.startswith("@") else " "
@@ -141,6 +160,8 @@ def _fold_heading(heading: str, width: int) -> str:
 
 def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
     """Return the minimum width of a column: numbers are never broken, texts only between words.
+
+    Words of texts count with at most MAX_UNBROKEN_CHARS, since longer ones may be broken.
 
     Args:
         heading: heading of the column.
@@ -156,6 +177,9 @@ def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
 
 def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], label_columns: int, width: int) -> ColumnLayout | None:
     """Return a layout that fits the width; None if the rows have to become blocks.
+
+    Reduces the table as `table_lines` describes. Spare width goes first to unwrapped rows, then to unwrapped headings,
+    columns with the smallest need first.
 
     Args:
         headings: heading of each column.
@@ -224,10 +248,10 @@ def _draw(
     bold: frozenset[tuple[int, int]],
     color: bool,
 ) -> list[str]:
-    """Return the lines of the table.
+    """Return the lines of the table, without the notes of the layout.
 
     Rich draws the head and the rows that are folded. Other rows, possibly thousands, are only padded, since Rich takes
-    a millisecond per text.
+    a millisecond per text. A table in natural widths ends with an empty line.
 
     Args:
         headings: heading of each column.
@@ -303,7 +327,10 @@ def _draw_with_rich(
 
 
 def _blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return each row as lines of heading and wrapped text, separated by rules."""
+    """Return each row as lines of heading and wrapped text.
+
+    A rule of `width` characters stands before, between and after the rows.
+    """
     label = min(max(map(_cell_width, headings), default=0), max(8, width // 3))
     blocks = []
     for row in rows:

@@ -73,7 +73,8 @@ _TEX = {
 def without_passwords(text: str) -> str:
     """Return the text with every password replaced by ***.
 
-    It recognizes `//user:password@host`, `password=...` and `?token=...`.
+    It recognizes `//user:password@host`, `password=...` (and similar names), and parameters of a URL such as
+    `?token=...`.
     """
     if "@" in text:
         text = _USER.sub(rf"\1{HIDDEN}", text)
@@ -86,7 +87,10 @@ def is_secret(name: str) -> bool:
 
 
 def _replace_control_characters(text: str, allowed: tuple[str, ...] = ()) -> str:
-    """Return the text with every control or formatting character replaced, except those in `values`."""
+    """Return the text with every control or formatting character replaced, except those in `allowed`.
+
+    Each becomes U+FFFD. Private, unassigned and surrogate characters are replaced, too.
+    """
     rest = text
     for sign in allowed:
         rest = rest.replace(sign, "")
@@ -126,7 +130,7 @@ def sanitize_log(text: str) -> str:
 
 
 def storable_text(text: str) -> str:
-    """Return the text without what a database cannot store: NUL characters and lone surrogates."""
+    """Return the text with what a database cannot store replaced: lone surrogates by `?`, NUL characters by U+FFFD."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
@@ -165,9 +169,9 @@ def csv_field(text: str) -> str:
 
 
 def json_safe(text: str) -> str:
-    """Return JSON text with every unprintable character written as an escape of the form u+XXXX in JSON.
+    """Return JSON text with every unprintable character except line breaks written as a JSON escape of its code.
 
-    The value is the same.
+    The value is the same. The input must be valid JSON, in which such characters only occur inside strings.
     """
     # line by line, since nearly all lines are completely printable
     return "\n".join(line if line.isprintable() else _escape_line(line) for line in text.split("\n"))
@@ -188,7 +192,9 @@ _WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
 def sanitize_all(value: Any, sanitize: Callable[[str], str] = sanitize_line) -> Any:
     """Return the value with a function applied to every text in it, including keys of mappings.
 
-    Lists, tuples, sets, mappings and dataclasses are searched; other values are returned unchanged.
+    Lists, tuples, named tuples, sets, mappings (which become dicts) and dataclasses (their init fields) are searched
+    and
+    copied; other values are returned unchanged. Keys that become equal collapse into one.
     """
     if type(value) in _WITHOUT_TEXT:
         return value
@@ -220,14 +226,16 @@ class TextStream(Protocol):
 class LogSanitizer:
     """TextStream that forwards the output of another program through `sanitize_log`.
 
-    Escape sequences and passwords are recognized across several writes.
+    Escape sequences and passwords are recognized across several writes, so that the end of a write may be held back
+    until
+    the next one or `close`.
     """
 
     def __init__(self, out: TextStream) -> None:
         self._out, self._rest = out, ""
 
     def write(self, text: str, /) -> None:
-        """Forward the text except an end that may continue in the next call."""
+        """Forward the text except an end that may continue in the next call; it stays held back until then."""
         text = self._rest + text
         last = max(0, len(text) - 800)
         match = _UNFINISHED.search(text, last)
@@ -236,11 +244,11 @@ class LogSanitizer:
         self._out.write(sanitize_log(text[:cut]))
 
     def flush(self) -> None:
-        """Flush the forwarded text."""
+        """Flush the forwarded text; an end that was held back stays so."""
         self._out.flush()
 
     def close(self) -> None:
-        """Forward the rest and flush."""
+        """Forward the rest and flush; the destination stays open."""
         self._out.write(sanitize_log(self._rest))
         self._rest = ""
         self.flush()
@@ -252,13 +260,15 @@ def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def closest_match(word: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed word most similar to `level`; None if none is similar."""
+    """Return the allowed word most similar to `word`; None if none has a similarity (difflib) of 0.5 or more."""
     matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 
 def did_you_mean(word: str, allowed: Iterable[str], *, most: int = 1, shown: Callable[[str], str] = str) -> str:
-    """Return the end of an error about a word that is not allowed: the most similar words, or "" without any.
+    """Return the end of an error about a word that is not allowed, such as "; did you mean a, b or c?".
+
+    It names the most similar words, best first; "" if none has a similarity (difflib) of 0.5 or more.
 
     Args:
         word: word that is not allowed.

@@ -20,16 +20,20 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
     """Copy a SQLite database in its current state to `<db>.<UTC time>.backup` next to it, and return the file.
 
     Writers are not blocked. The copy is verified, synced, has the permissions of the database, and includes the
-    write-ahead log. Nothing is ever overwritten.
+    write-ahead log. Nothing is ever overwritten. A database of an older or newer release is copied as well.
 
     Args:
         url_or_path: database URL, file, or None for the default.
-        to: another folder, or the file to write.
+        to: another existing folder, or the file to write.
+
+    Returns:
+        Absolute path of the copy.
 
     Raises:
         StoreMissing: there is no database, or it is empty.
-        StoreError: it is not a database of this program, the target exists, or the disk is full. For PostgreSQL: the
-            message contains the command to use.
+        StoreError: it is not a database of this program, the target exists, its folder does not, or the disk is full.
+            For
+            PostgreSQL: the message contains the command to use.
     """
     url = resolve_url(url_or_path)
     source = sqlite_file(url)

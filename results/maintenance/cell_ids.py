@@ -20,11 +20,14 @@ ComputeCellId = Callable[[Mapping[str, Any], str], str]
 def check_cell_ids(connection: Connection, compute_cell_id: ComputeCellId) -> list[Finding]:
     """Return findings about cells whose id is not that of their config, and about configs that cannot be read.
 
-    Published cells are skipped.
+    At most two: an error that counts the wrong ids and names the first cells with the id that they should have, and a
+    warning that does so for unreadable configs. Published cells (the paper's) are skipped. Reads the config of every
+    cell.
 
     Args:
         connection: open connection.
-        compute_cell_id: returns the id of a config, given the id that the cell has.
+        compute_cell_id: returns the id of a config, given the id that the cell has. Its AttributeError, LookupError,
+            TypeError or ValueError means an unreadable config; other errors are not caught.
     """
     wrong_ids, unreadable = [], []
     cell = Base.metadata.tables["cell"].c
@@ -58,11 +61,14 @@ def check_cell_ids(connection: Connection, compute_cell_id: ComputeCellId) -> li
 
 
 def check_labels(connection: Connection, derive: Derive) -> list[Finding]:
-    """Return an error about cells whose columns, or whose levels in a revision, contradict their config.
+    """Return one error about cells whose columns, or whose levels in a revision, contradict their config.
 
-    Empty if there are none.
+    The error counts the distinct contradictions and names the first ones. Empty if there are none. Published cells and
+    unreadable configs are skipped; `check_cell_ids` reports the latter.
 
-    Published cells and unreadable configs are skipped; `check_cell_ids` reports the latter.
+    Args:
+        connection: open connection.
+        derive: returns the columns that follow from a config.
     """
     cell, link = Base.metadata.tables["cell"], Base.metadata.tables["revision_cell"].c
     derived_by_cell: dict[str, tuple[Mapping[str, Any], Derived]] = {}

@@ -29,14 +29,18 @@ def check(
     weights: bool = True,
     report_progress: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
-    """Return all problems of a database, the worst first; empty if there are none. Prints and changes nothing.
+    """Return all problems of a database, errors first, then warnings and notes; empty if there are none.
+
+    Prints and changes nothing. The database may be in use, damaged, or of another release; the latter ends the check
+    after
+    its first steps.
 
     Args:
         url_or_path: database URL, file, or None for the default.
         runs: folder of the database's relative paths; None skips the checks of files.
         identify: returns the id of a config, given the id that its cell has; None skips the check of cell ids.
         derive: returns the columns that follow from a config; None skips their check.
-        weights: read saved weights completely and compare them with their recorded hashes.
+        weights: read saved weights completely and compare them with their recorded hashes; False only notes their size.
         report_progress: receives a line before a step that takes long.
 
     Raises:
@@ -66,9 +70,13 @@ def findings_inside(
     weights: bool,
     report_progress: Callable[[str], None],
 ) -> list[Finding]:
-    """Return the problems inside a database that can be opened; the arguments are those of `check`.
+    """Return the problems inside a database that can be opened, in the order of the steps.
 
-    Stops after the first steps if the schema is not this release's, and after a step that finds unreadable parts.
+    The arguments are those of `check`; `compute_cell_id` is its `identify`. Stops after the integrity check if the
+    schema is
+    not this release's, after the schema check if a table or column is missing, and after a step that finds unreadable
+    parts.
+    An unforeseen error of a step is swallowed if damaged values were found, which explain it, and raised otherwise.
     """
     engine = make_engine(url)
     try:

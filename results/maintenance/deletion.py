@@ -90,11 +90,16 @@ class DeletionPlan:
         return not self.sweeps and not self.cells
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
+        """Return the fields as plain values: mappings, tuples, texts and numbers."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the plan as lines for the user."""
+        """Return the plan as lines for the user.
+
+        They name sweeps and number of cells, rows by table, cost, retained cells by reason, sweeps that request deleted
+        cells,
+        and files that stay. `deleted` decides the tense.
+        """
         subjects = [f"sweep {name}" for name in self.sweeps] + (
             [counted(len(self.cells), "cell")] if self.cells else []
         )
@@ -113,7 +118,7 @@ class DeletionPlan:
 
 
 def _by_reason(cells: Iterable[RetainedCell]) -> dict[str, list[str]]:
-    """Return the slugs of the cells by reason."""
+    """Return the slugs of the cells by reason, both in the order of `cells`."""
     slugs_by_reason: dict[str, list[str]] = {}
     for cell in cells:
         slugs_by_reason.setdefault(cell.why, []).append(cell.slug)
@@ -128,17 +133,17 @@ def plan_deletion(
     is_alive: AttemptIsAlive = attempt_is_alive,
     runs: Path | None = None,
 ) -> DeletionPlan:
-    """Return the plan of a deletion; deletes nothing.
+    """Return the plan of a deletion; deletes nothing, but takes the write lock for a moment.
 
     A cell of a deleted sweep is deleted unless another sweep lists it, in any revision. A cell that was named is
-    deleted unless two sweeps list it. Cells whose weights were used to measure a remaining cell are retained.
+    deleted unless two sweeps that stay list it. Cells whose weights were used to measure a remaining cell are retained.
 
     Args:
         store: database.
-        names: sweeps, or cells by complete id or slug.
+        names: sweeps, or cells by complete id or slug; a name of both means the sweep. Duplicates count once.
         holds: returns True if an owner still runs a sweep, given the end of its lease.
         is_alive: returns True if a running attempt's process is alive.
-        runs: runs folder, to measure the size of the files; None skips that.
+        runs: runs folder, to measure the size of the files; None skips that (size 0).
 
     Raises:
         CellUnknown: a name is neither a sweep nor a cell.
@@ -161,20 +166,25 @@ def execute_deletion(
     who: str,
     is_alive: AttemptIsAlive = attempt_is_alive,
 ) -> DeletionPlan:
-    """Delete the planned rows, all or nothing, record an event, and return the executed plan.
+    """Delete the planned rows, all or nothing, record the event `deleted`, and return the executed plan.
 
-    The plan is computed again in the same transaction. Raises what `plan_deletion` does.
+    The plan is computed again in the same transaction, which is durable. No file is deleted. Raises what
+    `plan_deletion`
+    does.
 
     Args:
         store: database.
-        planned: result of `plan_deletion`.
+        planned: result of `plan_deletion`; its size and `backup` are taken over.
         names: the same names as for the plan.
         holds: as for the plan.
         who: user, for the event.
         is_alive: as for the plan.
 
+    Returns:
+        The plan with `deleted` True.
+
     Raises:
-        StoreError: the plan is no longer the same; nothing was deleted.
+        StoreError: the plan is no longer the same, or other rows than planned would go; nothing was deleted.
     """
 
     def work(session: Session) -> DeletionPlan:
@@ -197,10 +207,17 @@ def execute_deletion(
 
 
 def require_unshared(session: Session, cell: str, is_active: OwnerIsActive) -> None:
-    """Raise an error unless measurements of a cell may be deleted.
+    """Raise an error unless measurements of a cell may be deleted, and lock its sweep until the transaction ends.
+
+    A cell that no sweep lists passes.
+
+    Args:
+        session: open session.
+        cell: cell id.
+        is_active: returns True if an owner still runs a sweep, given the end of its lease.
 
     Raises:
-        StoreError: several sweeps share the cell.
+        StoreError: several sweeps share the cell, in any revision.
         SweepBusy: its sweep is being run.
     """
     names = sorted(_sweeps_by_cell(session, [cell])[cell])
@@ -216,9 +233,11 @@ def require_unshared(session: Session, cell: str, is_active: OwnerIsActive) -> N
 
 
 def _plan(session: Session, names: Sequence[str], is_active: OwnerIsActive, is_alive: AttemptIsAlive) -> DeletionPlan:
-    """Compute the plan in a session, and lock the rows of the affected sweeps.
+    """Compute the plan in a session, and lock the rows of the affected sweeps until the transaction ends.
 
-    The arguments and errors are those of `plan_deletion`.
+    `is_active` is `holds` of `plan_deletion`; the other arguments and the errors are those of `plan_deletion`. The size
+    of
+    the files stays 0.
     """
     targets = list(dict.fromkeys(resolve_target(session, name, complete=True) for name in names))
     sweeps = {name: lock_sweep_row(session, name) for kind, name in targets if kind == "sweep"}
@@ -261,7 +280,7 @@ def _plan(session: Session, names: Sequence[str], is_active: OwnerIsActive, is_a
 
 
 def _sweeps_by_cell(session: Session, cells: Iterable[str]) -> dict[str, set[str]]:
-    """Return the names of the sweeps that list each cell, in any revision."""
+    """Return the names of the sweeps that list each cell, in any revision; an empty set for a cell without any."""
     sweeps_by_cell: dict[str, set[str]] = {cell: set() for cell in cells}
     query = select(RevisionCellRow.cell_id, SweepRow.name).distinct()
     query = query.join(RevisionRow, RevisionRow.id == RevisionCellRow.revision_id)
@@ -272,7 +291,15 @@ def _sweeps_by_cell(session: Session, cells: Iterable[str]) -> dict[str, set[str
 
 
 def _retain_parents(session: Session, cells: set[str], retained: dict[str, str]) -> None:
-    """Remove from `cells` those whose attempts are parents of attempts of retained cells; add the reasons to `why`."""
+    """Move cells from `cells` to `retained` if an attempt of a remaining cell has one of their attempts as parent.
+
+    Changes both arguments; repeats until nothing moves, since a moved cell remains itself.
+
+    Args:
+        session: open session.
+        cells: ids of the cells to delete.
+        retained: reason by cell id.
+    """
     parent = select(AttemptRow.id, AttemptRow.cell_id).subquery()
     query = select(AttemptRow.cell_id, parent.c.cell_id).join(parent, parent.c.id == AttemptRow.parent_id)
     parent_links = list(session.execute(query.where(AttemptRow.cell_id != parent.c.cell_id).distinct()))
@@ -284,9 +311,13 @@ def _retain_parents(session: Session, cells: set[str], retained: dict[str, str])
 def _cost(session: Session, cells: Iterable[str]) -> tuple[dict[bool, float], set[str]]:
     """Return the cost of these cells' attempts, and the other folders with their checkpoints.
 
+    An attempt lasts until its end, or its last heartbeat while it has none; attempts of every state and kind count,
+    also
+    imported ones.
+
     Returns:
-        Hours times GPUs, by whether the attempt had a GPU; and the configured checkpoint folders of attempts that were
-        not imported.
+        Hours times GPUs by whether the attempt had a GPU (True, False; without a GPU plain hours); and the configured
+        checkpoint folders of attempts that were not imported.
     """
     hours, checkpoint_folders = {True: 0.0, False: 0.0}, set()
     times = (ATTEMPT.started_at, ATTEMPT.finished_at, ATTEMPT.heartbeat_at, ATTEMPT.imported)
@@ -309,7 +340,14 @@ def _requested_counts(session: Session, cells: set[str], sweeps: Iterable[str]) 
 
 
 def _conditions(cells: Sequence[str], sweeps: Iterable[int]) -> Iterable[Condition]:
-    """Yield (table, condition) of the rows to delete, children before the rows that they refer to."""
+    """Yield (table, condition) of the rows to delete, children before the rows that they refer to.
+
+    A table may come several times, with conditions that exclude each other.
+
+    Args:
+        cells: ids of the cells to delete.
+        sweeps: ids of the sweeps to delete.
+    """
     sweep_ids = list(sweeps)
     revisions = select(RevisionRow.id).where(RevisionRow.sweep_id.in_(sweep_ids))
     yield EventRow, EventRow.sweep_id.in_(sweep_ids)
@@ -333,7 +371,10 @@ def _conditions(cells: Sequence[str], sweeps: Iterable[int]) -> Iterable[Conditi
 
 
 def _count_rows(session: Session, cells: Sequence[str], sweeps: Iterable[int]) -> dict[str, int]:
-    """Return the number of rows to delete, by table."""
+    """Return the number of rows to delete, by table; a table may have 0.
+
+    `cells` are cell ids, `sweeps` ids of sweeps.
+    """
     counts: Counter[str] = Counter()
     for table, condition in _conditions(cells, sweeps):
         counts[table.__tablename__] += session.scalar(select(func.count()).select_from(table).where(condition)) or 0
@@ -341,10 +382,11 @@ def _count_rows(session: Session, cells: Sequence[str], sweeps: Iterable[int]) -
 
 
 def _delete_planned(session: Session, planned: DeletionPlan) -> Counter[str]:
-    """Delete the planned rows and return their number by table.
+    """Delete the planned rows and return their number by table; tables without any are absent.
 
-    References from rows that stay are cleared first, and trials of deleted cells are reset, so that a study can train
-    them again.
+    Events of retained sweeps lose their reference to the cells. Attempts lose their parents first. Trials of deleted
+    cells
+    are reset to `asked`, so that a study can train them again.
     """
     sweeps = list(session.scalars(select(SweepRow.id).where(SweepRow.name.in_(planned.sweeps))))
     for part in queries.chunked(planned.cells):
@@ -367,7 +409,7 @@ def _delete_planned(session: Session, planned: DeletionPlan) -> Counter[str]:
 
 
 def _delete_rows(session: Session, conditions: Iterable[Condition]) -> Counter[str]:
-    """Delete the rows that meet the conditions, and return their number by table."""
+    """Delete the rows that meet the conditions, in this order, and return their number by table; 0 is left out."""
     counts: Counter[str] = Counter()
     for table, condition in conditions:
         done = session.execute(delete(table).where(condition), **_WITHOUT_SYNC)
@@ -388,7 +430,10 @@ class Selection:
     metrics: tuple[str, ...] = ()
 
     def condition(self, table: Any, attempts: Sequence[int]) -> Any:
-        """Return the condition of a table's rows that belong to these attempts and are selected."""
+        """Return the SQL condition of a table's rows that belong to these attempts (ids) and are selected.
+
+        `table` is a mapped class with the columns attempt_id, probe, length and metric.
+        """
         pairs = (table.probe, self.probes), (table.length, self.lengths), (table.metric, self.metrics)
         return and_(table.attempt_id.in_(attempts), *(column.in_(values) for column, values in pairs if values))
 
@@ -428,7 +473,11 @@ class MeasurementDeletion:
         return {name: value for name, value in asdict(self).items() if name != "selection"}
 
     def lines(self) -> list[str]:
-        """Return the plan as lines for the user."""
+        """Return the plan as lines for the user.
+
+        One line per probe and length, then one per sweep that requests any of them. A single line says so if nothing is
+        selected.
+        """
         if not self.rows:
             return [f"{self.cell} {self.slug}: nothing of that is measured"]
         heading = "deleted" if self.deleted else "to delete"
@@ -457,7 +506,10 @@ def plan_measurements(
     metrics: Sequence[str] = (),
     sweep: str | None = None,
 ) -> MeasurementDeletion:
-    """Return the plan of a deletion of measurements of one cell's finished attempts; deletes nothing.
+    """Return the plan of a deletion of measurements of one cell; deletes nothing.
+
+    Measurements of running attempts are not selected; attempts of every other state are included. `rows` of the plan is
+    sorted by probe and length, and empty if nothing of the selection is measured.
 
     Args:
         store: database.
@@ -489,15 +541,18 @@ def plan_measurements(
 def delete_measurements(
     store: Store, planned: MeasurementDeletion, *, who: str, check: Callable[[Session], None] = lambda session: None
 ) -> MeasurementDeletion:
-    """Delete the planned measurements in one transaction, record an event, and return the executed plan.
+    """Delete the planned measurements and their items in one transaction, and return the executed plan.
 
-    The plan is computed again in the same transaction.
+    Records the event `forgot` of the cell, also for an empty plan. The plan is computed again in the same transaction.
 
     Args:
         store: database.
         planned: result of `plan_measurements`.
         who: user, for the event.
-        check: called in the transaction; may refuse by raising.
+        check: called in the transaction, before anything is deleted; may refuse by raising.
+
+    Returns:
+        The plan with `deleted` True.
 
     Raises:
         StoreError: the plan is no longer the same; nothing was deleted.
@@ -531,7 +586,10 @@ def _finished_attempt_ids(session: Session, cell: str) -> list[int]:
 
 
 def _plan_measurements(session: Session, cell: str, selection: Selection) -> MeasurementDeletion:
-    """Count the selected rows of a cell, and determine the sweeps that request them."""
+    """Count the selected rows of a cell by (probe, length), and determine the sweeps that request them.
+
+    `cell` is a complete id. Raises what `plan_measurements` does for names and imported sweeps.
+    """
     attempts = _finished_attempt_ids(session, cell)
     key = (MeasurementRow.probe, MeasurementRow.length)
     numbers = select(*key, func.count(), func.count(MeasurementRow.attempt_id.distinct())).group_by(*key)
@@ -557,7 +615,7 @@ def _check_names(session: Session, cell: str, attempts: Sequence[int], selection
 
     Args:
         session: open session.
-        cell: cell id.
+        cell: cell id, for the message.
         attempts: ids of its finished attempts.
         selection: selected probes and metrics.
     """
@@ -577,9 +635,9 @@ def _check_names(session: Session, cell: str, attempts: Sequence[int], selection
 def _requesting_sweeps(
     session: Session, cell: str, gone: set[tuple[str, int]], selection: Selection
 ) -> tuple[str, dict[str, CellStanding]]:
-    """Return the cell's slug, and the cell's status after the deletion by sweep.
+    """Return the cell's slug, and the cell's status after the deletion by name of the sweep.
 
-    Only sweeps whose newest revision requests a deleted pair are included.
+    Only sweeps whose newest revision lists the cell and requests a deleted (probe, length) pair are included.
 
     Args:
         session: open session.

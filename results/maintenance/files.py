@@ -21,7 +21,13 @@ ANNOUNCED_BYTES = 10**9
 def missing_files(connection: Connection, runs: Path) -> list[Finding]:
     """Return findings about missing weights, missing checkpoints and leftovers of killed imports.
 
-    Of checkpoints, only the newest one of each unfinished cell is checked.
+    At most one warning each for weights and for checkpoints, and one note per leftover folder. Of checkpoints, only the
+    newest one of each cell without a finished or diverged training is checked. Files at addresses elsewhere are not
+    checked.
+
+    Args:
+        connection: open connection.
+        runs: runs folder; it need not exist.
     """
     weights, newest, finished = [], {}, set()
     for row in attempts(connection, ATTEMPT.kind, ATTEMPT.state, ATTEMPT.weights, ATTEMPT.checkpoint):
@@ -65,13 +71,15 @@ def changed_weights(
 ) -> list[Finding]:
     """Compare saved weights under `runs` with their recorded SHA-256, and return findings.
 
-    Missing files are skipped.
+    An error per file that differs or cannot be read; one note each for weights without a hash and for weights at an
+    address
+    elsewhere, which are not read. Missing files are skipped.
 
     Args:
         connection: open connection.
         runs: runs folder.
-        read: False only notes the number and size of the files.
-        report_progress: receives a line before large files are read.
+        read: False reads no file and only notes the number and size of the files.
+        report_progress: receives a line before files of ANNOUNCED_BYTES or more in total are read.
     """
     unrecorded, elsewhere, files = [], [], []
     for row in attempts(connection, ATTEMPT.weights, PROVENANCE.extra):
@@ -109,7 +117,7 @@ def changed_weights(
 
 
 def _weights_findings(path: Path, recorded: str) -> list[Finding]:
-    """Return one error if the file differs from its recorded hash or cannot be read."""
+    """Return one error if the file differs from its recorded hash or cannot be read; empty otherwise."""
     try:
         line = weights_change(path, str(path), recorded)
     except OSError as error:

@@ -20,7 +20,12 @@ LOW_BYTES = 2**30
 
 
 def check_host(path: Path) -> list[Finding]:
-    """Return findings about the file system and the folder of a SQLite database; the database itself is not read."""
+    """Return findings about the file system and the folder of a SQLite database; the database itself is not read.
+
+    An error for a network file system. A warning if the folder has less free space than LOW_BYTES or twice the size of
+    the
+    database; an error below a tenth of LOW_BYTES. A note per leftover of a killed backup. `path` must exist.
+    """
     findings = []
     table = Path("/proc/self/mountinfo")
     kind = network_filesystem(path.resolve(), table.read_text(errors="replace")) if table.exists() else None
@@ -52,7 +57,10 @@ TIME_LIKE = "____-__-__T__:__:__.___Z"
 
 
 def check_clock(connection: Connection) -> list[Finding]:
-    """Return a warning if the newest time in any table is later than the database's clock."""
+    """Return a warning if the newest time in any table is later than the database's clock by more than CLOCK_SLACK.
+
+    Empty otherwise, and without any time. Ends of leases and values that are no times are not considered.
+    """
     now = connection.scalar(select(UtcNow()))
     newest: tuple[datetime, str] | None = None
     for name, table in Base.metadata.tables.items():
@@ -73,7 +81,10 @@ def check_clock(connection: Connection) -> list[Finding]:
 
 
 def find_dead_attempts(connection: Connection) -> list[Finding]:
-    """Return a warning about running attempts whose process, on this host, is gone."""
+    """Return a warning about running attempts whose process, on this host, is gone; empty if there are none.
+
+    Attempts on other hosts are not examined.
+    """
     columns = (ATTEMPT.state, ATTEMPT.pid, ATTEMPT.pid_started, ATTEMPT.host, ATTEMPT.pid_space)
     running = (row for row in attempts(connection, *columns) if row.state == "running")
     gone = [attempt_label(row, f"pid {row.pid}") for row in running if is_gone(row)]

@@ -15,7 +15,10 @@ TABLES = Base.metadata.tables
 
 
 def check_release(revision: str | None) -> list[Finding]:
-    """Return a finding about a database whose schema revision (None: empty) is not this release's."""
+    """Return a finding about a database whose schema revision is not this release's; empty if it is.
+
+    A note for an empty database (`revision` None), a warning for an older revision, an error for an unknown one.
+    """
     if revision == HEAD:
         return []
     return [_empty() if revision is None else _wrong_release(revision)]
@@ -26,7 +29,10 @@ def _empty() -> Finding:
 
 
 def _wrong_release(revision: str) -> Finding:
-    """Return the finding about an older or newer schema revision."""
+    """Return the finding about a schema revision other than HEAD.
+
+    A warning for a known (older) revision, an error for an unknown one, which a newer release has written.
+    """
     if revision in REVISIONS:
         return Finding.warning(
             f"the schema is of an older release (revision {revision}; this one uses {HEAD})",
@@ -38,9 +44,10 @@ def _wrong_release(revision: str) -> Finding:
 
 
 def check_schema(connection: Connection) -> list[Finding]:
-    """Return errors about missing or changed tables, columns, constraints, indexes and the view.
+    """Return one error per missing or changed table, column, constraint, index or view; empty if there are none.
 
-    Additions are ignored.
+    Additions and changed column types are ignored. The text of an error starts with the element, such as `the table
+    cell`.
     """
     lost = [element for difference in _differences(connection) for element in _missing_elements(difference)]
     tables = {name for name in TABLES if f"the table {name}" not in lost}
@@ -60,7 +67,8 @@ def check_schema(connection: Connection) -> list[Finding]:
 def _differences(connection: Connection) -> list[Any]:
     """Return the operations by which alembic would turn this database's schema into that of the models.
 
-    Changed columns, which alembic returns as lists, are left out.
+    Each is a tuple that starts with the kind, such as `add_column` or `remove_index`. Changed columns, which alembic
+    returns as lists, are left out; types are not compared.
     """
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
@@ -72,7 +80,7 @@ def _differences(connection: Connection) -> list[Any]:
 def _missing_elements(difference: tuple[Any, ...]) -> list[str]:
     """Return the schema element that an operation of alembic would add, as a list of one text.
 
-    Empty for other operations.
+    The text is such as `the index ix_name`. Empty for other operations, such as removals.
     """
     kind, element = difference[0], difference[-1]
     if kind == "add_table":
@@ -89,9 +97,10 @@ def _missing_elements(difference: tuple[Any, ...]) -> list[str]:
 
 
 def _uncompared_elements(connection: Connection, table: Table) -> list[str]:
-    """Return the missing elements of a table that alembic does not compare.
+    """Return the missing or changed elements of a table that alembic does not compare, as texts.
 
-    These are CHECK constraints, the primary key, and the condition of partial indexes.
+    These are CHECK constraints (by name), the primary key (its columns in order), and whether an index is partial. The
+    table must exist.
     """
     inspector = inspect(connection)
     kinds = ("check_constraint", "table_or_column_check_constraint")
@@ -114,7 +123,10 @@ def _is_partial(index: Index) -> bool:
 
 
 def check_integrity(connection: Connection, path: Path | None) -> list[Finding]:
-    """Return errors of SQLite's own checks of the file, foreign keys included; empty for a server (`path` None)."""
+    """Return errors of SQLite's own checks of the file, foreign keys included; empty for a server (`path` None).
+
+    At most one error about the file and one per pair of tables with dangling references. Reads the entire file.
+    """
     if path is None:
         return []
     findings = []
@@ -133,7 +145,10 @@ def check_integrity(connection: Connection, path: Path | None) -> list[Finding]:
 
 
 def _orphaned(table: str, parent: str, count: int, path: Path | None) -> Finding:
-    """Return the error about rows that refer to missing rows."""
+    """Return the error about `count` rows of `table` that refer to missing rows of `parent`.
+
+    `path` is the SQLite file, for the advice; None means a server.
+    """
     return Finding.error(
         f"{counted(count, 'row')} of {table} refer{'s' if count == 1 else ''} to rows of {parent} that are not there",
         restore_advice(path) if path is not None else "restore the newest pg_dump",
@@ -141,7 +156,10 @@ def _orphaned(table: str, parent: str, count: int, path: Path | None) -> Finding
 
 
 def find_duplicates(connection: Connection) -> list[Finding]:
-    """Return errors about duplicate keys, which are possible after a constraint was lost."""
+    """Return errors about duplicate keys, which are possible after a constraint was lost.
+
+    One per primary or unique key with duplicates, and one about cells with several running attempts.
+    """
     findings = []
     # the index may be the damaged part, so it must not be used
     unaided = " NOT INDEXED" if connection.dialect.name == "sqlite" else ""
@@ -162,7 +180,13 @@ def find_duplicates(connection: Connection) -> list[Finding]:
 
 
 def _duplicate_findings(connection: Connection, query: str, template: str) -> list[Finding]:
-    """Return an error with the count that the query returns; empty for zero."""
+    """Return one error with the count that the query returns; empty for zero.
+
+    Args:
+        connection: open connection.
+        query: SQL that returns one number.
+        template: text of the error, with `{count}`.
+    """
     count = connection.scalar(text(query))
     if not count:
         return []
@@ -171,9 +195,9 @@ def _duplicate_findings(connection: Connection, query: str, template: str) -> li
 
 
 def find_orphans(connection: Connection) -> list[Finding]:
-    """Return errors about rows without their parent row, and about sweeps without a revision.
+    """Return errors about rows without their parent row (PostgreSQL only), and about sweeps without a revision.
 
-    On SQLite, `check_integrity` reports the declared foreign keys.
+    On SQLite, `check_integrity` reports the declared foreign keys. One error per foreign key, and one per sweep.
     """
     findings = []
     if connection.dialect.name != "sqlite":

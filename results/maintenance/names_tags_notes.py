@@ -29,7 +29,7 @@ MAX_NOTE_CHARS = 4000
 
 
 def require_idle(row: SweepRow, is_active: OwnerIsActive, action: str) -> None:
-    """Raise SweepBusy if the sweep is being run.
+    """Raise SweepBusy if the sweep is being run; do nothing for a sweep without an owner.
 
     Args:
         row: row of the sweep.
@@ -45,13 +45,15 @@ def require_idle(row: SweepRow, is_active: OwnerIsActive, action: str) -> None:
 
 
 def rename(store: Store, name: str, new: str, *, is_active: OwnerIsActive, who: str) -> str:
-    """Rename a sweep, record an event, and return the grid file that it was launched from.
+    """Rename a sweep, record the event `renamed`, and return the grid file of its newest revision, as recorded.
+
+    The same name as before is accepted. The runs folder and the grid file do not change.
 
     Args:
         store: database.
         name: sweep.
         new: new name.
-        is_active: returns True if an owner still runs a sweep.
+        is_active: returns True if an owner still runs a sweep, given the end of its lease.
         who: user, for the event.
 
     Raises:
@@ -81,6 +83,8 @@ def rename(store: Store, name: str, new: str, *, is_active: OwnerIsActive, who: 
 def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -> tuple[str, ...]:
     """Add tags to a sweep, or remove them, and return the tags that it then has, sorted.
 
+    A tag that it has already is accepted. No event is recorded; a sweep that is being run can be tagged.
+
     Args:
         store: database.
         name: sweep.
@@ -89,7 +93,7 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
 
     Raises:
         SweepUnknown: there is no such sweep.
-        StoreError: a tag is invalid, or a tag to remove does not exist.
+        StoreError: a tag is invalid, or a tag to remove does not exist; nothing was changed.
     """
     for tag_name in tags:
         if not remove and (NAME.fullmatch(tag_name) is None or len(tag_name) > MAX_TAG_CHARS):
@@ -98,7 +102,7 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
             )
 
     def work(session: Session) -> tuple[str, ...]:
-        """Change the tags of the locked row, and return them sorted."""
+        """Change the tags of the locked row, and return all its tags, sorted."""
         row = lock_sweep_row(session, name)
         have = set(row.tags or ())
         if remove and (unknown := sorted(set(tags) - have)):
@@ -115,6 +119,8 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
 def resolve_target(session: Session, name: str, *, complete: bool = False) -> tuple[TargetKind, str]:
     """Return ("sweep", name) for a sweep of that name, else ("cell", id) for a cell.
 
+    Cells are looked up first in the sweep launched last, then in the entire database.
+
     Args:
         session: open session.
         name: name of a sweep, or id, slug or beginning of a cell.
@@ -122,7 +128,7 @@ def resolve_target(session: Session, name: str, *, complete: bool = False) -> tu
 
     Raises:
         CellAmbiguous: several cells match.
-        CellUnknown: neither a sweep nor a cell matches.
+        CellUnknown: neither a sweep nor a cell matches; also if the database holds no sweep.
     """
     if session.scalar(select(SweepRow.id).where(SweepRow.name == name)) is not None:
         return "sweep", name
@@ -144,15 +150,17 @@ def resolve_target(session: Session, name: str, *, complete: bool = False) -> tu
 def note(store: Store, target: str, text: str | None) -> tuple[TargetKind, str, str | None]:
     """Set, remove or read the note of a sweep or a cell, and return (kind, name or id, note).
 
+    The note of the result is the one afterwards; None without one. It is stored without spaces at its ends.
+
     Args:
         store: database.
-        target: sweep or cell.
+        target: name of a sweep, or id, slug or beginning of a cell.
         text: new note; an empty text removes it, None only reads it. Passwords are removed.
 
     Raises:
         CellUnknown: neither a sweep nor a cell matches.
         CellAmbiguous: several cells match.
-        StoreError: the note is too long.
+        StoreError: the note has more than MAX_NOTE_CHARS characters.
     """
     if text is not None and len(text) > MAX_NOTE_CHARS:
         raise StoreError(

@@ -60,7 +60,10 @@ class Overview:
         return [asdict(sweep) for sweep in self.sweeps]
 
     def lines(self, width: int | None = None) -> list[str]:
-        """Return a table for the user, at most `width` characters wide (None: any width)."""
+        """Return a table for the user, one line per sweep, at most `width` characters wide (None: any width).
+
+        `empty_lines` if there is no sweep. Notes are shortened to MAX_NOTE_CHARS.
+        """
         if not self.sweeps:
             return list(self.empty_lines)
         rows = [
@@ -79,7 +82,12 @@ class Overview:
 
 
 def list_sweeps(store: Store, is_active: OwnerIsActive) -> Overview:
-    """Return all sweeps in their current state. `is_active` returns True if an owner still runs a sweep."""
+    """Return all sweeps in their current state, the one launched last first.
+
+    Statuses are relative to the measurements that each newest revision requests. `is_active` returns True if an owner
+    still
+    runs a sweep, given the end of its lease. Reads all cells of all sweeps in one snapshot.
+    """
     with store.snapshot() as snapshot:
         sweeps = []
         for summary in snapshot.sweeps():

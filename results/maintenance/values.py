@@ -42,7 +42,11 @@ class DamagedValue:
 
 
 def damaged_values(connection: Connection) -> Iterator[DamagedValue]:
-    """Yield every value that its column cannot have, table by table. Reads the entire database."""
+    """Yield every value that its column cannot have, table by table. Reads the entire database.
+
+    Rows are read in batches, and within a batch the values come column by column. On SQLite, text of the connection is
+    decoded leniently until the iteration ends or the generator is closed.
+    """
     raw = connection.connection.dbapi_connection
     sqlite = connection.dialect.name == "sqlite"
     before = getattr(raw, "text_factory", None)
@@ -59,7 +63,7 @@ def damaged_values(connection: Connection) -> Iterator[DamagedValue]:
 def damage_of(engines: Iterable[Engine]) -> RowDamaged | None:
     """Return the error to raise in place of an unforeseen one if one of the databases holds a damaged value.
 
-    None otherwise.
+    None otherwise, also if a database cannot be read. It is about the first such value and is not raised here.
     """
     for engine in engines:
         line = first_damage(engine)
@@ -69,9 +73,9 @@ def damage_of(engines: Iterable[Engine]) -> RowDamaged | None:
 
 
 def first_damage(engine: Engine) -> str | None:
-    """Return one line about the first damaged value or dangling reference of a database.
+    """Return one line about the first damaged value of a database, or else (SQLite) the first dangling reference.
 
-    None without any, or if reading fails.
+    None without any, or if reading fails. May read the entire database.
     """
     try:
         with engine.execution_options(begin="BEGIN").connect() as connection:
@@ -84,7 +88,7 @@ def first_damage(engine: Engine) -> str | None:
 
 
 def damaged_rows(connection: Connection) -> list[Finding]:
-    """Return one error that names the damaged values of a database; empty without any."""
+    """Return one error that counts the damaged values of a database and names the first ones; empty without any."""
     lines = [str(damaged) for damaged in damaged_values(connection)]
     if not lines:
         return []
@@ -104,7 +108,10 @@ def _dangling(connection: Connection) -> str | None:
 
 
 def _damaged_values_of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
-    """Yield the damaged values of one table."""
+    """Yield the damaged values of one table, in batches of ROWS_AT_ONCE rows; within a batch column by column.
+
+    Values of JSON columns are parsed first. A number is also damaged if it is larger than MAX_NUMBER.
+    """
     fields = {column.name: _rule_of_column(column) for column in table.columns}
     names = ", ".join(f'"{name}"' for name in fields)
     keys = [column.name for column in table.primary_key]
@@ -130,7 +137,10 @@ def _damaged_values_of_table(connection: Connection, table: Table) -> Iterator[D
 
 
 def _rule_of_column(column: Column[Any]) -> FieldRule:
-    """Return the rule for the values of a column."""
+    """Return the rule for the values of a column: the one for bundles if there is one, else that of the column's type.
+
+    An integer primary key has the rule of its type; a JSON column that no bundle holds may be any list or object.
+    """
     field = FIELD_RULES.get(column.table.name, {}).get(column.name)
     if field is None and isinstance(column.type, JSON):
         return FieldRule(kind="tree", null=bool(column.nullable))
@@ -140,7 +150,10 @@ def _rule_of_column(column: Column[Any]) -> FieldRule:
 
 
 def _bundle_value(field: FieldRule, value: Any) -> Any:
-    """Return a driver's value in the form that a bundle has; values without such a form are returned unchanged."""
+    """Return a driver's value in the form that a bundle has: 0 and 1 of flags as bool, JSON text parsed.
+
+    Values without such a form are returned unchanged.
+    """
     if field.kind == "flag" and value in (0, 1) and isinstance(value, int):
         return bool(value)
     if field.kind in ("json", "tree") and isinstance(value, str):
@@ -152,7 +165,10 @@ def _bundle_value(field: FieldRule, value: Any) -> Any:
 
 
 def _too_large(field: FieldRule, values: Sequence[Any]) -> bool:
-    """Return True if a number is finite and its square is not."""
+    """Return True if a number of a `real` column is beyond MAX_NUMBER, so that its square would not be finite.
+
+    False for other columns and for values that are no numbers.
+    """
     return field.kind == "real" and any(isinstance(value, int | float) and abs(value) > MAX_NUMBER for value in values)
 
 

@@ -21,7 +21,11 @@ ATTEMPT, PROVENANCE = TABLES["attempt"].c, TABLES["provenance"].c
 def attempts(session: Any, *columns: Any, cells: Collection[str] | None = None) -> Iterator[Any]:
     """Yield cell id, number and the given columns of each attempt by age, of these cells or of all.
 
-    Other columns are not read, so that a damaged one does not hide findings about the rest.
+    Rows are named tuples of SQLAlchemy; columns of PROVENANCE are None for an attempt without provenance. Attempts of
+    every
+    state and kind are included. With more than MAX_BOUND_IDS cells, the age order holds only within chunks of cells.
+    Other
+    columns are not read, so that a damaged one does not hide findings about the rest.
 
     Args:
         session: session or connection.
@@ -42,12 +46,18 @@ def attempt_label(row: Any, detail: str) -> str:
 
 
 def is_gone(attempt: Any) -> bool:
-    """Return True if an attempt's process should run on this host and does not."""
+    """Return True if an attempt's process should run on this host and does not.
+
+    False for an attempt of another host; True for one on this host without a recorded pid.
+    """
     return is_local_pid(attempt.host, attempt.pid_space) and find_process(attempt.pid, attempt.pid_started) is None
 
 
 def attempt_is_alive(attempt: Any) -> bool:
-    """Return True if a running attempt's process is alive, or, on another host, if its heartbeat is recent."""
+    """Return True if a running attempt's process is alive, or, on another host, if its heartbeat is recent.
+
+    Recent means less than DEAD_AFTER_S ago by this machine's clock. The attempt's state is not examined.
+    """
     if is_local_pid(attempt.host, attempt.pid_space):
         return not is_gone(attempt)
     return datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=DEAD_AFTER_S)
