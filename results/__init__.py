@@ -31,18 +31,20 @@ def __getattr__(name: str) -> Any:
 
 
 def _damage_of(engines: Any) -> Any:
-    """Return the error that names a damaged value of these databases; None where they hold none."""
+    """Return the error that names a damaged value of these databases (engines); None if they hold none."""
     from .maintenance.values import damage_of
 
     return damage_of(engines)
 
 
 def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
-    """Return the folder for artifacts: `results`, or the default of the database.
+    """Return the folder for artifacts as an absolute path: `runs`, or the default of the database.
+
+    The folder is not created.
 
     Args:
         runs: folder; None for the default.
-        db: database; None for the default one.
+        db: database URL or file, which need not exist; None for the default one.
         write: raise StoreError or WriteRefused unless the folder can be created and written to.
     """
     from .console.output_files import check_folder_writable

@@ -19,9 +19,11 @@ _TYPE_TEXTS: dict[tuple[type, ...], str] = {
 def check_argument(function: str, name: str, value: Any, kind: tuple[type, ...], *, optional: bool = False) -> None:
     """Raise TypeError unless a value has one of the allowed types, or is None and optional.
 
+    Numbers of NumPy count as numbers; NaN and negative numbers pass.
+
     Args:
         function: name of the function as a user calls it, for the message.
-        name: name of the parameter.
+        name: name of the parameter, for the message.
         value: its value; a bool does not count as a number.
         kind: TEXT, PATH, NUMBER, COUNT or FLAG.
         optional: None is allowed.

@@ -15,6 +15,8 @@ from .store.store import Store, open_store
 def store_with_builtin(store: Store, sweep: str) -> Store:
     """Return the store if it holds the sweep, else, for a built-in sweep, a temporary store shared by the process.
 
+    Built-in sweeps are those of the paper and the shipped ones. Loads the temporary store at the first request.
+
     Raises:
         SweepUnknown: the sweep is in neither.
         StoreError: a sweep of the user has the name of a published one (possible in old databases).
@@ -30,15 +32,19 @@ def store_with_builtin(store: Store, sweep: str) -> Store:
 def open_store_with_builtins(
     db: str | Path | None, sweep: str | None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
 ) -> Store:
-    """Open the database, or a temporary one for a built-in sweep that the database lacks or if there is no database.
+    """Open the database, or a temporary one for a built-in sweep that it lacks or if there is no database.
+
+    A sweep that is not built in is not looked up here.
 
     Args:
         db: database URL, file, or None for the default.
         sweep: requested sweep; None for the one launched last.
         patience: seconds that reads and writes wait for a locked or unreachable database.
-        read_only: no connection can change anything.
+        read_only: no connection can change anything; a temporary database is not read-only.
 
-    Raises: the errors of open_store; StoreMissing names the built-in sweeps.
+    Raises:
+        StoreMissing: there is no database and the sweep is not built in; the message names the built-in sweeps.
+        StoreError: as open_store.
     """
     try:
         store = open_store(db, patience=patience, read_only=read_only)
@@ -52,7 +58,10 @@ def open_store_with_builtins(
 
 
 def _offer(sweep: str | None) -> str:
-    """Return the end of the error about a missing database: built-in sweeps, or those similar to the requested name."""
+    """Return the end of the error about a missing database, from its semicolon on.
+
+    It names the built-in sweeps, and for a requested name those that are similar.
+    """
     names = (*PUBLISHED, *SHIPPED)
     if sweep is None:
         return f"; without one there is --sweep printed-v2, the numbers of the paper, and {', '.join(name for name in names if name != 'printed-v2')}"

@@ -12,9 +12,7 @@ AVERAGE_LENGTH = "avg"
 STRATUM_AXES = ("attn_type", "memory")
 """Axes whose levels differ so much that a mean over several levels weights them equally.
 
-The first of them that a contrast does not fix
-
-is its stratum.
+The first of them that a contrast does not fix is its stratum.
 """
 OPTION_KEY = "contrasts"
 """Key in a revision's options."""
@@ -46,12 +44,14 @@ class Contrast:
 
 
 def reference_level(levels: Sequence[str]) -> str:
-    """Return the reference level of an axis: off, else baseline, else the grid's first level."""
+    """Return the reference level of an axis: off, else baseline, else the first of `levels`, which must not be empty."""
     return next((level for level in ("off", "baseline") if level in levels), levels[0])
 
 
 def length_weighted_mean(values: Mapping[int, float]) -> float:
-    """Return the mean over lengths weighted by length: sum of L x value over sum of L, for values by length.
+    """Return the mean over lengths weighted by length: sum of L x value over sum of L.
+
+    `values` maps a length in tokens (above 0) to its value. Raises ZeroDivisionError for an empty mapping.
 
     Source: docs/mechanisms.md, "Losses".
     """
@@ -64,7 +64,7 @@ def contrasts_as_json(contrasts: tuple[Contrast, ...]) -> list[dict[str, Any]]:
 
 
 def contrasts_from_options(options: object) -> tuple[Contrast, ...]:
-    """Return the contrasts in the options of a stored revision.
+    """Return the contrasts in the options of a stored revision, in their order; empty without any.
 
     The database is not trusted: invalid entries are left out.
     """
@@ -77,7 +77,10 @@ def contrasts_from_options(options: object) -> tuple[Contrast, ...]:
 
 
 def contrast_from_json(entry: object) -> Contrast | None:
-    """Return the contrast that `contrasts_as_json` wrote; None for an invalid value."""
+    """Return the contrast that an entry of `contrasts_as_json` holds; None for an invalid value.
+
+    Required are the texts probe, metric, axis and level; a missing `length` means the length-weighted average.
+    """
     if not isinstance(entry, Mapping) or not all(
         isinstance(entry.get(k), str) for k in ("probe", "metric", "axis", "level")
     ):

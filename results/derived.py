@@ -32,7 +32,12 @@ Derive = Callable[[Mapping[str, Any]], Derived]
 
 
 def column_contradictions(row: Mapping[str, Any], derived: Derived) -> Iterator[str]:
-    """Yield a sentence for each column of a row of `cell` that contradicts the cell's config."""
+    """Yield a sentence for each column of a row of `cell` that contradicts the cell's config, the slug last.
+
+    Args:
+        row: row of `cell` by column name; needs `id`, `slug` and every column in `derived`.
+        derived: labels that follow from the config.
+    """
     for column, computed in derived.columns.items():
         if row[column] != computed:
             yield f"{column} of cell {row['id']} is {_quoted(row[column])}, its config gives {_quoted(computed)}"
@@ -47,7 +52,8 @@ def axis_contradictions(
 ) -> Iterator[str]:
     """Yield a sentence for each axis of a row of `revision_cell` that contradicts the cell's config.
 
-    Axes that the grid defines itself, with named levels, are not compared.
+    Compared are axes that are columns of `cell` (synonyms of the level count as equal) and dotted paths of settings in
+    SECTIONS. Axes that the grid defines itself, with named levels, are not compared.
 
     Args:
         cell: cell id, for the sentence.
@@ -81,6 +87,10 @@ def _setting(config: Mapping[str, Any], path: str) -> Any:
 
 def _differs(level: Any, setting: Any, *, compare_text: bool) -> bool:
     """Return True if a level certainly means another value than the setting.
+
+    False in every case of doubt: settings other than text and numbers, levels that are no JSON number, or a bool
+    compared
+    with a number.
 
     Args:
         level: level as text. A word such as `auto`, which a grid resolves to a number, may mean any number.

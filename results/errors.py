@@ -84,7 +84,7 @@ class SweepReadOnly(StoreError):
 
 
 class SweepBusy(StoreError):
-    """Another live supervisor owns the sweep."""
+    """A live supervisor owns the sweep, or a running launch would be affected."""
 
     exit_code = 3
 

@@ -18,9 +18,11 @@ BOUNDS = ("low", "likely", "high")
 class Forecast:
     """Predicted hours of a complete cell (training and measurements), by source, the most reliable source first.
 
-    `group_of_position` gives the group of each cell by its position in the revision. Each group maps a source
-    (measured, calibrated, FLOPs) to the low, likely and high number of GPU-hours, or of core-hours for cells without a
-    GPU.
+    `hardware` names the device that the hours are for. `group_of_position` gives the group (index into `groups`) of
+    each
+    cell by its position in the revision; -1 for a cell without a forecast. Each group maps a source (measured,
+    calibrated,
+    FLOPs) to the low, likely and high number of GPU-hours, or of core-hours for cells without a GPU.
     """
 
     hardware: str
@@ -28,16 +30,24 @@ class Forecast:
     groups: tuple[Mapping[str, tuple[float, float, float]], ...]
 
     def cell(self, position: int) -> Mapping[str, tuple[float, float, float]]:
-        """Return the predicted hours (low, likely, high) by source for the cell at that position.
+        """Return the predicted hours (low, likely, high) by source for the cell at that position (from 0).
 
-        Empty for an unknown position.
+        Empty for an unknown position or a cell without a forecast.
         """
         group = self.group_of_position[position] if 0 <= position < len(self.group_of_position) else -1
         return self.groups[group] if 0 <= group < len(self.groups) else {}
 
 
 def extend_forecast(before: Forecast, cells: int, added: Forecast) -> Forecast:
-    """Return the forecast of a revision of `cells` cells, extended by that of the cells that were appended."""
+    """Return the forecast of a revision, extended by that of the cells that were appended.
+
+    Positions of the revision that `before` does not cover get no forecast. The hardware is that of `before`.
+
+    Args:
+        before: forecast of the revision so far.
+        cells: number of cells of the revision before the new ones.
+        added: forecast of the new cells, by their position from 0.
+    """
     of = (*before.group_of_position[:cells], *[-1] * (cells - len(before.group_of_position)))
     groups = len(before.groups)
     return Forecast(
@@ -51,7 +61,10 @@ def without_forecast(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forecast_as_json(forecast: Forecast) -> dict[str, Any]:
-    """Return the forecast as JSON values."""
+    """Return the forecast as JSON values.
+
+    Keys: place (hardware), of (group by position), groups (source -> low, likely, high).
+    """
     return {
         "place": forecast.hardware,
         "of": list(forecast.group_of_position),
@@ -65,7 +78,12 @@ def forecast_from_options(options: object) -> Forecast | None:
 
 
 def _parse_forecast(fields: Mapping[str, Any]) -> Forecast | None:
-    """Return the forecast that JSON values hold; None for an invalid one. Invalid sources of a group are left out."""
+    """Return the forecast that JSON values hold; None for an invalid one.
+
+    Sources of a group without three valid numbers are left out; a group that is no mapping becomes empty. Indices of
+    groups
+    are not checked.
+    """
     of, groups = fields.get("of"), fields.get("groups")
     if (
         not isinstance(of, list)

@@ -8,9 +8,14 @@ Z_95 = 1.959963984540054  # a standard normal lies within this of zero with 95%
 
 
 def wilson(hits: float, n: int) -> tuple[float, float]:
-    """Return Wilson's 95% score interval of a share of `n` trials; bounds in [0, 1].
+    """Return Wilson's 95% score interval (low, high) of the share hits / n; bounds in [0, 1] that include the share.
 
-    `hits` may be fractional. Raises ValueError unless 0 <= hits <= n and n >= 1.
+    Args:
+        hits: number of successes, may be fractional.
+        n: number of trials.
+
+    Raises:
+        ValueError: not 0 <= hits <= n, or n < 1.
     """
     if n < 1 or not 0 <= hits <= n:
         raise ValueError(f"{hits} of {n} is no share")
@@ -23,9 +28,16 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
 
 
 def wilson_of_trials(share: float, trials: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of the mean share over trials, each of which gives a share between 0 and 1.
+    """Return Wilson's 95% interval (low, high) of the mean share over trials, each of which gives a share from 0 to 1.
 
     A share varies less than a single right or wrong answer. The interval is therefore wide enough however strongly the
-    answers of one trial depend on each other. Raises ValueError for an impossible share.
+    answers of one trial depend on each other.
+
+    Args:
+        share: mean share, from 0 to 1.
+        trials: number of independent trials, not of answers.
+
+    Raises:
+        ValueError: the share is outside 0 to 1, or there is no trial.
     """
     return wilson(share * trials, trials)

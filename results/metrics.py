@@ -48,9 +48,9 @@ class Metric:
     trials: int = 0
     """For a share of `n` correct answers: number of answers per trial.
 
-    Trials are independent, so the interval is Wilson's over `n / trials`.
-
-    1 (or True) if each answer is a trial of its own, 0 for any other metric.
+    Trials are independent, so the interval is Wilson's over `n / trials`. 1 (or True) if each answer is a trial of its
+    own,
+    0 for any other metric.
     """
 
     @property
@@ -78,7 +78,7 @@ class Metric:
 
 
 def _read_metrics() -> Iterator[tuple[str, Metric]]:
-    """Yield (probe, metric) of each row of metrics.csv, which declares every metric of the package."""
+    """Yield (probe, metric) of each row of metrics.csv, in its order; the file declares every metric of the package."""
     with Path(__file__).with_name("metrics.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             chance = float(row["chance"]) if row["chance"] else None
@@ -103,7 +103,7 @@ _PEAK = Metric(
 
 
 def metrics_of_probe(probe: str) -> tuple[Metric, ...]:
-    """Return the metrics of METRICS that the probe measures, the main one first."""
+    """Return the metrics of METRICS that the probe measures, the main one first; empty for an unknown probe."""
     return tuple(metric for (of, _), metric in METRICS.items() if of == probe)
 
 
@@ -112,14 +112,17 @@ EXTERNAL_ONLY = ("bits", "bits_per_byte", "steps_per_digit")
 
 
 def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-    """Return the metrics that the probe measures for every network, and those for external models only."""
+    """Return the metrics that the probe measures for every network, and those for external models only, as two tuples."""
     metrics = metrics_of_probe(probe)
     own = tuple(metric for metric in metrics if metric.name not in EXTERNAL_ONLY)
     return own, tuple(metric for metric in metrics if metric.name in EXTERNAL_ONLY)
 
 
 def builtin_metric(probe: str, name: str) -> Metric | None:
-    """Return the package's declaration of a metric; None for a metric that the package does not define."""
+    """Return the package's declaration of a metric; None for a metric that the package does not define.
+
+    Every probe has PEAK_MEMORY. A name with SD_SUFFIX gives the standard deviation of the metric without it.
+    """
     if name == PEAK_MEMORY:
         return _PEAK
     base = METRICS.get((probe, name.removesuffix(SD_SUFFIX)))
@@ -127,22 +130,26 @@ def builtin_metric(probe: str, name: str) -> Metric | None:
 
 
 def sd_metric(base: Metric) -> Metric:
-    """Return the metric of the standard deviation between runs of a metric."""
+    """Return the metric of the standard deviation between runs of a metric.
+
+    It has the same unit and decimals, the suffix SD_SUFFIX, and no direction, heading or chance level.
+    """
     text = f"Standard deviation between runs of: {base.words}"
     return Metric(base.name + SD_SUFFIX, base.unit, words=text, decimals=base.decimals)
 
 
 def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, unit: str = "") -> Metric:
-    """Return the declaration of a metric.
+    """Return the declaration of a metric; never None.
 
-    The database is not trusted: invalid fields of the description are ignored.
+    The database is not trusted: invalid fields of the description are ignored. A metric that neither METRICS nor the
+    description explains gets UNKNOWN_METRIC_TEXT.
 
     Args:
         probe: probe.
         name: metric.
         description: description stored next to the value; it defines metrics that METRICS lacks, and overrides fields
             of others.
-        unit: unit stored next to the value.
+        unit: unit stored next to the value; ignored for a metric of the package.
     """
     result = builtin_metric(probe, name)
     if description is None and result is not None:
@@ -164,7 +171,10 @@ _TYPES = {"words": str, "heading": str, "decimals": int}
 
 
 def _is_valid_field(name: str, value: Any) -> bool:
-    """Return True if a field of a stored description has a valid name and value."""
+    """Return True if a field of a stored description has a valid name and value.
+
+    `trials` is 0 to MAX_TRIALS, `decimals` 0 to 12; unknown names, and name and unit, are invalid.
+    """
     if name == "better":
         return isinstance(value, str) and value in DIRECTIONS
     if name == "chance":

@@ -28,7 +28,7 @@ def is_valid_name(name: object) -> bool:
 def sweep_name_problem(name: object) -> str | None:
     """Return the reason why a user's sweep cannot have the name, to follow the name in a message.
 
-    None for a valid name.
+    None for a valid name. Names of published sweeps are refused; whether a sweep of the name exists is not examined.
     """
     if not is_valid_name(name):
         return f"is no name for a sweep: {NAME_RULE}"
@@ -38,7 +38,10 @@ def sweep_name_problem(name: object) -> str | None:
 
 
 def quoted_short(text: object, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """Return the text quoted for a message, shortened to `max_chars` characters with its length appended."""
+    """Return the text quoted for a message, as by repr.
+
+    Text of more than `max_chars` characters is cut to that many, followed by "..." and its length.
+    """
     text = str(text)
     return repr(text) if len(text) <= max_chars else f"{text[:max_chars]!r}... ({len(text)} letters)"
 
@@ -54,8 +57,9 @@ def is_utf8(text: str) -> bool:
 def safe_file_name(name: str) -> str:
     """Return a file or folder name for any name: the name itself if it is safe.
 
-    Otherwise at most 60 allowed characters of it and a hash, so that different names never give the same file name. The
-    result is never empty, hidden, a path, or longer than 120 characters; a suffix may be appended.
+    Otherwise at most 60 allowed characters of it and a hash, so that different names hardly ever give the same file
+    name.
+    The result is never empty, hidden, a path, or longer than 120 characters; a suffix may be appended.
     """
     if SAFE_FILE_NAME.fullmatch(name):
         return name

@@ -22,11 +22,11 @@ MAX_LISTED = 6
 
 @dataclass(frozen=True)
 class Alias:
-    """Two terms whose columns are correlated over the points of a design.
+    """Two terms whose columns are correlated over the points of a design (aliasing).
 
-    `correlation` is the largest canonical correlation between the columns of both. `first` is the term with fewer
-    columns. The two flags say if all of `first` is confounded with `second`, and if each is confounded completely with
-    the other.
+    `correlation` is the largest canonical correlation between the centred columns of both, from 0 to 1. `first` is the
+    term with fewer columns. `is_complete`: all of `first` is confounded with `second`. `is_mutual`: each is confounded
+    completely with the other.
     """
 
     first: Term
@@ -39,12 +39,15 @@ class Alias:
 def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MIN_CORRELATION) -> list[Alias]:
     """Return the pairs of terms that these points confound, the strongest first.
 
-    The terms are main effects, interactions of two axes, and other terms of the model. Pairs that the complete space
-    confounds as strongly are left out.
+    The terms are main effects, interactions of two axes, and other terms of the model. With more than MAX_PAIRS pairs,
+    only those with a term of the model are compared. Pairs that the complete space confounds as strongly are left out,
+    and
+    so are terms that are constant over the points. Of equal correlations, complete aliases and shorter terms come
+    first.
 
     Args:
         model: linear model.
-        members: indices of the design's points in the space.
+        members: indices of the design's points in the space, int [point].
         min_correlation: correlation above which a pair is returned.
     """
     space = model.space
@@ -76,14 +79,20 @@ def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MI
 
 
 def constant_terms(model: LinearModel, members: np.ndarray) -> list[Term]:
-    """Return the terms that are constant over the design's points, so that it shows nothing of them."""
+    """Return the terms that are constant over the design's points, so that it shows nothing of them.
+
+    Examined are main effects, then other terms of the model, then interactions of two axes; the result has this order.
+    """
     space = model.space
     terms = dict.fromkeys([*space.terms(1), *model.terms, *space.terms(2)])
     return [term for term in terms if not _basis(space, term, space.points[members]).shape[1]]
 
 
 def _basis(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
-    """Return an orthonormal basis [point, rank] of a term's centred columns."""
+    """Return an orthonormal basis [point, rank] of a term's columns after subtraction of their means over the points.
+
+    The rank is 0 for a term that is constant over the points.
+    """
     columns = term_columns(space, term, points)
     vectors, sizes, _ = np.linalg.svd(columns - columns.mean(axis=0), full_matrices=False)
     return np.asarray(vectors[:, sizes > EXACT * math.sqrt(len(points))])
@@ -92,7 +101,9 @@ def _basis(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
 def efficiency(model: LinearModel, members: np.ndarray) -> float:
     """Return the D-efficiency: information per cell relative to the complete space, where 1 is equal.
 
-    0 if a part of the model cannot be estimated.
+    That is det(X'X / n) to the power 1 / rank, for the whitened columns X of the n points; it may exceed 1. 0 if a part
+    of
+    the model cannot be estimated.
     """
     rows = model.whitened[members]
     sign, value = np.linalg.slogdet(rows.T @ rows / len(rows))
@@ -103,7 +114,9 @@ def efficiency(model: LinearModel, members: np.ndarray) -> float:
 class IntervalInflation:
     """Factor by which intervals of an axis's differences are wider than from all cells, at the same noise.
 
-    `fewer` is the factor due to the smaller number of cells, `balance` the factor due to their lack of balance.
+    `fewer` is the factor due to the smaller number of cells, the root of (all cells / cells). `balance` is the factor
+    due to
+    their lack of balance.
     """
 
     axis: str
@@ -117,9 +130,11 @@ class IntervalInflation:
 
 
 def interval_inflations(model: LinearModel, members: np.ndarray) -> list[IntervalInflation]:
-    """Return the interval inflation of every axis, by the mean variance of the differences between its levels.
+    """Return the interval inflation of every axis of the space, in its order.
 
-    Axes that cannot be estimated are left out.
+    The ratio is that of the root mean variance of the differences between the axis's levels. Axes that are no main
+    effect
+    of the model raise KeyError; those that cannot be estimated are left out.
     """
     all_rows, rows = model.full_matrix, model.full_matrix[members]
     inverse, full_inverse = np.linalg.pinv(rows.T @ rows), np.linalg.pinv(all_rows.T @ all_rows)
@@ -138,7 +153,12 @@ def interval_inflations(model: LinearModel, members: np.ndarray) -> list[Interva
 
 
 def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
-    """Return sentences (without a full stop) about the terms that the design confounds."""
+    """Return sentences (without a full stop) about the terms that the design confounds; at least one.
+
+    First the terms that cannot be separated, then those with a correlation above MIN_CORRELATION. Partial aliases are
+    named
+    only for terms of the model. Lists are cut to MAX_LISTED parts. `members` are indices of the design's points.
+    """
     n, pairs = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "
     inseparable = [f"{term_text(term)} cannot be told from the mean" for term in constant_terms(model, members)]
@@ -189,7 +209,10 @@ def _first_parts(parts: Sequence[str], between: str) -> str:
 
 
 def _mutual_groups(pairs: Sequence[Alias]) -> Iterator[list[Term]]:
-    """Yield groups of terms that are completely confounded with each other, shorter terms first."""
+    """Yield groups of terms that are completely confounded with each other, in each the shorter terms first.
+
+    `pairs` are the mutual aliases; pairs with a common term are joined.
+    """
     groups: list[list[Term]] = []
     for alias in pairs:
         touched = [group for group in groups if alias.first in group or alias.second in group]
@@ -199,7 +222,10 @@ def _mutual_groups(pairs: Sequence[Alias]) -> Iterator[list[Term]]:
 
 
 def precision_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
-    """Return one sentence (without a full stop) about efficiency and interval inflation."""
+    """Return one sentence (without a full stop) about D-efficiency and interval inflation, as a list.
+
+    Only the efficiency if no axis can be estimated.
+    """
     inflations = interval_inflations(model, members)
     share = f"D-efficiency {100 * efficiency(model, members):.0f}% (of what as many cells of the whole grid would tell)"
     if not inflations:

@@ -14,12 +14,17 @@ from .design_space import EXACT, DesignSpace, LinearModel, Term, residual
 def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Design, np.ndarray]:
     """Return a D-optimal design and the sorted indices of its points.
 
-    With the same terms, a larger design contains the points of every smaller one.
+    Deterministic: the random seed follows from space and terms. With the same terms, a larger design contains the
+    points of
+    every smaller one. Among equally good designs, one that confounds the model least with other interactions of two
+    axes is
+    preferred.
 
     Args:
         space: all possible points.
-        terms: terms to estimate.
-        runs: number of points, at least the rank of the model.
+        terms: terms to estimate, without the mean.
+        runs: number of points, at least the rank of the model; fewer are raised to the rank, while `Design.runs` is
+            not.
     """
     model = LinearModel(space, tuple(terms))
     potential_model = LinearModel(space, tuple(term for term in space.terms(2) if term not in model.terms))
@@ -39,11 +44,11 @@ def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Des
 def regular_fraction(
     space: DesignSpace, terms: Sequence[Term], fraction: regular_fractions.RegularFraction
 ) -> tuple[Design, np.ndarray]:
-    """Return a regular fraction as a design, and the indices of its points.
+    """Return a regular fraction as a design, and the sorted indices of its points.
 
     Args:
         space: all possible points.
-        terms: terms to estimate.
+        terms: terms to estimate, for the record; they do not change the points.
         fraction: the regular fraction.
     """
     members = fraction.members(space)

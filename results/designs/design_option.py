@@ -38,7 +38,11 @@ class Design:
 
 
 def design_as_json(design: Design) -> dict[str, Any]:
-    """Return the design as JSON values; axes are a list, since some databases lose the order of a mapping."""
+    """Return the design as JSON values; axes are a list, since some databases lose the order of a mapping.
+
+    Keys: method, runs, of (number of possible points), axes ([axis, levels] pairs), exclude, terms, words (the defining
+    relation).
+    """
     space = design.space
     return {
         "method": design.method,
@@ -59,7 +63,11 @@ def design_from_options(options: object) -> Design | None:
 def _parse_design(fields: Mapping[str, Any]) -> Design | None:
     """Return the design that `design_as_json` wrote; None for an invalid one.
 
-    May raise KeyError, TypeError or ValueError.
+    Invalid are axes with fewer than two distinct levels, a space of more than MAX_POINTS, unknown axes in a rule, no
+    terms
+    or duplicate ones, and unknown methods. Unknown axes of a term are dropped. May raise KeyError, TypeError or
+    ValueError
+    for a wrong structure.
     """
     axes = {str(axis): tuple(map(str, levels)) for axis, levels in fields["axes"]}
     exclude = tuple(

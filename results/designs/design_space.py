@@ -21,7 +21,7 @@ class DesignSpace:
     """Space of all combinations of the axes' levels that no rule of `exclude` matches.
 
     `axes` maps each axis with two or more levels to its levels. A rule maps axes to levels. It drops the points that
-    have one of these levels on every axis of the rule.
+    have one of these levels on every axis of the rule. A point is an array of level indices, one per axis.
     """
 
     axes: Mapping[str, tuple[str, ...]]
@@ -29,7 +29,10 @@ class DesignSpace:
 
     @cached_property
     def points(self) -> np.ndarray:
-        """Index of every point's level on each axis, [point, axis]; the last axis varies fastest."""
+        """Index of every point's level on each axis, int [point, axis]; the last axis varies fastest.
+
+        Excluded points are absent.
+        """
         sizes = [len(levels) for levels in self.axes.values()]
         grid = np.indices(sizes).reshape(len(sizes), -1).T
         names = list(self.axes)
@@ -44,7 +47,7 @@ class DesignSpace:
         return grid[mask]
 
     def term(self, axes: Iterable[str]) -> Term:
-        """Return these axes in the order of the space."""
+        """Return these axes in the order of the space; unknown axes are dropped."""
         names = set(axes)
         return tuple(axis for axis in self.axes if axis in names)
 
@@ -57,7 +60,11 @@ class DesignSpace:
         return math.prod(len(self.axes[axis]) - 1 for axis in term)
 
     def index(self, levels: Mapping[str, str]) -> int | None:
-        """Return the index in `points` of the point with these levels; None for a point that the grid does not list."""
+        """Return the index in `points` of the point with these levels.
+
+        None for a point that the grid does not list, an unknown level, or a missing axis; further axes in `levels` are
+        ignored.
+        """
         try:
             codes = tuple(axis_levels.index(levels[axis]) for axis, axis_levels in self.axes.items())
         except (KeyError, ValueError):
@@ -71,7 +78,7 @@ class DesignSpace:
 
 
 def hierarchical_closure(terms: Iterable[Term]) -> list[Term]:
-    """Return the terms with all terms contained in them, main effects first, without the mean."""
+    """Return the terms with all terms contained in them, each once, main effects first, without the mean."""
     parts = {part: None for term in terms for n in range(1, len(term) + 1) for part in combinations(term, n)}
     return sorted(parts, key=len)
 
@@ -80,8 +87,9 @@ def hierarchical_closure(terms: Iterable[Term]) -> list[Term]:
 class LinearModel:
     """Linear model over a space: the mean and `terms`.
 
-    Each axis is coded by contrasts over its levels with sum zero and variance 1. Over a complete factorial all columns
-    are orthogonal.
+    Each axis is coded by Helmert contrasts over its levels, with sum zero and variance 1; an interaction by products of
+    its
+    axes' columns. Over a complete factorial all columns are orthogonal. The mean is always the first column.
     """
 
     space: DesignSpace
@@ -126,8 +134,9 @@ class LinearModel:
     ) -> np.ndarray:
         """Return the weights [column] by which the coefficients give the mean difference between two levels of an axis.
 
-        The mean is over the pairs of points that the grid lists at the levels `within`; levels of `stratum` have equal
-        weights. Zeros if there are no such pairs.
+        The difference is `level` minus `reference`. The mean is over the pairs of points that the grid lists at the
+        levels
+        `within`; levels of the axis `stratum` have equal weights. Zeros if there are no such pairs.
         """
         return self.interaction_contrast({axis: (level, reference)}, within, stratum)
 
@@ -136,6 +145,10 @@ class LinearModel:
     ) -> np.ndarray:
         """Return the weights [column] of a difference between two levels, or of a difference of differences.
 
+        With two axes the sign is that of (level, level) - (level, reference) - (reference, level) + (reference,
+        reference). The
+        mean is over points whose counterparts at all other combinations are listed, too; others are left out.
+
         Args:
             levels: (level, reference) by axis.
             within: fixed levels by axis; None for none.
@@ -143,6 +156,9 @@ class LinearModel:
 
         Returns:
             Weights of the model's coefficients; zeros if the grid lists no such points.
+
+        Raises:
+            ValueError: an axis or a level is not in the space.
         """
         space, names = self.space, list(self.space.axes)
         corners: list[tuple[dict[str, str], float]] = [({}, 1.0)]
@@ -182,7 +198,10 @@ class LinearModel:
 
 
 def term_columns(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
-    """Return the columns of a term for points [point, axis], as [point, df]."""
+    """Return the columns of a term for points [point, axis], as [point, df]; a column of ones for the mean.
+
+    The columns are products of the axes' Helmert contrasts.
+    """
     names = list(space.axes)
     columns = np.ones((len(points), 1))
     for axis in term:
@@ -194,7 +213,7 @@ def term_columns(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarr
 def helmert_contrasts(levels: int) -> np.ndarray:
     """Return contrasts [level, levels - 1] that sum to zero, are orthogonal and have mean square 1.
 
-    -1 and 1 for two levels.
+    Column j compares level j + 1 with the mean of the levels before it. The only column is -1 and 1 for two levels.
     """
     contrasts = np.zeros((levels, levels - 1))
     for column in range(levels - 1):
@@ -207,7 +226,8 @@ def helmert_contrasts(levels: int) -> np.ndarray:
 def is_estimable(columns: np.ndarray, weights: np.ndarray) -> bool:
     """Return True if points with these columns [point, column] determine a combination of the coefficients.
 
-    `weights` [column] are the weights of the combination; zero weights give False.
+    That is if the weights lie in the row space of `columns`, up to a relative error of 1e-6. `weights` [column] are the
+    weights of the combination; zero weights give False.
     """
     if not np.abs(weights).max(initial=0.0) > EXACT:
         return False
@@ -216,7 +236,10 @@ def is_estimable(columns: np.ndarray, weights: np.ndarray) -> bool:
 
 
 def residual(columns: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Return the part of `columns` [point, ...] orthogonal to the column space of the second argument."""
+    """Return the part of `columns` [point, ...] orthogonal to the column space of `basis` [point, column].
+
+    `columns` itself if the basis has no column.
+    """
     if not basis.shape[1]:
         return columns
     solved, *_ = np.linalg.lstsq(basis, columns, rcond=None)

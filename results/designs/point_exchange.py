@@ -34,9 +34,11 @@ def seed_of(content: Mapping[str, Any]) -> int:
 
 
 def point_order(model: np.ndarray, potential: np.ndarray, seed: int, runs: int) -> np.ndarray:
-    """Return the indices of the first `most` points in the order in which designs use them.
+    """Return the indices of the first `runs` points in the order in which designs use them.
 
-    A design of n >= rank points consists of the first n.
+    A design of n >= rank points consists of the first n. The first rank points come from an exchange, sorted by index;
+    each
+    further one increases the determinant most. At least rank indices are returned.
 
     Args:
         model: columns to be estimated, [point, rank].
@@ -51,6 +53,8 @@ def point_order(model: np.ndarray, potential: np.ndarray, seed: int, runs: int) 
 
 def exchange_design(model: np.ndarray, potential: np.ndarray, runs: int, seed: int) -> np.ndarray:
     """Return the sorted indices of `runs` points: the best of several random starts, each improved by exchanges.
+
+    The criterion is the log-determinant of X'X + K (see the module). STARTS starts are made, fewer for large problems.
 
     Args:
         model: columns to be estimated, [point, rank].
@@ -73,19 +77,27 @@ def exchange_design(model: np.ndarray, potential: np.ndarray, runs: int, seed: i
 
 
 def improve_design(model: np.ndarray, potential: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the sorted indices of the design that exchanges reach from the design `start`."""
+    """Return the sorted indices of the design that exchanges reach from the design `start`; its size stays.
+
+    Args:
+        model: columns to be estimated, [point, rank].
+        potential: columns of potential interactions, [point, more].
+        start: distinct indices of the starting design.
+    """
     columns, prior = _join_columns(model, potential)
     return np.sort(_exchange_points(columns, prior, start))
 
 
 def extend_design(model: np.ndarray, potential: np.ndarray, chosen: np.ndarray, runs: int) -> np.ndarray:
-    """Return the chosen points followed by further ones, each the point that increases the determinant most.
+    """Return the chosen points, in their order, followed by further ones, each the best of those that are left.
+
+    The best point is the one that increases the determinant most; of equal ones the first.
 
     Args:
         model: columns to be estimated, [point, rank].
         potential: columns of potential interactions, [point, more].
         chosen: indices of the chosen points.
-        runs: number of points to return.
+        runs: number of points in total; if it is not more than the chosen ones, these are returned.
     """
     columns, prior = _join_columns(model, potential)
     members = [int(index) for index in chosen]
@@ -110,10 +122,14 @@ def _join_columns(model: np.ndarray, potential: np.ndarray) -> tuple[np.ndarray,
 def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Return the indices of a design after exchanges that increase the determinant, in at most ROUNDS passes.
 
+    A pass goes over the chosen points in order and replaces each by the best free point, if that increases the
+    determinant.
+    The result is not sorted: an exchanged point takes the position of the one before.
+
     Args:
         columns: columns of all points, [point, column].
         prior: prior precision of each column.
-        start: indices of the starting design.
+        start: distinct indices of the starting design.
     """
     chosen = np.array(start)
     is_chosen = np.zeros(len(columns), dtype=bool)
@@ -141,12 +157,12 @@ def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) 
 
 
 def _gains(columns: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """Return the relative increase of the determinant by each point, [point]."""
+    """Return the leverage x' M x of each point, [point]: adding the point multiplies the determinant by 1 + leverage."""
     return np.asarray(((columns @ inverse) * columns).sum(axis=1))
 
 
 def _first_best(values: np.ndarray) -> int:
-    """Return the first index of the maximum up to rounding, so that every machine chooses the same."""
+    """Return the first index of the maximum up to rounding (1e-7), so that every machine chooses the same."""
     largest = float(values.max())
     return int(np.flatnonzero(values >= largest - 1e-7 * max(1.0, abs(largest)))[0])
 
@@ -154,11 +170,13 @@ def _first_best(values: np.ndarray) -> int:
 def _update_inverse(
     columns: np.ndarray, inverse: np.ndarray, gain: np.ndarray, index: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inverse information matrix and the gains after one point was added or removed.
+    """Return the inverse information matrix and the gains after one point was added or removed (rank-one update).
+
+    The arguments are not changed.
 
     Args:
         columns: columns of all points, [point, column].
-        inverse: inverse information matrix before.
+        inverse: inverse information matrix before, [column, column].
         gain: gain of each point before, [point].
         index: point that is added or removed.
         sign: 1 for added, -1 for removed.

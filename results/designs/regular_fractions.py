@@ -22,7 +22,12 @@ ROMAN = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", 
 
 @dataclass(frozen=True)
 class RegularFraction:
-    """A regular fraction, given by its defining words as bits over the two-level `axes`, all with positive sign."""
+    """A regular fraction, given by its defining words as bits over the two-level `axes`, all with positive sign.
+
+    Bit i of a word stands for `axes[i]`. The fraction consists of the points at which the product of the axes' codes
+    (-1
+    for the first level, 1 for the second) is 1 for every word.
+    """
 
     axes: tuple[str, ...]
     defining_relation: tuple[int, ...]
@@ -38,7 +43,10 @@ class RegularFraction:
         return [tuple(a for bit, a in enumerate(self.axes) if word >> bit & 1) for word in self.defining_relation]
 
     def members(self, space: DesignSpace) -> np.ndarray:
-        """Return the indices of the fraction's points in a space."""
+        """Return the sorted indices of the fraction's points in a space, int [point].
+
+        Excluded points of the space are no members.
+        """
         names = list(space.axes)
         signs = space.points[:, [names.index(axis) for axis in self.axes]] * 2 - 1
         mask = np.ones(len(signs), dtype=bool)
@@ -57,13 +65,15 @@ def best_fraction(space: DesignSpace, halvings: int, terms: Collection[Term], le
     """Return the fraction 1/2^halvings that separates all `terms` with minimum aberration (the fewest short words).
 
     Args:
-        space: all possible points.
+        space: all possible points; its axes with two levels are halved.
         halvings: number of halvings.
         terms: terms that must not be confounded with each other or the mean.
-        least: minimum resolution.
+        least: minimum resolution (length of the shortest defining word).
 
     Returns:
-        None if there is no such fraction, or too many groups to try.
+        None if there is no such fraction, if `halvings` is not between 1 and the number of two-level axes less one, or
+        if
+        there are too many groups to try.
     """
     axes = two_level_axes(space)
     if not 0 < halvings < len(axes):
@@ -85,7 +95,10 @@ def best_fraction(space: DesignSpace, halvings: int, terms: Collection[Term], le
 
 
 def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Term]) -> RegularFraction | None:
-    """Return the smallest fraction with at least that resolution that separates all `terms`; None if there is none."""
+    """Return the smallest fraction with at least that resolution that separates all `terms`; None if there is none.
+
+    Only proper fractions are tried, not the complete factorial. Fractions too small for the resolution are skipped.
+    """
     k = len(two_level_axes(space))
     # a design of resolution 2 t + 1 separates all terms of up to t axes
     min_runs = {3: k + 1, 4: 2 * k}.get(resolution, 1 + k + k * (k - 1) // 2)
@@ -99,7 +112,7 @@ def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Ter
 
 
 def _forbidden(space: DesignSpace, axes: Sequence[str], terms: Collection[Term]) -> set[int]:
-    """Return the words that would confound two of these terms, or one of them with the mean.
+    """Return the words (as bits) that would confound two of these terms, or one of them with the mean.
 
     Two terms can be confounded only if they agree on all axes with more than two levels.
 
@@ -116,9 +129,13 @@ def _forbidden(space: DesignSpace, axes: Sequence[str], terms: Collection[Term])
 
 
 def _subgroups(k: int, p: int) -> Iterator[tuple[int, ...]]:
-    """Yield the sorted words of every fraction 2^(k-p); nothing if there are more than MAX_GROUPS per base.
+    """Yield the defining words of every fraction 2^(k-p), each fraction once.
 
-    If there are too many in total, only those whose last p axes are products of the others are yielded.
+    An item is a sorted tuple of 2^p - 1 words, as bits over the k axes. Yields nothing if there are more than
+    MAX_GROUPS per
+    base (choice of k - p independent axes). If there are too many in total, only those whose last p axes are products
+    of the
+    others are yielded.
     """
     # each of p axes is the product of two or more of the others
     groups_per_base = math.comb(max(2 ** (k - p) - (k - p) - 1, 0), p) * 2**p

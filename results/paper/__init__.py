@@ -52,7 +52,10 @@ __all__ = [
 
 
 def open_published() -> Store:
-    """Return a temporary database with all published sweeps; its file is deleted when the store is no longer used."""
+    """Return a temporary database with all published sweeps; its file is deleted when the store is no longer used.
+
+    Each call makes a new one. The ids of attempts are fixed.
+    """
     return temporary_store("published", partial(load_published, alone=True))
 
 
@@ -82,6 +85,10 @@ def _temporary_published() -> Store:
 
 
 def shared_published(sweep: str) -> Store:
-    """Return the process's shared temporary database, with this published sweep loaded into it at the first request."""
+    """Return the process's shared temporary database, with this published sweep loaded into it at the first request.
+
+    It holds the other published sweeps that were requested before. Raises nothing for an unknown name, which loads
+    nothing.
+    """
     load_published(_temporary_published(), [sweep], alone=True)
     return _temporary_published()

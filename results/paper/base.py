@@ -19,7 +19,12 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Sheet:
-    """A sweep to store: its cells in order, with measurements, curves, release of torch and provenance by cell id."""
+    """A sweep to store: its cells in order, with measurements, curves, release of torch and provenance by cell id.
+
+    `version` is the version of the source (v1, v2 or empty), `torch` the release of torch by cell id, and `seed` a text
+    about
+    the seeds of the runs.
+    """
 
     name: str
     cells: Sequence[CellRecord]
@@ -49,8 +54,11 @@ def printed_measurement(probe: str, metric: Metric, length: int, text: str) -> M
     Args:
         probe: probe.
         metric: declaration of the metric.
-        length: context length, 0 for none.
-        text: printed number; a percentage for shares.
+        length: context length in tokens, 0 for none.
+        text: printed number; a percentage for shares, which are stored as fractions with the same digits.
+
+    Raises:
+        ValueError: the text is no number (decimal.InvalidOperation for a percentage).
     """
     return Measurement(
         probe=probe,

@@ -29,17 +29,21 @@ LISTING_ORDER = (*RIVALS, OPEN_WEIGHT, *SWEEPS)
 
 
 def load_published(store: Store, names: Collection[str] = NAMES, *, alone: bool = False) -> list[str]:
-    """Add the published sweeps that the database lacks or holds in an older edition; return their names.
+    """Add the published sweeps that the database lacks or holds in an older edition.
 
-    It may be called repeatedly, by several processes at once, and after an interruption. Published sweeps never become
-    the default sweep of a database that has another. Numbers of an older edition stay with their attempts; reports use
-    the newest.
+    It may be called repeatedly, by several processes at once, and after an interruption. Each sweep is one transaction.
+    Published sweeps are read-only and never become the default sweep of a database that has another. Numbers of an
+    older
+    edition stay with their attempts; reports use the newest.
 
     Args:
         store: database.
-        names: published sweeps to add.
+        names: published sweeps to add; unknown names are ignored.
         alone: the database holds only published sweeps, and each sweep's attempts get fixed ids in whatever order they
             are loaded.
+
+    Returns:
+        Names of the sweeps that were added or renewed, in the order of NAMES.
 
     Raises:
         StoreError: a sweep of the user has the name of a published one.
@@ -54,7 +58,7 @@ def load_published(store: Store, names: Collection[str] = NAMES, *, alone: bool 
 
 
 def holds_published(store: Store, name: str) -> bool:
-    """Return True if the database has a published sweep in the current edition.
+    """Return True if the database has a published sweep in the current edition; False for an older edition or none.
 
     Raises:
         StoreError: a sweep of the user has its name (possible in old databases).
@@ -63,9 +67,10 @@ def holds_published(store: Store, name: str) -> bool:
 
 
 def _is_current(session: Session, name: str) -> bool:
-    """Return True if the database has the published sweep in the current edition.
+    """Return True if the database has the published sweep, read-only and with the options of the current edition.
 
-    Raises StoreError for a user's sweep.
+    Raises:
+        StoreError: a sweep of the user has its name.
     """
     row = session.execute(
         select(SweepRow.read_only, RevisionRow.grid_file, RevisionRow.options)
@@ -85,7 +90,15 @@ def _is_current(session: Session, name: str) -> bool:
 
 
 def _load_if_outdated(session: Session, name: str, alone: bool) -> bool:
-    """Load a published sweep, and return False if another process has already done so."""
+    """Load a published sweep, and return True; return False if another process has already done so.
+
+    Runs in the caller's transaction. The sweep is dated before every launch and becomes read-only.
+
+    Args:
+        session: open session.
+        name: published sweep.
+        alone: give its attempts fixed ids.
+    """
     session.execute(select(SweepRow.id).where(SweepRow.name == name).with_for_update())
     if _is_current(session, name):
         return False
@@ -104,10 +117,10 @@ def _load_if_outdated(session: Session, name: str, alone: bool) -> bool:
 
 
 def _insert_sheet(session: Session, sheet: Sheet, first_id: int | None) -> None:
-    """Insert one finished training with its numbers for each cell.
+    """Insert one finished training with provenance, measurements and curve for each cell of the sheet.
 
-    Attempts that an older loader left running become interrupted. The ids of the attempts start at `first_id` if it is
-    given.
+    Cells must exist. An attempt gets the next number of its cell. Attempts that an older loader left running become
+    interrupted. The ids of the attempts start at `first_id` if it is given.
     """
     moment = queries.now(session)
     earlier = attempt_queries.attempts_of(session, [cell.id for cell in sheet.cells])
@@ -151,7 +164,10 @@ def _attempt_columns(attempt: int, record: Any) -> dict[str, Any]:
 
 
 def _attempt(sheet: Sheet, cell: CellRecord, number: int, moment: datetime) -> dict[str, Any]:
-    """Return the columns of a cell's attempt."""
+    """Return the columns of a cell's attempt: a finished training by OWNER on the host `paper`.
+
+    All its times are `moment`. Steps follow from the cell's tokens; 0 and None for a cell without tokens.
+    """
     curve = sheet.curves.get(cell.id)
     steps = cell.tokens // cell.config["train"]["batch_tokens"] if cell.tokens else None
     return {
@@ -164,7 +180,10 @@ def _attempt(sheet: Sheet, cell: CellRecord, number: int, moment: datetime) -> d
 
 
 def _provenance(sheet: Sheet, cell: CellRecord) -> Provenance:
-    """Return the provenance of a published cell."""
+    """Return the provenance of a published cell: config, release of torch, and known facts about machine and data.
+
+    `extra` has under `published` source, version, edition and a text about seeds. The host is `paper`, the seed 0.
+    """
     torch, options = sheet.torch.get(cell.id), options_of(sheet.name)
     source = {"source": options["source"], "version": sheet.version, "edition": options["edition"]}
     return Provenance(

@@ -60,7 +60,12 @@ LevelKey = tuple[str, ...]
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return the revision options of a published sweep, which also identify its edition."""
+    """Return the revision options of a published sweep, which also identify its edition.
+
+    Keys: requested ([probe, length] pairs; empty for rivals and open-weight models), source, version, edition. `name`
+    must
+    be in PUBLISHED, which is not checked.
+    """
     if name in RIVALS:
         return {"requested": [], "source": RIVALS[name].source, "version": "", "edition": RIVALS[name].edition}
     lengths = [] if name == OPEN_WEIGHT else LENGTHS
@@ -71,14 +76,14 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def published_sweep(name: str) -> Sheet:
-    """Return the published sweep of that name."""
+    """Return the published sweep of that name, read from the CSV files; `name` must be in PUBLISHED."""
     if name in RIVALS:
         return RIVALS[name].sheet(name)
     return _open_weight_sheet() if name == OPEN_WEIGHT else _complete_sheet(name.removeprefix(PUBLISHED_PREFIX))
 
 
 def _measured(probe: str, metric: str, length: int, text: str) -> Measurement:
-    """Return a printed or logged number as a measurement in the unit of its metric."""
+    """Return a printed or logged number as a measurement in the unit of its metric; text of shares is a percentage."""
     return printed_measurement(probe, metrics.metric(probe, metric), length, text)
 
 
@@ -108,7 +113,10 @@ def _cell(sweep: str, slug: str, levels: Mapping[str, str], config: Mapping[str,
 
 
 def _config(levels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the known part of the recipe, with the keys of a cell's config."""
+    """Return the known part of the recipe, with the keys of a cell's config.
+
+    It has the sections model, data, train and eval, and the seed 0. `levels` are the cell's levels by axis.
+    """
     on = {axis: level == "on" for axis, level in levels.items()}
     memory = "gated_delta" if on["memory"] else "none"
     return {
@@ -141,7 +149,11 @@ def _rows_by_cell(name: str) -> dict[LevelKey, list[dict[str, str]]]:
 
 
 def _complete_sheet(version: str) -> Sheet:
-    """Return the sheet of one version of the complete results."""
+    """Return the sheet of one version (v1 or v2) of the complete results.
+
+    A cell has measurements as printed (probes `table-N`), as logged, and of its training; a curve; and its release of
+    torch.
+    """
     name = f"{PUBLISHED_PREFIX}{version}"
     lengths, small, curves = _rows_by_cell("lengths"), _rows_by_cell(f"small-{version}"), _rows_by_cell("curves")
     runs = {_key(row): row for row in rows("runs")}
@@ -175,7 +187,14 @@ def _complete_sheet(version: str) -> Sheet:
 
 
 def _training_measurements(levels: Mapping[str, str], run: Mapping[str, str]) -> list[Measurement]:
-    """Return the numbers of a training log besides its losses; the absent digits followed a context of 2K."""
+    """Return the numbers of a training log besides its losses.
+
+    They are throughput.mfu_paper, .train_seconds and .parameters, and needle.absent_nats at a context of 2048 tokens.
+
+    Args:
+        levels: levels of the cell; mixer and memory give the number of parameters.
+        run: row of `runs.csv`.
+    """
     size = PARAMETERS[levels["attn_type"], levels["memory"]]
     return [
         _measured("throughput", "mfu_paper", 0, run["mfu"]),
@@ -186,7 +205,10 @@ def _training_measurements(levels: Mapping[str, str], run: Mapping[str, str]) ->
 
 
 def _point(row: Mapping[str, str]) -> CurvePoint:
-    """Return a point of a training curve; the logs do not contain the training loss."""
+    """Return a point of a training curve from a row of `curves.csv`.
+
+    The logs do not contain the training loss, which is None; the speed is None if the row lacks it.
+    """
     step = int(row["step"])
     speed = float(row["tokens_per_s"]) if row["tokens_per_s"] else None
     return CurvePoint(
@@ -204,7 +226,10 @@ def _per_digit(metric: str, length: int, text: str) -> Measurement:
 
 
 def _logged_measurements(row: Mapping[str, str]) -> list[Measurement]:
-    """Return the logged numbers at one context length."""
+    """Return the logged numbers at one context length, from a row of `lengths.csv`.
+
+    In this order: clean.nats, junk.nats, needle.digit_accuracy (a fraction of DIGITS digits) and needle.nats.
+    """
     length = int(row["length"])
     hits = round(float(row["needle"]) * DIGITS / 100)  # the logs averaged in single precision
     return [
@@ -218,7 +243,12 @@ def _logged_measurements(row: Mapping[str, str]) -> list[Measurement]:
 
 
 def _open_weight_sheet() -> Sheet:
-    """Return the sheet of the open-weight models."""
+    """Return the sheet of the open-weight models: one cell per model, without curves.
+
+    Measurements are in bits per token; a model that only the table of training budgets lists has none. The budgets are
+    in
+    the config, under `published`.
+    """
     budgets = {row["model"]: row for row in rows("budgets")}
     names = list(dict.fromkeys([*(row["model"] for row in rows("open-weight")), *budgets]))
     measured = {row["model"]: row for row in rows("open-weight")}

@@ -64,7 +64,12 @@ class RivalPaper:
 
 
 def tra_sweep(sweep: str) -> Sheet:
-    """Return both tables of the threshold paper: one cell per mixer and task, each the mean over four runs."""
+    """Return both tables of the threshold paper as the sheet of the sweep of that name.
+
+    One cell per mixer, positions and task, each with means over four runs: flipflop.exact_SET, and
+    extrapolation.perplexity
+    by length; each also with its standard deviation.
+    """
     cells: dict[str, CellRecord] = {}
     values: dict[str, list[Measurement]] = {}
     for row in rows("tra-flipflop"):
@@ -79,7 +84,10 @@ def tra_sweep(sweep: str) -> Sheet:
 
 
 def wall_sweep(sweep: str) -> Sheet:
-    """Return the comparison in the Wall blog's bar charts: one cell per model, one run each."""
+    """Return the comparison in the Wall blog's bar charts as the sheet of the sweep of that name.
+
+    One cell per model, one run each, with the accuracy of every task in TASKS under the probe DOWNSTREAM.
+    """
     cells, values = [], {}
     facts = {row["setting"]: row["printed"] for row in rows("wall-settings")}
     for row in rows("wall-downstream"):
@@ -97,9 +105,10 @@ def wall_sweep(sweep: str) -> Sheet:
 
 
 def atlas_sweep(sweep: str) -> Sheet:
-    """Return the results of two trainings in a blog about ATLAS: last loss and duration.
+    """Return the results of two trainings in a blog about ATLAS as the sheet of the sweep of that name.
 
-    The blog does not give the number of tokens.
+    Each cell has val.val_loss (the last loss) and throughput.train_seconds. The blog does not give the number of
+    tokens.
     """
     cells, values = [], {}
     facts = {row["setting"]: row["printed"] for row in rows("atlas-settings")}
@@ -127,7 +136,14 @@ def atlas_sweep(sweep: str) -> Sheet:
 
 
 def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, CellRecord]) -> str:
-    """Return the id of a row's cell, and add the cell to `cells` if it is new."""
+    """Return the id of a row's cell, and add the cell to `cells` if it is new.
+
+    Args:
+        sweep: name of the sweep.
+        row: row of a table; its mixer, positions and name are read.
+        corpus: key of the recipe.
+        cells: cells by id, extended here.
+    """
     mixer, positions = row["attn_type"], row["positions"]
     named = mixer if positions == "none" else f"{mixer}-{positions}"
     slug = f"{named}-{corpus}"
@@ -154,14 +170,16 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
 
 
 def _mean(probe: str, metric: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
-    """Return a mean over runs and the standard deviation between them as two measurements.
+    """Return a mean over runs and the standard deviation between them as two measurements, in this order.
+
+    The second has the metric's name with SD_SUFFIX and TRA_RUNS as its `n`.
 
     Args:
         probe: probe.
         metric: metric of the mean.
-        length: context length, 0 for none.
-        mean: printed mean.
-        sd: printed standard deviation.
+        length: context length in tokens, 0 for none.
+        mean: printed mean; a percentage for shares.
+        sd: printed standard deviation; a percentage for shares.
     """
     return [
         printed_measurement(probe, metric, length, mean),

@@ -16,7 +16,7 @@ from ..store.store import Store, temporary_store
 
 
 def bundle_path(sweep: str) -> Path:
-    """Return the bundle file of a shipped sweep."""
+    """Return the bundle file of a shipped sweep; the name is not checked."""
     return Path(__file__).with_name(f"{sweep}.zip")
 
 
@@ -27,7 +27,10 @@ def is_shipped(sweep: str | None) -> bool:
 
 @cache
 def shipped_store(sweep: str) -> Store:
-    """Return a cached temporary store that holds only this shipped sweep; its file is deleted when the process ends."""
+    """Return a cached temporary store that holds only this shipped sweep; its file is deleted when the process ends.
+
+    The first call imports the bundle, which takes a moment. Raises BundleError for a sweep that is not shipped.
+    """
     from ..exchange.importing import import_bundle  # only here, so that other commands start without it
 
     return temporary_store("shipped", lambda store: import_bundle(store, bundle_path(sweep)))

@@ -29,13 +29,18 @@ MIN_LEVEL = 1e-9
 def obrien_fleming(fraction: float, level: float) -> float:
     """Return the level spent at a fraction of the sample: little at first, nearly all at the end.
 
-    Each side spends half.
+    Two-sided; each side spends half. Lan and DeMets' form, 4 (1 - Phi(z of level / 4 / root of the fraction)). The
+    fraction
+    must be above 0 and at most 1, at which all of the level is spent.
     """
     return float(4 * special.ndtr(special.ndtri(level / 4) / math.sqrt(fraction)))
 
 
 def pocock(fraction: float, level: float) -> float:
-    """Return the level spent at a fraction of the sample: about the same amount at every look."""
+    """Return the level spent at a fraction of the sample: about the same amount at every look.
+
+    Two-sided; level * log(1 + (e - 1) * fraction).
+    """
     return level * math.log(1 + (math.e - 1) * fraction)
 
 
@@ -43,15 +48,20 @@ SPENDING_FUNCTIONS: Mapping[str, SpendingFunction] = {OBRIEN_FLEMING: obrien_fle
 
 
 def critical_values(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMING, level: float = 0.05) -> list[float]:
-    """Return the two-sided critical value of |z| at every look.
+    """Return the two-sided critical value of |z| at every look, one per fraction.
+
+    A look is significant if |z| exceeds its value; a value of MAX_Z means that no level was left to spend. The values
+    decrease for O'Brien-Fleming and are nearly constant for Pocock. A value depends on earlier looks, not on later
+    ones.
 
     Args:
-        fractions: share of the largest sample at each look, increasing and at most 1.
+        fractions: share of the largest sample at each look, increasing, above 0 and at most 1.
         spending: key of SPENDING_FUNCTIONS.
         level: two-sided significance level of all looks together.
 
     Raises:
         ValueError: the fractions are empty, do not increase or exceed 1.
+        KeyError: the spending function is unknown.
     """
     if not fractions or any(b <= a for a, b in zip((0.0, *fractions), fractions, strict=False)) or fractions[-1] > 1:
         raise ValueError(f"looks at {list(fractions)}: shares of the sample must grow, and end at 1 at most")
@@ -107,13 +117,18 @@ def _simpson(grid: np.ndarray) -> np.ndarray:
 def alpha_levels(
     seeds: Sequence[int], max_seeds: int, *, spending: str = OBRIEN_FLEMING, level: float = 0.05
 ) -> list[float]:
-    """Return the two-sided significance level of each look.
+    """Return the two-sided significance level of each look, one per entry of `seeds`.
+
+    It is the nominal level at which a single test of that look would be made.
 
     Args:
         seeds: number of seeds at each look, increasing.
-        max_seeds: number of seeds at the last possible look.
+        max_seeds: number of seeds at the last possible look, at least the last of `seeds`.
         spending: key of SPENDING_FUNCTIONS.
         level: level of all looks together.
+
+    Raises:
+        ValueError: the numbers of seeds are empty, do not increase or exceed `max_seeds`.
     """
     return list(_cached_alpha_levels(tuple(seeds), max_seeds, spending, level))
 
@@ -132,12 +147,12 @@ def repeated_p_value(p: float, seeds: Sequence[int], max_seeds: int, *, spending
 
     Args:
         p: two-sided p value of the last look alone.
-        seeds: number of seeds at each look, increasing.
+        seeds: number of seeds at each look so far, increasing.
         max_seeds: number of seeds at the last possible look.
         spending: key of SPENDING_FUNCTIONS.
 
     Returns:
-        A value between MIN_LEVEL and 1.
+        A value between MIN_LEVEL and 1; exactly 1.0 if no level below 0.999 makes the look significant.
 
     Source: Jennison and Turnbull, Journal of the Royal Statistical Society B 51, 1989.
     """

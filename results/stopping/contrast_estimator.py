@@ -21,12 +21,19 @@ ZERO_WEIGHT = 1e-9
 class ContrastEstimator:
     """Computes the weight of each configuration in the estimate of a contrast.
 
-    `groups` holds arrays of configuration indices that are usable only together: the two of a pair, or one cell of a
-    partial design.
+    A configuration is a combination of levels without the seed. `groups` holds arrays of configuration indices that are
+    usable only together: the two of a matched pair, or one cell of a partial design. It is empty if no pair exists or
+    the
+    design cannot estimate the contrast.
     """
 
     def __init__(self, configurations: Sequence[LevelMap], contrast: Contrast, design: Design | None) -> None:
         """Group the configurations by matched pairs, or by cells if the sweep has a partial design.
+
+        A design of which no allowed combination is missing is treated as a complete grid. The stratum (the axis whose
+        levels are
+        weighted equally) is the first of STRATUM_AXES that the contrast does not fix and that differs between
+        configurations.
 
         Args:
             configurations: levels of each configuration.
@@ -46,11 +53,15 @@ class ContrastEstimator:
     def weights(self, available: np.ndarray) -> np.ndarray | None:
         """Return the weight of each configuration if only some groups are available.
 
+        The estimate at a seed is the sum of weight times value, level minus reference.
+
         Args:
-            available: bool [group], the available groups.
+            available: bool [group], the available groups, in the order of `groups`.
 
         Returns:
-            float [configuration]; None if these groups do not determine the contrast.
+            float [configuration], zero for unused ones; None if these groups do not determine the contrast, or if there
+            are
+            none.
         """
         if not available.any():
             return None
@@ -72,7 +83,10 @@ class ContrastEstimator:
     # --- matched pairs ------------------------------------------------------------------------------------------------
 
     def _pairs(self) -> list[np.ndarray]:
-        """Return index arrays [configuration at the level, at the reference] that agree on all other axes."""
+        """Return index arrays [configuration at the level, at the reference] that agree on all other axes.
+
+        Only configurations at the contrast's `within` levels count; those without a partner are left out.
+        """
         contrast = self._contrast
         index_by_level: dict[tuple[tuple[str, str], ...], dict[str, int]] = {}
         for index, levels in enumerate(self._configurations):
@@ -86,7 +100,10 @@ class ContrastEstimator:
         return [np.array([pair[contrast.level], pair[str(contrast.reference)]]) for pair in pairs]
 
     def _pair_weights(self, chosen: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the weights [configuration] of the mean over strata of the mean difference of their pairs."""
+        """Return the weights [configuration] of the mean over strata of the mean difference of their pairs.
+
+        `chosen` holds [level, reference] index pairs; every stratum that occurs among them has the same weight.
+        """
         strata = [
             None if self._stratum is None else self._configurations[int(pair[0])].get(self._stratum) for pair in chosen
         ]
@@ -100,7 +117,13 @@ class ContrastEstimator:
     def _least_squares_weights(self, design: Design, members: np.ndarray) -> np.ndarray | None:
         """Return the weights [configuration] of the least-squares estimate from these configurations.
 
-        None if the contrast has levels outside the design or cannot be estimated.
+        None if the contrast has levels outside the design or cannot be estimated. Fixed levels of axes outside the
+        design are
+        ignored.
+
+        Args:
+            design: partial design.
+            members: indices of configurations that are points of the design.
         """
         contrast, space = self._contrast, design.space
         fixed_levels = {axis: word for axis, word in contrast.within.items() if axis in space.axes}
@@ -117,7 +140,10 @@ class ContrastEstimator:
         return weights
 
     def _design_groups(self, design: Design) -> list[np.ndarray]:
-        """Return the configurations of the design with a nonzero weight, each as a group of its own."""
+        """Return the configurations of the design with a nonzero weight, each as a group of its own.
+
+        Empty if the contrast cannot be estimated from all of them.
+        """
         in_design = np.flatnonzero(self._point_indices >= 0)
         weights = self._least_squares_weights(design, in_design) if len(in_design) else None
         return (
@@ -138,14 +164,16 @@ def complete_subset(
     """Return the groups and seeds to use, so that every used group has values at every used seed.
 
     The group or seed with the largest share of missing values is dropped repeatedly. Among equals a seed is dropped,
-    the last one first, since a further seed can replace it.
+    the last one first, since a further seed can replace it. A seed is also dropped if the contrast would be
+    undetermined
+    without the group.
 
     Args:
         available: bool [group, seed], True for groups with all values.
         is_estimable_from: returns True if a selection of groups, bool [group], determines the contrast.
 
     Returns:
-        bool [group] and bool [seed].
+        bool [group] and bool [seed]; all seeds are False if no complete subset exists.
     """
     groups, seeds = np.ones(available.shape[0], dtype=bool), np.ones(available.shape[1], dtype=bool)
     while groups.any() and seeds.any():

@@ -28,9 +28,10 @@ ROUNDING_TOLERANCE = 1e-12
 ValuesByKey = Mapping[tuple[str, str, str, int], MeasuredValue]
 """Measurements by (cell, probe, metric, length)."""
 Verdict = Literal["narrow", "sure", "most", "nothing", "open"]
-"""Narrow enough; zero excluded; maximum of seeds reached; no value at any seed.
+"""Decision of a rule.
 
-Or still open, so that seeds are added.
+narrow: the interval is narrow enough. sure: it excludes zero. most: the maximum of seeds is reached. nothing: no group
+has a value at any seed. open: seeds are added.
 """
 
 
@@ -98,7 +99,12 @@ class StoppingStatus:
 
     @property
     def verdict(self) -> Verdict:
-        """The decision: to stop, with the reason, or `open`."""
+        """The decision: to stop, with the reason, or `open`.
+
+        Only a look that uses all launched seeds can stop by width or sureness; "narrow" has precedence over "sure".
+        "most" also
+        requires that all cells are finished. An interval that is NaN never stops.
+        """
         last, rule = self.last_look, self.rule
         if self.has_no_values:
             return "nothing"
@@ -111,7 +117,7 @@ class StoppingStatus:
 
     @property
     def seeds_wanted(self) -> int:
-        """Number of seeds to have now.
+        """Number of seeds to have now: that of the next look, or the launched number.
 
         It exceeds the launched number only if all launched cells are finished and the verdict is open.
         """
@@ -122,7 +128,10 @@ class StoppingStatus:
         )
 
     def p(self) -> float:
-        """Return the p value of a zero mean, corrected for all looks; NaN without an interval."""
+        """Return the two-sided p value of a zero mean, corrected for all looks; NaN without an interval.
+
+        It is Student's over the seeds of the last look, with `used` - 1 degrees of freedom.
+        """
         last = self.last_look
         if last is None or not last.error > 0:
             return math.nan
@@ -131,7 +140,7 @@ class StoppingStatus:
     def p_equivalence(self, margin: float) -> float:
         """Return the p value of equivalence to zero within `margin` (two one-sided tests), corrected for all looks.
 
-        NaN without an interval.
+        `margin` is in the metric's own unit. 1.0 if the mean is outside the margin; NaN without an interval.
         """
         last = self.last_look
         if last is None or not last.error > 0:
@@ -147,9 +156,15 @@ class StoppingStatus:
 def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Design | None) -> StoppingStatus:
     """Return the state of a stopping rule for these results of a sweep.
 
+    Looks are repeated from the first on: the look at n seeds of the rule is made if all needed configurations are
+    finished
+    at these seeds, and the first one that is not ends the series. A look without two usable seeds, or without more than
+    the
+    look before, is skipped. Seeds that the rule does not list, and configurations without weight, are ignored.
+
     Args:
         rule: stopping rule.
-        results: result of each configuration at each seed.
+        results: result of each configuration at each seed, in any order; a missing one counts as unfinished.
         design: partial design of the sweep; None for a complete grid.
     """
     index_by_levels: dict[tuple[tuple[str, str], ...], int] = {}
@@ -189,14 +204,16 @@ def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Des
 def _next_look(
     rule: StoppingRule, estimator: ContrastEstimator, values: np.ndarray, earlier: Sequence[InterimAnalysis]
 ) -> InterimAnalysis | None:
-    """Return the next look.
+    """Return the next look, in the metric's own unit.
 
     None if fewer than two seeds are usable, or not more than at the last look, or if the contrast is undetermined.
+    `error`
+    and the interval are NaN if the estimates are equal at all seeds.
 
     Args:
         rule: stopping rule.
         estimator: weights of the configurations.
-        values: [configuration, seed]; NaN for a missing value.
+        values: [configuration, seed] of the seeds up to this look, in the rule's order; NaN for a missing value.
         earlier: looks so far.
     """
     has_values = np.array([np.isfinite(values[group]).all(axis=0) for group in estimator.groups])
@@ -221,6 +238,8 @@ def _next_look(
 def is_cell_finished(rule: StoppingRule, state: CellState, requested: Sequence[ProbeRequest]) -> bool:
     """Return True if a cell is trained and has the rule's measurement or a reason for its absence, or has diverged.
 
+    Only requested lengths of the rule's probe count; for a length-weighted contrast all of them.
+
     Args:
         rule: stopping rule.
         state: state of the cell.
@@ -236,7 +255,10 @@ def is_cell_finished(rule: StoppingRule, state: CellState, requested: Sequence[P
 def seed_results(
     rule: StoppingRule, cells: Sequence[CellState], requested: Sequence[ProbeRequest], values: ValuesByKey
 ) -> list[SeedResult]:
-    """Return the cells of a sweep as results for `evaluate_rule`.
+    """Return the cells of a sweep as results for `evaluate_rule`, one per cell in their order.
+
+    The levels of a result are the cell's five levels and the axes of the grid. A value is None if the measurement is
+    missing or has only a reason; for a length-weighted contrast, if that is so at any requested length.
 
     Args:
         rule: stopping rule; for a length-weighted contrast the value is the mean over all requested lengths.
@@ -248,10 +270,7 @@ def seed_results(
     lengths = [length for probe, length in requested if probe == contrast.probe and length]
 
     def number(cell: str) -> float | None:
-        """Return the value of a cell: the measurement, or the length-weighted mean if all lengths have one.
-
-        Else None.
-        """
+        """Return the value of a cell: the measurement, or the length-weighted mean if all lengths have one; else None."""
         if contrast.length is not None:
             measured = values.get((cell, contrast.probe, contrast.metric, contrast.length))
             return measured.value if measured is not None else None
@@ -279,9 +298,12 @@ def seed_results(
 
 
 def stopping_status(store: Store, sweep: str) -> StoppingStatus | None:
-    """Return the state of the rule of a sweep's newest launch, from one snapshot of the database; None without a rule.
+    """Return the state of the rule of a sweep's newest launch, from one snapshot of the database.
 
-    Raises SweepUnknown.
+    None for a sweep without a rule.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
     """
     with store.snapshot() as snapshot:
         return _status_from(snapshot, sweep)

@@ -24,13 +24,16 @@ def contrast_text(rule: StoppingRule) -> str:
 
 
 def goal_text(rule: StoppingRule, metric: Metric) -> str:
-    """Return the goal of the rule as a verb phrase."""
+    """Return the goal of the rule as a verb phrase, such as "is at most 2.0 points wide or leaves out 0".
+
+    Empty for a rule without a goal.
+    """
     narrow = [] if rule.width is None else [f"is at most {width_text(rule.width, metric)} wide"]
     return " or ".join([*narrow, *(["leaves out 0"] if rule.sure else [])])
 
 
 def rule_text(rule: StoppingRule, metric: Metric, configurations: int) -> str:
-    """Return a sentence about the rule: contrast, goal, looks and spending function.
+    """Return a sentence (without a full stop) about the rule: contrast, goal, looks and spending function.
 
     Args:
         rule: stopping rule.
@@ -45,7 +48,10 @@ def rule_text(rule: StoppingRule, metric: Metric, configurations: int) -> str:
 
 
 def look_text(rule: StoppingRule, look: InterimAnalysis, metric: Metric) -> str:
-    """Return a sentence about a look: estimate, interval, and missing pairs, cells and seeds."""
+    """Return a sentence (without a full stop) about a look: estimate, interval, and missing pairs, cells and seeds.
+
+    A look without an interval (NaN) is described as such.
+    """
     text = (
         f"look {look.number} of at most {len(rule.seeds_at_looks)}, after {look.seeds} of at most {counted(rule.max_seeds, 'seed')}: "
         f"{_number(look.mean, metric, look.width, sign=True)}"
@@ -61,7 +67,11 @@ def look_text(rule: StoppingRule, look: InterimAnalysis, metric: Metric) -> str:
 
 
 def outcome_text(status: StoppingStatus, metric: Metric) -> str:
-    """Return a sentence that says why the rule stopped, or that more seeds or cells are needed."""
+    """Return a sentence about the outcome, without a full stop.
+
+    It gives the reason why the rule stopped, or says that cells are still to be measured or further seeds to be
+    started.
+    """
     rule, last = status.rule, status.last_look
     if status.verdict == "narrow":
         assert last is not None
@@ -91,18 +101,25 @@ def width_text(value: float, metric: Metric) -> str:
 
 
 def unit_text(metric: Metric) -> str:
-    """Return the unit of differences in tables: percentage points for shares, empty for pure numbers."""
+    """Return the unit of differences in tables: percentage points for shares, empty for pure numbers.
+
+    Of a unit with a slash, such as nats/token, only the part before it.
+    """
     return "points" if metric.percent else metric.unit.partition("/")[0] if metric.unit != "1" else ""
 
 
 def _number(value: float, metric: Metric, width: float, *, sign: bool = False) -> str:
-    """Return a number as tables print it, with more decimals if the interval is narrow.
+    """Return a number as tables print it.
+
+    Shares are printed in percent with one decimal or more, other numbers with three or more. A narrow interval gets
+    more
+    decimals, so that two digits of its width show, at most 12. Never "-0.0".
 
     Args:
         value: number in the metric's unit.
-        metric: metric; shares are printed in percent.
-        width: width of the interval.
-        sign: write a plus sign before positive numbers.
+        metric: metric; shares are printed in percent, without a percent sign.
+        width: width of the interval; 0 or NaN for the minimum of decimals.
+        sign: write a plus sign before numbers that are not negative.
     """
     scale, min_decimals = (100, 1) if metric.percent else (1, 3)
     decimals = 1 - math.floor(math.log10(scale * width)) if width > 0 else min_decimals

@@ -48,11 +48,14 @@ class StoppingRule:
         return (*range(self.first, self.max_seeds, self.wave), self.max_seeds)
 
     def next_look(self, seeds: int) -> int:
-        """Return the number of seeds at the next look with more than `seeds`, or at the last look."""
+        """Return the number of seeds at the next look with more than `seeds`; the maximum if there is none."""
         return next((n for n in self.seeds_at_looks if n > seeds), self.max_seeds)
 
     def applies_to(self, contrast: Contrast, reference: str) -> bool:
-        """Return True if the rule is about that contrast with that reference level; the margin is not compared."""
+        """Return True if the rule is about that contrast with that reference level; the margin is not compared.
+
+        `reference` is compared with the rule's own; the reference in `contrast` is ignored.
+        """
         own = self.contrast
         same = (contrast.measure, contrast.axis, contrast.level) == (own.measure, own.axis, own.level)
         return same and reference == own.reference and dict(contrast.within) == dict(own.within)
@@ -69,7 +72,12 @@ def rule_from_options(options: object) -> StoppingRule | None:
 
 
 def _parse_rule(fields: Mapping[str, Any]) -> StoppingRule | None:
-    """Return the rule that `rule_as_json` wrote; None for an invalid one."""
+    """Return the rule that `rule_as_json` wrote; None for an invalid one.
+
+    Invalid are a contrast without a reference, more than MAX_SEEDS or duplicate seeds, a width that is not above 0, a
+    first
+    look outside 2 to the number of seeds, a wave below 1, and an unknown spending function. Unknown keys are ignored.
+    """
     contrast, seeds, width = contrast_from_json(fields.get("contrast")), fields.get("seeds"), fields.get("width")
     if contrast is None or contrast.reference is None or not isinstance(seeds, list) or len(seeds) > MAX_SEEDS:
         return None

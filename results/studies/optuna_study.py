@@ -27,7 +27,10 @@ NAME = "study-{seed}"
 
 @dataclass(frozen=True)
 class Trial:
-    """A proposal, and its result."""
+    """A proposal of a study, and its result.
+
+    `standing` is asked (no result yet), done, pruned (ended early), diverged or failed.
+    """
 
     number: int
     """0, 1, 2, ... in the order of the proposals."""
@@ -37,7 +40,10 @@ class Trial:
     values: tuple[float, ...] | None = None
     """Values of the objectives, in the order of the search; None until the trial is done."""
     curve: tuple[tuple[int, float], ...] = ()
-    """(rung, value of the first objective); rungs 1, 2, ... are validations."""
+    """(rung, value of the first objective), sorted by rung.
+
+    Rungs are the points at which a pruner decides; rungs 1, 2, ... are validations.
+    """
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """State that Optuna stores for the trial, as JSON."""
     cell: str | None = None
@@ -56,12 +62,14 @@ class Proposal:
 
 
 def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> Proposal:
-    """Return the proposal for the next trial.
+    """Return the proposal for the next trial, whose number is that of the trials so far; writes nothing.
+
+    The same arguments always give the same proposal.
 
     Args:
         search: the study.
-        trials: all trials so far, in the order of their numbers.
-        memory: state of the study after the last proposal.
+        trials: all trials so far, in the order of their numbers 0, 1, 2, ...
+        memory: state of the study after the last proposal; empty for the first.
 
     Raises:
         ModuleNotFoundError: the sampler needs a package that is not installed (cmaes).
@@ -89,10 +97,12 @@ def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, 
 def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple[bool, Trial]:
     """Return (pruner's decision to end the trial at the end of its curve, the trial with its new Optuna state).
 
+    True means to end it. Writes nothing; the caller stores the trial.
+
     Args:
-        search: the study.
-        trials: all trials, in the order of their numbers.
-        number: trial to check.
+        search: the study; without a pruner the decision is False.
+        trials: all trials, in the order of their numbers, with their curves.
+        number: number of the trial to check.
     """
     import optuna
 
@@ -104,9 +114,9 @@ def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple
 
 
 def best_trial_numbers(search: Search, trials: Sequence[Trial]) -> list[int]:
-    """Return the numbers of the best trials: one for a single objective, the Pareto front for several.
+    """Return the sorted numbers of the best trials: one for a single objective, the Pareto front for several.
 
-    Empty without finished trials.
+    Only trials that are done count. Empty without any.
     """
     done = [trial for trial in trials if trial.standing == "done"]
     if not done:
@@ -122,7 +132,12 @@ def build_study(
 ) -> optuna.Study:
     """Return the Optuna study with these trials, in memory unless `storage` is given.
 
-    Sets Optuna's log level to WARNING.
+    Sets Optuna's log level to WARNING. The study has the sampler for the next trial and the search's pruner.
+
+    Args:
+        search: the study.
+        trials: trials in the order of their numbers, which become Optuna's numbers.
+        storage: empty storage to write to; None for memory.
     """
     import optuna
 
@@ -141,7 +156,7 @@ def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
     """Return the trial in Optuna's form.
 
     Parameters outside the current ranges are left out, since a study may have been widened. Diverged trials count as
-    pruned ones without a curve.
+    pruned ones without a curve. A pruned trial of a single objective has the last value of its curve as value.
     """
     from optuna.trial import TrialState, create_trial
 
@@ -185,7 +200,10 @@ def distributions_of(ranges: Mapping[str, Range]) -> dict[str, BaseDistribution]
 
 
 def _distribution(range_: Range) -> BaseDistribution:
-    """Return Optuna's distribution of a range."""
+    """Return Optuna's distribution of a range: categorical for levels, else int or float.
+
+    An interval is an int distribution if its ends are integers and its step, if any, is a whole number.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(range_, LevelChoice):
@@ -197,7 +215,11 @@ def _distribution(range_: Range) -> BaseDistribution:
 
 
 def sampler_for(search: Search, number: int) -> optuna.samplers.BaseSampler:
-    """Return the sampler that proposes the trial of that number, seeded by the study's seed and the number."""
+    """Return the sampler that proposes the trial of that number, seeded by the study's seed and the number.
+
+    Options of the search that the sampler lacks are ignored. `startup` trials are random: 10 by default for tpe, 1 for
+    cmaes.
+    """
     from optuna import samplers
 
     seed = int.from_bytes(hashlib.sha256(f"{search.seed} {number}".encode()).digest()[:4], "little")

@@ -34,7 +34,11 @@ class Interval:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def at(self, share: float) -> float:
-        """Return the number at a fraction of the range, from 0 to 1, rounded to the steps or integers of the range."""
+        """Return the number at a fraction of the range, from 0 to 1, rounded to the steps or integers of the range.
+
+        On a logarithmic scale the fraction is one of the logarithm. The result never exceeds `high`. It is a float or
+        an int.
+        """
         offset = (self.high - self.low) * share
         value = self.low * (self.high / self.low) ** share if self.log else self.low + offset
         step = self.step or (1 if self.is_integer else None)
@@ -72,7 +76,11 @@ class Search:
 def search_as_json(search: Search) -> dict[str, Any]:
     """Return the search as JSON values.
 
-    Ranges and objectives are lists, since some databases lose the order of a mapping.
+    Keys: ranges ([path, range] pairs, a range being `levels`, or low, high, log and step), objectives ([measure,
+    direction]
+    pairs), sampler, trials, pruner, seed, options. Ranges and objectives are lists, since some databases lose the order
+    of a
+    mapping.
     """
     ranges = [
         [path, {"levels": list(range_.levels)} if isinstance(range_, LevelChoice) else asdict(range_)]
@@ -97,7 +105,8 @@ def search_from_options(options: object) -> Search | None:
 def _parse_search(fields: Mapping[str, Any]) -> Search | None:
     """Return the search that `search_as_json` wrote; None for an invalid one.
 
-    May raise KeyError, TypeError or ValueError.
+    Invalid are a search without ranges or objectives, and unknown samplers, pruners and directions. May raise KeyError,
+    TypeError or ValueError for a wrong structure.
     """
     ranges = {str(path): _parse_range(entry) for path, entry in fields["ranges"]}
     objectives = {str(name): direction for name, direction in fields["objectives"]}
@@ -123,7 +132,12 @@ def _parse_search(fields: Mapping[str, Any]) -> Search | None:
 
 
 def _parse_range(fields: Mapping[str, Any]) -> Range:
-    """Return the range of a setting. Raises KeyError or ValueError for an invalid one."""
+    """Return the range of a setting: a LevelChoice if it has `levels`, else an Interval.
+
+    Raises:
+        KeyError: a field is missing.
+        ValueError: a number is not finite, or `low` exceeds `high`.
+    """
     if "levels" in fields:
         return LevelChoice(tuple(fields["levels"]))
     low, high, step = fields["low"], fields["high"], fields["step"]

@@ -28,25 +28,39 @@ ONLY_PART = ""
 def search_of(store: StoreReader, sweep: str | None = None) -> Search | None:
     """Return the search of the sweep's newest revision (None: the sweep launched last).
 
-    None for a sweep that is not a study.
+    None for a sweep that is not a study, or whose stored search is invalid.
 
-    Raises SweepUnknown.
+    Raises:
+        SweepUnknown: there is no such sweep.
     """
     return search_from_options(store.revision(sweep).options)
 
 
 def trials_of(store: StoreReader, sweep: str | None = None, part: str = ONLY_PART) -> list[Trial]:
-    """Return all trials of the sweep's study, by number. Raises SweepUnknown."""
+    """Return all trials of the sweep's study, by number; empty without a study.
+
+    Args:
+        store: database or snapshot.
+        sweep: sweep; None for the one launched last.
+        part: name of the study within the sweep; ONLY_PART for a sweep with one.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+    """
     return store.read(_read_trials, sweep, part)
 
 
 def sampler_state(store: StoreReader, sweep: str | None = None, part: str = ONLY_PART) -> dict[str, Any]:
-    """Return the Optuna state of the study, empty without one. Raises SweepUnknown."""
+    """Return the Optuna state of the study, empty without one; the arguments are those of `trials_of`.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+    """
     return store.read(_read_memory, sweep, part)
 
 
 def _read_trials(session: Session, sweep: str | None, part: str) -> list[Trial]:
-    """Return all trials of a study, by number."""
+    """Return all trials of a study, by number; `sweep` None means the one launched last. Raises SweepUnknown."""
     owner = queries.sweep_row(session, sweep)
     query = select(TrialRow).where(TrialRow.sweep_id == owner.id, TrialRow.part == part).order_by(TrialRow.number)
     return [
@@ -95,15 +109,21 @@ class StudyWriter:
     ) -> None:
         """Insert a new trial with its cell, and update what changed with it.
 
+        Creates the study if it is missing. A trial that is not `asked` gets its end time at once.
+
         Args:
             trial: new trial.
-            cell: its cell, appended to the sweep's newest revision; None for a trial without a cell.
+            cell: its cell, appended to the sweep's newest revision unless listed there; None for a trial without a
+                cell.
             changed: earlier trials with a new Optuna state.
             memory: new Optuna state of the study; None keeps the stored one.
-            forecast: predicted cost of the cell, appended to the revision's forecast; None for none.
+            forecast: predicted cost of the cell, appended to the revision's forecast if that has one and the cell is
+                new;
+                None for none.
 
         Raises:
             IntegrityError: the number of the trial is in use.
+            LeaseLost: another supervisor has taken the sweep.
         """
 
         def work(session: Session, sweep_id: int) -> None:
@@ -121,7 +141,7 @@ class StudyWriter:
         self._write_if_held(work)
 
     def append_cells(self, cells: Sequence[CellRecord]) -> None:
-        """Append cells of earlier trials that the newest revision does not list."""
+        """Append cells of earlier trials that the newest revision does not list; do nothing for an empty sequence."""
 
         def work(session: Session, sweep_id: int) -> None:
             sweep_lease.append_cells(session, sweep_id, cells)
@@ -130,7 +150,10 @@ class StudyWriter:
             self._write_if_held(work)
 
     def update_trials(self, *trials: Trial) -> None:
-        """Update trials; the first update to an end state sets the time of the end."""
+        """Store all changeable columns of trials; the first update to an end state sets the time of the end.
+
+        A trial that is `asked` again loses its end time. A trial whose number does not exist is ignored.
+        """
 
         def work(session: Session, sweep_id: int) -> None:
             for trial in trials:
@@ -140,14 +163,22 @@ class StudyWriter:
         self._write_if_held(work)
 
     def _update_trial(self, session: Session, sweep_id: int, trial: Trial, **more: Any) -> None:
-        """Update one trial, with further columns."""
+        """Store the changeable columns of one trial, with further columns `more`, in the caller's transaction.
+
+        Does nothing for a number that does not exist.
+        """
         row = update(TrialRow).where(
             TrialRow.sweep_id == sweep_id, TrialRow.part == self.part, TrialRow.number == trial.number
         )
         session.execute(row.values(**_values(trial), **more).execution_options(synchronize_session=False))
 
     def _write_if_held(self, work: Callable[[Session, int], None]) -> None:
-        """Run `work(session, sweep_id)` in a durable transaction with the sweep's row locked. Raises LeaseLost."""
+        """Run `work(session, sweep_id)` in a durable transaction with the sweep's row locked; it may be retried.
+
+        Raises:
+            LeaseLost: the sweep's fencing token is another one.
+            SweepUnknown: the sweep was deleted.
+        """
 
         def guarded(session: Session) -> None:
             row = sweep_lease.lock_sweep_row(session, self.sweep)
@@ -159,7 +190,10 @@ class StudyWriter:
 
 
 def _append_cell(session: Session, sweep_id: int, cell: CellRecord, forecast: Forecast | None) -> None:
-    """Append a cell to the newest revision; extend the forecast if the revision has one and the cell is new."""
+    """Append a cell to the newest revision; extend the forecast if the revision has one and the cell is new.
+
+    Does not change a forecast if `forecast` is None. `forecast` must hold one cell.
+    """
     newest = queries.revision_row(session, sweep_id)
     before, listed = forecast_from_options(newest.options), queries.members(session, newest.id)
     sweep_lease.append_cells(session, sweep_id, [cell])
@@ -170,7 +204,10 @@ def _append_cell(session: Session, sweep_id: int, cell: CellRecord, forecast: Fo
 
 
 def _values(trial: Trial) -> dict[str, Any]:
-    """Return the columns of a trial that may change."""
+    """Return the columns of a trial that may change: cell_id, params, standing, reason, objectives, curve and attrs.
+
+    Numbers that are not finite become text, as JSON requires. An empty curve becomes None.
+    """
     return {
         "cell_id": trial.cell,
         "params": jsonable(dict(trial.params)),

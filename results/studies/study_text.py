@@ -14,17 +14,21 @@ DIRECTION_PHRASES = {"minimize": "less is better", "maximize": "more is better"}
 
 
 def remaining_trials(search: Search, trials: Sequence[Trial]) -> int:
-    """Return the number of trials that are still to be proposed."""
+    """Return the number of trials that are still to be proposed; 0 if more exist than the search asks for."""
     return max(0, search.trials - len(trials))
 
 
 def count_standings(trials: Sequence[Trial]) -> Counter[str]:
-    """Return the number of trials by standing."""
+    """Return the number of trials by standing; standings without trials are absent."""
     return Counter(trial.standing for trial in trials)
 
 
 def describe_study(search: Search, trials: Sequence[Trial]) -> str:
-    """Return one line about a study: size, sampler, objectives, trials by standing, best value of one objective."""
+    """Return one line about a study: size, sampler, objectives, trials by standing, best value of one objective.
+
+    Trials that are `asked` are called not finished. The best value is left out for several objectives or without a
+    result.
+    """
     objectives_text = " and ".join(
         f"{name} ({DIRECTION_PHRASES[direction]})" for name, direction in search.objectives.items()
     )
@@ -54,7 +58,11 @@ def best_single_objective(search: Search, trials: Sequence[Trial]) -> Trial | No
 
 
 def study_as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the search's main fields, the trials by standing, and the number of remaining trials as JSON values."""
+    """Return the search's main fields, the trials by standing, and the number of remaining trials as JSON values.
+
+    Keys: sampler, pruner, objectives (direction by measure), trials (planned number), counts (number by standing),
+    left.
+    """
     return {
         "sampler": search.sampler, "pruner": search.pruner, "objectives": dict(search.objectives),
         "trials": search.trials, "counts": dict(count_standings(trials)), "left": remaining_trials(search, trials),

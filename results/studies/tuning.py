@@ -16,7 +16,11 @@ OPTION_KEY = "tuned"
 
 @dataclass(frozen=True, kw_only=True)
 class TunedLevel:
-    """A level of the tuned axis: its study, the trial whose settings its cells use, and the cost of all its trials."""
+    """A level of the tuned axis: its study, the trial whose settings its cells use, and the cost of all its trials.
+
+    `sweep`, `trial` and `cell` name the study, the number of the best trial and its cell's id. `value` is that trial's
+    objective, `settings` maps dotted paths to values, `hours` is the cost in the unit of the TuningResult.
+    """
 
     level: str
     sweep: str
@@ -29,7 +33,10 @@ class TunedLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningResult:
-    """Tuning with the same number of trials for every level of the axis `per`."""
+    """Tuning with the same number of trials for every level of the axis `per`.
+
+    `trials` is the number per level; `objective` is the measure that was optimized.
+    """
 
     per: str
     trials: int
@@ -55,7 +62,10 @@ class TuningResult:
 
 
 def tuning_as_json(tuned: TuningResult) -> dict[str, Any]:
-    """Return the result as JSON values; settings are lists, since some databases lose the order of a mapping."""
+    """Return the result as JSON values, with the fields as keys.
+
+    Settings are lists of [path, value], since some databases lose the order of a mapping.
+    """
     levels = [asdict(level) | {"settings": [list(pair) for pair in level.settings.items()]} for level in tuned.levels]
     return asdict(tuned) | {"levels": levels}
 
@@ -66,7 +76,13 @@ def tuning_from_options(options: object) -> TuningResult | None:
 
 
 def _parse_tuning(fields: Mapping[str, Any]) -> TuningResult:
-    """Return the result that `tuning_as_json` wrote. Raises KeyError, TypeError or ValueError for an invalid one."""
+    """Return the result that `tuning_as_json` wrote.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: a field has a wrong type.
+        ValueError: a number is not finite, or a field cannot be converted.
+    """
     levels = tuple(
         TunedLevel(
             level=str(level["level"]), sweep=str(level["sweep"]), trial=int(level["trial"]), cell=str(level["cell"]),

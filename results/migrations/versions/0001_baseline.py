@@ -50,7 +50,16 @@ LEFT JOIN (
 
 
 def _create(table: str, columns: str, *constraints: sa.Constraint, key: tuple[str, ...] = ("id",)) -> None:
-    """Create a table from columns written as `name:type`, with `?` for a nullable column and `=` before a default."""
+    """Create a table from columns written as `name:type`.
+
+    Args:
+        table: name.
+        columns: columns, separated by spaces; types are the keys of TYPES. A `?` after the type makes the column
+            nullable,
+            and `=` precedes a server default.
+        *constraints: constraints besides the primary key.
+        key: columns of the primary key.
+    """
     columns_ = []
     for column in columns.split():
         name, kind, optional, default = re.fullmatch(r"(\w+):(\w+)(\??)(?:=(\w+))?", column).groups()  # type: ignore[union-attr]

@@ -14,7 +14,11 @@ depends_on = None
 def _view(selected: str, chosen: str) -> str:
     """Return the SQL of the view `results`: newest revision per sweep, newest value per key over finished attempts.
 
-    A cell without values has one row. The arguments are further columns of the outer and of the inner query.
+    A cell without values has one row.
+
+    Args:
+        selected: further columns of the outer query, with a comma before each.
+        chosen: the same columns of the inner queries, with `{}` for the name of the table.
     """
     return f"""
 CREATE VIEW results AS
