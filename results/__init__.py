@@ -21,7 +21,11 @@ __all__ = ["Store", "open_store"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Store` and `open_store` at their first use, since SQLAlchemy takes long to import."""
+    """Import and return `Store` or `open_store` at its first use, since SQLAlchemy takes long to import.
+
+    Also installs the hook that looks for damaged values after an unforeseen error of a read. Raises AttributeError for
+    other names.
+    """
     if name in __all__:
         from .store import database_connection, store
 

@@ -1,4 +1,7 @@
-"""Built-in sweeps, which every reading command can show without a database: published numbers and shipped sweeps."""
+"""Built-in sweeps, which every reading command can show without a database.
+
+They are published numbers (results/paper) and shipped sweeps (results/shipped).
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def _offer(sweep: str | None) -> str:
 
 
 def nothing_launched(error: StoreMissing) -> list[str]:
-    """Return the lines of a list of sweeps without a database: the fact, and commands to start with."""
+    """Return the lines of a list of sweeps without a database: the fact (from `error`), and commands to start with."""
     return [
         f"nothing has been launched here yet: {str(error).partition(';')[0]}",
         "next:",

@@ -44,7 +44,10 @@ class Contrast:
 
 
 def reference_level(levels: Sequence[str]) -> str:
-    """Return the reference level of an axis: off, else baseline, else the first of `levels`, which must not be empty."""
+    """Return the reference level of an axis: off, else baseline, else the first of `levels`.
+
+    Raises IndexError without levels.
+    """
     return next((level for level in ("off", "baseline") if level in levels), levels[0])
 
 

@@ -1,6 +1,7 @@
-"""Comparison of a cell's columns and levels with those that follow from its config, so that no row has a false label.
+"""Comparison of a cell's columns and levels with those that follow from its config.
 
-Only the package `sweep` can derive labels from a config; it passes a Derive function to the checks.
+It keeps rows from having false labels. Only the package `sweep` can derive labels from a config; it passes a Derive
+function to the checks.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def axis_contradictions(
 
 
 def _setting(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path of a config; None if there is none."""
+    """Return the value at a dotted path of a config; None if there is none (or if the value is None)."""
     value: Any = config
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None

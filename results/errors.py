@@ -17,7 +17,7 @@ class PackageMissing(UserError):
     exit_code = 3
 
     def __init__(self, module: str) -> None:
-        """Make the message from the name of the module that could not be imported."""
+        """Make the message from the dotted name of the module that could not be imported; it names the top package."""
         package = module.partition(".")[0]
         super().__init__(
             f"the Python package {package!r} is not installed here; install atma-sweep with its dependencies: "

@@ -28,7 +28,7 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
 
 
 def wilson_of_trials(share: float, trials: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval (low, high) of the mean share over trials, each of which gives a share from 0 to 1.
+    """Return Wilson's 95% interval (low, high) of a mean share over trials, each of which gives a share.
 
     A share varies less than a single right or wrong answer. The interval is therefore wide enough however strongly the
     answers of one trial depend on each other.

@@ -112,7 +112,7 @@ EXTERNAL_ONLY = ("bits", "bits_per_byte", "steps_per_digit")
 
 
 def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-    """Return the metrics that the probe measures for every network, and those for external models only, as two tuples."""
+    """Return two tuples: the metrics that the probe measures for every network, and those for external models only."""
     metrics = metrics_of_probe(probe)
     own = tuple(metric for metric in metrics if metric.name not in EXTERNAL_ONLY)
     return own, tuple(metric for metric in metrics if metric.name in EXTERNAL_ONLY)

@@ -19,10 +19,12 @@ def recorded_hash(extra: object) -> str | None:
 def weights_change(path: Path, address: str, recorded: str) -> str | None:
     """Return a message if a local file of saved weights differs from its recorded SHA-256; None if it is equal.
 
+    Reads the entire file.
+
     Args:
         path: the file, or a local copy of it.
         address: its name in the message.
-        recorded: SHA-256 in hex.
+        recorded: SHA-256 in hex, lower case.
 
     Raises:
         OSError: the file cannot be read.

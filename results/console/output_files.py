@@ -78,7 +78,10 @@ def _error_path(error: OSError) -> str | bytes | None:
 
 
 def _undecodable_name_error(name: str) -> WriteRefused | None:
-    """Return the error about a name that is not UTF-8, which no database can store; None for any other name."""
+    """Return the error about a name that is not UTF-8, which no database can store; None for any other name.
+
+    Such a name holds surrogates from U+DC80 to U+DCFF, as Python decodes undecodable bytes of file names.
+    """
     if not any("\udc80" <= letter <= "\udcff" for letter in name):
         return None
     shown = name.encode(errors="surrogateescape").decode(errors="replace")
@@ -106,9 +109,11 @@ def path_error(error: OSError, path: Path | str, verb: str = "write") -> StoreEr
 
 @contextlib.contextmanager
 def translate_os_errors(path: Path | str, verb: str = "write") -> Iterator[None]:
-    """Turn an OSError inside the context into a StoreError or WriteRefused.
+    """Turn an OSError inside the context into a StoreError (impossible name) or WriteRefused (any other reason).
 
-    The message is about the path that the error names, or else about the given one; `verb` is the refused action.
+    The message is about the path that the error names, or else about `path`; `verb` is the refused action ("write",
+    "make",
+    "use"). Other exceptions pass unchanged.
     """
     try:
         yield

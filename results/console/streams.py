@@ -39,9 +39,9 @@ class OutputClosed(BaseException):
 
 
 def nearest_ascii(text: str) -> str:
-    """Return the text with every other character replaced by similar ASCII.
+    """Return the text with every character outside ASCII replaced by similar ASCII.
 
-    That is a look-alike, its base letter without accent, or a question mark.
+    That is a look-alike (several characters for some), its base letter without accent, or a question mark.
     """
     return "".join(_ASCII.get(sign) or _base_letter(sign) or "?" for sign in text)
 
@@ -100,10 +100,13 @@ class OutputFile(io.FileIO):
 
 
 def open_standard_streams() -> None:
-    """Set up the three standard streams of this process, even if they are closed; replaces sys.stdout and sys.stderr.
+    """Set up the three standard streams of this process, even if they are closed.
 
-    A closed descriptor would be reused for the first file opened, such as the database. So a closed standard output
-    becomes a pipe without a reader, and the others /dev/null. Streams that were replaced inside Python are not changed.
+    Replaces sys.stdout and sys.stderr. A closed descriptor would be reused for the first file opened, such as the
+    database.
+    So a closed standard output becomes a pipe without a reader, and the others /dev/null. Streams that were replaced
+    inside
+    Python are not changed.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -119,9 +122,13 @@ def open_standard_streams() -> None:
 
 
 def write_out(text: str, *, err: bool = False) -> None:
-    """Write text unchanged to standard output or standard error, and flush it.
+    """Write text unchanged to standard output or (with `err`) standard error, and flush it.
 
-    Raises: the errors of OutputFile.write, also for an earlier write whose error was ignored.
+    No newline is added. Failed writes to standard error are ignored.
+
+    Raises:
+        OutputClosed: standard output has no reader, also if an earlier write found that.
+        WriteRefused: standard output cannot be written, also if an earlier write found that.
     """
     stream = sys.stderr if err else sys.stdout
     raw = getattr(getattr(stream, "buffer", None), "raw", None)

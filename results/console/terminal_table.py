@@ -1,4 +1,7 @@
-"""Tables on a terminal: no line is wider than the terminal, and notes name the columns that were merged or hidden."""
+"""Tables on a terminal: no line is wider than the terminal.
+
+Notes name the columns that were merged or hidden.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +228,9 @@ def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], label_columns: 
 def _columns_to_hide(
     columns: Sequence[int], label_columns: int, spare_width: Callable[[Sequence[int]], int]
 ) -> list[int]:
-    """Return the last number columns, as many as must be hidden for the others to fit; empty if that is impossible.
+    """Return the last number columns, as many as must be hidden for the others to fit, in the order of `columns`.
+
+    Empty if hiding all of them would not suffice, or if none must be hidden.
 
     Args:
         columns: indices of the columns.
@@ -296,14 +301,16 @@ def _draw_with_rich(
     widths: Sequence[int],
     color: bool,
 ) -> list[str]:
-    """Return the lines of the head of a table, or of one row.
+    """Return the lines of the head of a table with the rule below it, or those of one row.
+
+    Lines have no spaces at their ends. Texts wider than their column are folded onto further lines.
 
     Args:
         headings: heading of each column for the head; None for a row.
-        row: (text, style) of each shown column; empty for the head.
-        label_columns: number of text columns at the start.
+        row: (text, style) of each shown column, style being "bold" or empty; empty for the head.
+        label_columns: number of text columns at the start, which are aligned left.
         layout: shown columns and their gap.
-        widths: widths of the shown columns.
+        widths: widths of the shown columns, in characters.
         color: write escape codes.
     """
     from rich import box

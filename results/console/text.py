@@ -160,8 +160,9 @@ def _tex_sign(sign: str) -> str:
 def csv_field(text: str) -> str:
     """Return sanitized text for a CSV field, before quoting; newlines and tabs stay.
 
-    Text that a spreadsheet would evaluate gets an apostrophe before it: text that begins (after spaces) with = + - @ or
-    a tab, and is neither a number in this program's format nor a single sign.
+    Text that a spreadsheet would evaluate gets an apostrophe before it. That is text that begins (after spaces) with =
+    + - @
+    or a tab, and is neither a number in this program's format nor a single + or -.
     """
     safe = sanitize_text(text)
     risky = safe.lstrip(" \n").startswith(_FORMULA) and not _NUMBER.fullmatch(safe)

@@ -16,7 +16,10 @@ MIN_CORRELATION = 0.5
 """Correlation above which a pair of terms is reported."""
 COMPLETE_CORRELATION = 1 - 1e-6
 MAX_PAIRS = 4_000
-"""Number of pairs of terms up to which all are compared; in larger spaces only pairs with a term of the model are."""
+"""Number of pairs of terms up to which all are compared.
+
+In larger spaces only pairs with a term of the model are.
+"""
 MAX_LISTED = 6
 
 
@@ -89,9 +92,10 @@ def constant_terms(model: LinearModel, members: np.ndarray) -> list[Term]:
 
 
 def _basis(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
-    """Return an orthonormal basis [point, rank] of a term's columns after subtraction of their means over the points.
+    """Return an orthonormal basis [point, rank] of a term's centred columns.
 
-    The rank is 0 for a term that is constant over the points.
+    Centred means that the mean over these points is subtracted. The rank is 0 for a term that is constant over the
+    points.
     """
     columns = term_columns(space, term, points)
     vectors, sizes, _ = np.linalg.svd(columns - columns.mean(axis=0), full_matrices=False)

@@ -97,7 +97,10 @@ class LinearModel:
 
     @cached_property
     def spans(self) -> dict[Term, slice]:
-        """Columns of every term, the mean included, as slices."""
+        """Columns of every term as slices, by term.
+
+        The mean, (), has column 0; the other terms follow in their order.
+        """
         spans: dict[Term, slice] = {(): slice(0, 1)}
         start = 1
         for term in self.terms:

@@ -157,7 +157,10 @@ def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) 
 
 
 def _gains(columns: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """Return the leverage x' M x of each point, [point]: adding the point multiplies the determinant by 1 + leverage."""
+    """Return the leverage x' M x of each point, [point], where M is the inverse information matrix.
+
+    Adding the point multiplies the determinant by 1 + leverage.
+    """
     return np.asarray(((columns @ inverse) * columns).sum(axis=1))
 
 

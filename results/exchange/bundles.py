@@ -220,7 +220,10 @@ class BundleWriter:
         return str(self.members[name]["sha256"])
 
     def manifest(self, sweep: str) -> None:
-        """Write the manifest; call it after all other members."""
+        """Write the manifest; call it after all other members.
+
+        It holds type, format, schema, the name of the sweep, row counts, and size and hash of every member.
+        """
         facts = {"what": BUNDLE_TYPE, "format": FORMAT_VERSION, "schema": HEAD, "sweep": sweep, "counts": self.counts}
         members = dict(self.members)
         with self._member(MANIFEST, zipfile.ZIP_DEFLATED) as add:
@@ -401,7 +404,10 @@ class Bundle:
 
     @property
     def files(self) -> dict[str, tuple[int, str, str]]:
-        """Weights and logs: member name -> (number of the attempt in the bundle, file name, role `weights` or `log`)."""
+        """Weights and logs: member name -> (attempt's number in the bundle, file name, role).
+
+        The role is `weights` or `log`.
+        """
         files = {}
         for name, facts in self.manifest["members"].items():
             match = FILE_MEMBER.fullmatch(name)
@@ -589,7 +595,7 @@ def _check_directory(path: Path, stream: IO[bytes], limits: Limits) -> None:
 
 
 def check_bundle(file: Path) -> None:
-    """Raise BundleError unless the path is a non-empty regular file, before anything is opened."""
+    """Raise BundleError unless the path is a non-empty regular file (links are followed), before anything is opened."""
     try:
         check_regular(file, "name a bundle that atma-sweep export wrote")
     except StoreError as error:

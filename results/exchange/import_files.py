@@ -24,7 +24,12 @@ class BundleFiles:
     """
 
     def __init__(self, bundle: Bundle, runs: Path) -> None:
-        """Index the files of the bundle by attempt; nothing is unpacked."""
+        """Index the files of the bundle by attempt; nothing is unpacked and no folder is made.
+
+        Args:
+            bundle: open bundle.
+            runs: runs folder to move the files to; it need not exist.
+        """
         self.bundle, self.runs = bundle, runs
         self._staging: Path | None = None
         self._staged: set[str] = set()

@@ -1,9 +1,10 @@
-"""Plan of an import: validate the rows of a bundle against each other, then compare them with the database. Reads only.
+"""Plan of an import: validate the rows of a bundle against each other, then compare them with the database.
 
-An import adds missing rows and changes no existing number. Cells are equal by id, revisions by their content, attempts
-by (cell, started_at, host, pid, kind, finished_at). Reports use the attempt with the highest id, and ids follow the
-age. If older attempts arrive after younger ones, ids are therefore reassigned among them. Two databases that import
-each other's bundles then show the same results, whichever was first.
+This module only reads. An import adds missing rows and changes no existing number. Cells are equal by id, revisions by
+their content, attempts by (cell, started_at, host, pid, kind, finished_at). Reports use the attempt with the highest
+id,
+and ids follow the age. If older attempts arrive after younger ones, ids are therefore reassigned among them. Two
+databases that import each other's bundles then show the same results, whichever was first.
 
 Ids rather than times say which attempt is newer: on one machine the later attempt is newer even after the clock was set
 back, and only the order of ids records that. Attempt numbers and folders, which users see, stay.
@@ -425,7 +426,10 @@ class ImportPlanner:
         self.plan.folders[row["id"]] = existing["run_dir"] if free else self._free_folder(existing["run_dir"])
 
     def _is_older_copy(self, existing: RowDict, row: RowDict) -> bool:
-        """Return True if the existing attempt is an imported unfinished copy with an earlier heartbeat than the row's."""
+        """Return True if the existing attempt is an unfinished copy with an earlier heartbeat than the row's.
+
+        A running attempt of this database is no copy.
+        """
         copy = existing["state"] != "running" and _is_unfinished(existing)
         return copy and bool(row["heartbeat_at"] > existing["heartbeat_at"])
 

@@ -165,7 +165,10 @@ class _ImportWriter:
             )
 
     def _write_revisions(self, sweep: int) -> None:
-        """Reassign ids of existing revisions, and insert the planned ones with their cells; `sweep` is the sweep's id."""
+        """Reassign ids of existing revisions, and insert the planned ones with their cells.
+
+        `sweep` is the id of the sweep.
+        """
         _change_ids(self.session, TABLES["revision"], self.plan.new_revision_ids)
         columns = {column.name for column in bundle_columns("revision")}
         for revision_id, number, row in self.plan.revisions:
@@ -254,7 +257,10 @@ class _ImportWriter:
         return values
 
     def _write_numbers(self) -> None:
-        """Copy the staged rows of new and replaced attempts into the database, then the missing items of present ones."""
+        """Copy the staged rows of new and replaced attempts into the database.
+
+        Missing items of attempts that were present are added, too.
+        """
         ids = self.plan.ids()
         new_ids = {index: id_ for index, id_ in ids.items() if index not in self.plan.present}
         self.stage.set_attempt_ids(self.session, new_ids)
@@ -510,9 +516,9 @@ def _import_with_retry(
 
 
 def _require_free_bytes(file: Path, folder: Path, size: int) -> None:
-    """Raise WriteRefused if the disk of a folder (or of its nearest existing parent) has less than `size` bytes free.
+    """Raise WriteRefused if the disk of a folder has less than `size` bytes free.
 
-    `file` is the bundle, for the message.
+    For a missing folder the nearest existing parent counts. `file` is the bundle, for the message.
     """
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if size > free:

@@ -147,7 +147,10 @@ def _boolean_problem(field: FieldRule, value: Any) -> str | None:
 
 
 def _time_problem(field: FieldRule, value: Any) -> str | None:
-    """Return the unmet requirement of a time in the format of TIME that exists in the calendar; None for a valid one."""
+    """Return the unmet requirement of a time in the format of TIME; None for a valid one.
+
+    A time that is not in the calendar, such as 30 February, is invalid.
+    """
     good = isinstance(value, str) and TIME.fullmatch(value) is not None
     if good:
         try:
@@ -222,7 +225,10 @@ def _nested_value_problem(value: Any) -> str | None:
 
 
 def _text_map_problem(value: Mapping[str, Any]) -> str | None:
-    """Return the problem of an object that must hold texts only (of at most 10,000 characters); None for a valid one."""
+    """Return the problem of an object that must hold texts only; None for a valid one.
+
+    A text may have at most 10,000 characters.
+    """
     good = all(isinstance(text, str) and len(text) <= 10_000 for text in value.values())
     return None if good else "must hold texts alone"
 
@@ -473,9 +479,10 @@ class RowValidator:
 
 
 def quoted_value(value: Any) -> str:
-    """Return an untrusted value for a message: at most 60 of its characters, on one line, without control characters.
+    """Return an untrusted value for a message: short, on one line, without control characters.
 
-    Text is quoted, with characters outside ASCII escaped; an object or a list is only named as such.
+    Text is cut to 60 characters and quoted, with characters outside ASCII escaped; an object or a list is only named as
+    such.
     """
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"

@@ -117,7 +117,10 @@ class StagingTables:
         present = exists(select(1).where(held.attempt_id == self._attempt_ids.c.place, *same))
 
         def was_deleted(*names: str) -> ColumnElement[bool]:
-            """Return a condition: the bundle has the item's measurement by these columns, and the database does not."""
+            """Return an SQL condition on an item: the bundle has its measurement, and the database does not.
+
+            `names` are the columns by which the measurement is identified, besides the attempt.
+            """
             same = [bundle_values[name] == item[name] for name in ("attempt_id", *names)]
             in_store = [
                 store_values.attempt_id == self._attempt_ids.c.place,

@@ -160,7 +160,7 @@ def _table_writer(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> It
         stream.write((",".join(names) + "\n").encode())
 
         def write_sheet(rows: list[Any]) -> None:
-            """Append rows as CSV, with unsafe text escaped."""
+            """Append rows as CSV without a header, with text that a spreadsheet would evaluate escaped."""
             sheet = frame(rows)
             for name in sheet.columns[sheet.dtypes == "string"]:
                 # most text columns have few different values

@@ -1,7 +1,7 @@
-"""Deletion of sweeps, cells and single measurements: in one transaction, and never of data that another sweep shares.
+"""Deletion of sweeps, cells and single measurements, never of data that another sweep shares.
 
-Rows are counted and shown before they are deleted, and the list names the sweeps that still request them. Files stay on
-the disk; the command gc finds them later.
+A deletion is one transaction. Rows are counted and shown before they are deleted, and the list names the sweeps that
+still request them. Files stay on the disk; the command gc finds them later.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def execute_deletion(
     """
 
     def work(session: Session) -> DeletionPlan:
-        """Compute the plan again, compare it, delete its rows, and record the event."""
+        """Compute the plan again, compare it, delete its rows, record the event, and return the executed plan."""
         current = replace(_plan(session, names, holds, is_alive), bytes=planned.bytes, backup=planned.backup)
         if current != planned:
             raise StoreError("the sweeps or cells changed meanwhile; nothing was deleted, look again")
@@ -559,7 +559,7 @@ def delete_measurements(
     """
 
     def work(session: Session) -> MeasurementDeletion:
-        """Compute the plan again, compare it, delete its rows, and record the event."""
+        """Compute the plan again, compare it, delete its rows, record the event, and return the executed plan."""
         check(session)
         current = _plan_measurements(session, planned.cell, planned.selection)
         if current != planned:

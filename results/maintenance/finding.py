@@ -49,7 +49,12 @@ def unreadable_finding(cause: str, path: Path | None) -> Finding:
 
 
 def restore_advice(path: Path) -> str:
-    """Return the advice about a damaged database file, with the newest backup in its folder if there is one."""
+    """Return the advice about a damaged database file, with the newest backup in its folder if there is one.
+
+    Backups are recognized by the names that `db backup` and `db upgrade` give; the newest is the one modified last.
+    Without
+    one the advice is to recover with sqlite3.
+    """
     backups = sorted([*path.parent.glob(f"{path.name}.*.backup"), *path.parent.glob(f"{path.stem}.before-upgrade-*")])
     # next to the log of another database, a backup would be damaged at once
     away = f"stop what uses it and move {path} away, with its -wal and -shm"

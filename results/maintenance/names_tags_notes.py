@@ -68,7 +68,10 @@ def rename(store: Store, name: str, new: str, *, is_active: OwnerIsActive, who: 
         raise StoreError(f"{name} holds numbers of the paper and keeps its name")
 
     def work(session: Session) -> str:
-        """Rename the locked row and record the event, unless the sweep is being run or the name is in use."""
+        """Rename the locked row, record the event, and return the grid file.
+
+        Raises SweepBusy or StoreError if the sweep is being run or the name is in use.
+        """
         row = lock_sweep_row(session, name)
         require_idle(row, is_active, "be renamed")
         if new != name and session.scalar(select(SweepRow.id).where(SweepRow.name == new)) is not None:

@@ -137,7 +137,7 @@ def _damaged_values_of_table(connection: Connection, table: Table) -> Iterator[D
 
 
 def _rule_of_column(column: Column[Any]) -> FieldRule:
-    """Return the rule for the values of a column: the one for bundles if there is one, else that of the column's type.
+    """Return the rule for the values of a column: the one for bundles if there is one, else that of its type.
 
     An integer primary key has the rule of its type; a JSON column that no bundle holds may be any list or object.
     """

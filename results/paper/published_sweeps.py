@@ -99,9 +99,9 @@ def _slug(levels: Mapping[str, str]) -> str:
 
 
 def is_published_cell(cell: str, slug: str) -> bool:
-    """Return True if the id of a cell is the hash of a published sweep and the slug.
+    """Return True if the id of a cell is the hash of a published sweep's name and the slug.
 
-    The complete config of such cells is unknown.
+    The complete config of such cells is unknown, so that their id is not that of a config.
     """
     return any(cell == published_cell_id(sweep, slug) for sweep in PUBLISHED)
 

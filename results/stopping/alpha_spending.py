@@ -1,8 +1,9 @@
 """Alpha spending: critical values that keep the significance level although a growing sample is tested repeatedly.
 
-At every look, the share of the level that a spending function allows by then is used (Lan and DeMets, Biometrika 70,
-1983). The joint distribution of the looks is that of sums of independent normal steps, integrated over a grid
-(Armitage, McPherson and Rowe, Journal of the Royal Statistical Society A 132, 1969).
+At every look (interim analysis), the share of the level that a spending function allows by then is used (Lan and
+DeMets,
+Biometrika 70, 1983). The joint distribution of the looks is that of sums of independent normal steps, integrated over a
+grid (Armitage, McPherson and Rowe, Journal of the Royal Statistical Society A 132, 1969).
 """
 
 from __future__ import annotations

@@ -74,7 +74,10 @@ class ContrastEstimator:
 
     @property
     def used_configurations(self) -> np.ndarray:
-        """Bool [configuration]: the configurations that occur in a group."""
+        """Bool [configuration]: True for the configurations that occur in a group.
+
+        All others have no weight in any estimate.
+        """
         used = np.zeros(len(self._configurations), dtype=bool)
         for group in self.groups:
             used[group] = True

@@ -270,7 +270,10 @@ def seed_results(
     lengths = [length for probe, length in requested if probe == contrast.probe and length]
 
     def number(cell: str) -> float | None:
-        """Return the value of a cell: the measurement, or the length-weighted mean if all lengths have one; else None."""
+        """Return the value of a cell: the measurement, or the length-weighted mean over all lengths.
+
+        None if the measurement, or that of any length, is missing or has only a reason.
+        """
         if contrast.length is not None:
             measured = values.get((cell, contrast.probe, contrast.metric, contrast.length))
             return measured.value if measured is not None else None
@@ -310,7 +313,10 @@ def stopping_status(store: Store, sweep: str) -> StoppingStatus | None:
 
 
 def _status_from(reader: StoreReader, sweep: str) -> StoppingStatus | None:
-    """Return the state of the rule of a sweep's newest launch as a reader sees it; None without a rule."""
+    """Return the state of the rule of a sweep's newest launch as a reader sees it; None without a valid rule.
+
+    Raises SweepUnknown.
+    """
     revision = reader.revision(sweep)
     rule = rule_from_options(revision.options)
     if rule is None:

@@ -45,7 +45,11 @@ if TYPE_CHECKING:
 
 
 def attempt(session: Session, attempt_id: int) -> Attempt:
-    """Return one attempt. Raises AttemptUnknown."""
+    """Return the attempt with this id.
+
+    Raises:
+        AttemptUnknown: there is none.
+    """
     records = read_records(
         session, Attempt, select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.id == attempt_id)
     )
@@ -70,7 +74,10 @@ def attempts_of(session: Session, cell_ids: Collection[str]) -> list[Attempt]:
 
 
 def failures(session: Session, attempt_ids: Collection[int]) -> dict[int, str]:
-    """Return the failure class by attempt id; attempts without one are absent."""
+    """Return the failure class by attempt id (see failure_classes.py).
+
+    Attempts without one, and unknown ones, are absent.
+    """
     query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.failure.is_not(None))
     return dict(rows_in(session, query, AttemptRow.id, attempt_ids))
 
@@ -359,7 +366,7 @@ def _newest_trainings(session: Session) -> list[Any]:
 
 
 CurveEnds = tuple[int, tuple[int, float], tuple[int, float], float | None]
-"""Number of curve points, (tokens, wall_s) of the first and of the last point, and tokens per second at the last."""
+"""Number of curve points, (tokens, wall_s) of the first and of the last point, and the last tokens_per_s."""
 
 
 def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:

@@ -130,7 +130,7 @@ def network_filesystem(path: Path, mountinfo: str) -> str | None:
 def refuse_network(path: Path) -> None:
     """Raise StoreError if the SQLite file is on a network file system (WAL needs the shared memory of one host).
 
-    Does nothing on systems without /proc/self/mountinfo.
+    Links are resolved; the file need not exist. Does nothing on systems without /proc/self/mountinfo.
     """
     table = Path("/proc/self/mountinfo")
     if not table.exists():
@@ -195,14 +195,20 @@ In WAL mode only a FULL commit waits until the log is on the disk, with all earl
 _WAIT_FOR_DISK = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
-"""Makes one PostgreSQL transaction wait for the disk if the server or role is set not to; stricter settings stay."""
+"""Makes one PostgreSQL transaction wait for the disk if the server or role is set not to.
+
+Stricter settings stay.
+"""
 
 
 _KEEPALIVE = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }  # fmt: skip
-"""Connection parameters that detect a dead connection within about a minute; parameters in the URL have precedence."""
+"""Connection parameters that detect a dead connection within about a minute.
+
+Parameters in the URL have precedence.
+"""
 
 
 def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False) -> Engine:
@@ -312,12 +318,14 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def check_revision(revision: str | None, database_name: str) -> None:
-    """Raise an error unless the revision is this release's.
+    """Raise an error unless the schema revision is this release's.
 
-    `database_name` is the database as the messages show it.
+    Args:
+        revision: revision of the database; None for an empty one.
+        database_name: the database as the messages show it.
 
     Raises:
-        StoreMissing: the database is empty (None).
+        StoreMissing: the database is empty.
         StoreOutdated: the revision is older.
         StoreTooNew: the revision is unknown.
     """
@@ -470,7 +478,8 @@ def _was_database(path: Path) -> bool:
 def is_server_unreachable(message: str) -> bool:
     """Return True if a PostgreSQL client's message says that no server accepted the connection.
 
-    False for a server that answered and refused the user or the database.
+    That includes a server that starts up, shuts down or has too many connections. False for a server that answered and
+    refused the user or the database.
     """
     refused = "FATAL" in message and not any(
         phrase in message for phrase in ("starting up", "shutting down", "too many")

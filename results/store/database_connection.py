@@ -294,7 +294,10 @@ class _RetriedWrite(Generic[Result]):
     """
 
     def __init__(self, database: DatabaseConnection, work: Work[Result], durable: bool) -> None:
-        """Keep the database, the function that writes, and the `durable` flag of its transaction."""
+        """Keep the database, the function that writes, and the `durable` flag of its transaction.
+
+        Nothing is run yet.
+        """
         self._database, self._work, self._durable = database, work, durable
         self._number: int | None = None
         """Number of the transaction that was tried, while its outcome is unknown."""
@@ -325,13 +328,18 @@ class _RetriedWrite(Generic[Result]):
         return self._result[0]
 
     def _committed(self, number: int, wait: float) -> bool:
-        """Return True if the PostgreSQL transaction of that number was committed.
+        """Return True if the PostgreSQL transaction of that number was committed, False if it was not.
 
         If the transaction is still in progress OUTCOME_TIMEOUT_S after the connection was lost, its server process is
         terminated.
 
+        Args:
+            number: number of the transaction, as txid_current gave it.
+            wait: seconds to wait for a lock.
+
         Raises:
             _OutcomeUnknown: the transaction is still in progress.
+            DBAPIError: the server does not answer.
         """
         with self._database.transaction(write=False, wait=wait) as session:
             fate = session.scalar(_FATE, {"number": number})

@@ -91,11 +91,16 @@ class JournalRecorder(AttemptWriter):
     """
 
     def __init__(self, path: Path, ends: Mapping[int, CurvePoint] | None = None) -> None:
-        """Open the journal.
+        """Open the journal for appending; a missing file is created.
 
         Args:
-            path: journal file.
+            path: journal file, in an existing folder.
             ends: last curve point of earlier attempts, by attempt id; needed for `last_point` after `inherit_curve`.
+                None for
+                none.
+
+        Raises:
+            OSError: the file cannot be opened.
         """
         self.journal = Journal(path)
         self.ends = dict(ends or {})
@@ -124,11 +129,14 @@ class JournalRecorder(AttemptWriter):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        """Write the progress as a line that does not wait for the disk."""
+        """Write the progress as a line that does not wait for the disk; None keeps a column, as in AttemptWriter."""
         self.journal.append("progress", step, steps_total, loss, tokens_per_s, phase)
 
     def curve(self, points: Sequence[CurvePoint]) -> None:
-        """Write the points as a line and remember the one with the highest step."""
+        """Write the points as one line, and remember the one with the highest step for `last_point`.
+
+        Of points with the same step the last is remembered.
+        """
         self.journal.append("curve", [_fields(point) for point in points])
         for point in points:
             if self._last is None or point.step >= self._last.step:
@@ -170,7 +178,10 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 class JournalReader:
-    """Applies the complete lines of an attempt's journal to the database. For use by one thread."""
+    """Applies the complete lines of an attempt's journal to the database. For use by one thread.
+
+    A new reader starts at the beginning; lines that were applied before change nothing.
+    """
 
     def __init__(self, path: Path, store: Store, attempt_id: int, fence: int) -> None:
         """Start at the beginning of the journal.
@@ -226,16 +237,17 @@ class JournalReader:
         return applied
 
     def _bound_call(self, call: str, arguments: list[Any], named: dict[str, Any]) -> Callable[[], None]:
-        """Return the call that a line describes, as a function without arguments.
+        """Return the call that a line describes, as a function without arguments; nothing is written yet.
 
         Args:
             call: name of an AttemptWriter method, or of one of an earlier release.
-            arguments: positional arguments.
+            arguments: positional arguments; records are mappings of their fields.
             named: keyword arguments.
 
         Raises:
             KeyError: the call is not one that attempts write.
-            TypeError: the arguments do not fit.
+            TypeError: the fields of a record do not fit.
+            ValueError: a measurement has neither value nor reason.
         """
         record = RECORD_TYPES.get(call)
         if call == "provenance":
@@ -254,9 +266,18 @@ class JournalReader:
 
 
 def apply_remaining(store: Store, runs: Path, attempt_id: int) -> None:
-    """Apply the remaining lines of an attempt's journal; its process must be gone. Raises StoreBusy.
+    """Apply all remaining lines of an attempt's journal; its process must be gone.
 
-    Does nothing without a journal or if the attempt is not running. A lost lease is ignored.
+    Does nothing without a journal or if the attempt is not running. A lost lease ends it silently.
+
+    Args:
+        store: database.
+        runs: runs folder, which holds the attempt's folder.
+        attempt_id: attempt.
+
+    Raises:
+        StoreBusy: the database is not available.
+        AttemptUnknown: there is no such attempt.
     """
     attempt = store.attempt(attempt_id)
     if attempt.state == "running":

@@ -89,7 +89,11 @@ def now(session: Session) -> datetime:
 
 
 def default_sweep(session: Session) -> str:
-    """Return the name of the sweep launched last. Raises SweepUnknown if there is none."""
+    """Return the name of the sweep launched last.
+
+    Raises:
+        SweepUnknown: there is no sweep.
+    """
     name = session.scalar(select(SweepRow.name).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()).limit(1))
     if name is None:
         raise SweepUnknown("the database holds no sweep yet; launch a grid first")
@@ -436,7 +440,7 @@ def _states(session: Session, pairs: Any) -> list[CellState]:
 
 
 def _cell_record(row: CellRow, axes: dict[str, str]) -> CellRecord:
-    """Return the CellRecord of a row, with these axes."""
+    """Return the CellRecord of a row of `cell`, with these axes (level as text by axis of the grid)."""
     levels = {axis: getattr(row, axis) for axis in AXES}
     return CellRecord(
         id=row.id,

@@ -1,8 +1,9 @@
-"""Writing for a running attempt: the protocol AttemptWriter, and DatabaseRecorder, which implements it on the database.
+"""Writing for a running attempt: the protocol AttemptWriter and its implementation DatabaseRecorder.
 
-Every method of DatabaseRecorder is one transaction that first renews the attempt's heartbeat under its fencing token.
-An attempt that was finished, declared dead or taken over gets LeaseLost and nothing is written. For a locked database
-see DatabaseConnection.write.
+Every method of DatabaseRecorder is one transaction that first renews the attempt's heartbeat under its fencing token
+(an
+integer that identifies one hold of the sweep). An attempt that was finished, declared dead or taken over gets LeaseLost
+and nothing is written. For a locked database see DatabaseConnection.write.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ class AttemptWriter(Protocol):
     def settle(self) -> None:
         """Return when everything written so far would survive a power failure.
 
-        Call it before a checkpoint is written, since the curve could otherwise have a gap before it. Call it as well
-        before older checkpoints are deleted, those of an earlier attempt included: the database might know no other.
+        A DatabaseRecorder renews the heartbeat, too. Call it before a checkpoint is written, since the curve could
+        otherwise have
+        a gap before it. Call it as well before older checkpoints are deleted, those of an earlier attempt included: the
+        database
+        might know no other.
         """
 
     def provenance(self, provenance: Provenance) -> None:
@@ -160,9 +164,13 @@ class DatabaseRecorder(AttemptWriter):
     """
 
     def __init__(self, store: Store, attempt_id: int, fence: int, *, patience: float | None = None) -> None:
-        """Keep the attempt and its fencing token.
+        """Keep the attempt and its fencing token; nothing is read or written.
 
-        `patience` is the waiting time of writes in seconds, None for the store's own.
+        Args:
+            store: database.
+            attempt_id: attempt to write for.
+            fence: fencing token under which it runs.
+            patience: waiting time of writes in seconds; None for the store's own.
         """
         self.store = store
         self.attempt_id = attempt_id
@@ -170,7 +178,17 @@ class DatabaseRecorder(AttemptWriter):
         self.patience = patience
 
     def _write(self, work: Callable[[Session], None] | None = None, *, durable: bool = False, **values: Any) -> None:
-        """Renew the heartbeat, set `values` as columns of the attempt, and run `work`, all in one transaction."""
+        """Renew the heartbeat, set `values` as columns of the attempt, and run `work`, all in one transaction.
+
+        Args:
+            work: function that writes, possibly called several times; None for none.
+            durable: wait until the write is on the disk.
+            **values: columns of the attempt; None sets NULL.
+
+        Raises:
+            LeaseLost: the attempt does not run under its fencing token.
+            StoreBusy: the database could not take the write in time.
+        """
 
         def guarded(session: Session) -> None:
             renew_heartbeat(session, self.attempt_id, self.fence, **values)
@@ -181,6 +199,8 @@ class DatabaseRecorder(AttemptWriter):
 
     def _upsert(self, row: Any, key: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
         """Insert rows of the attempt in one transaction, replacing those with the same key.
+
+        Renews the heartbeat, also without rows.
 
         Args:
             row: mapped class of the table.

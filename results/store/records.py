@@ -1,6 +1,7 @@
-"""Plain records that go into and come out of the database, the status of a cell, and the look-up of an owner's process.
+"""Plain records that go into and come out of the database, and the status of a cell.
 
-The records are frozen dataclasses with keyword-only fields and are independent of SQLAlchemy.
+The records are frozen dataclasses with keyword-only fields and are independent of SQLAlchemy. Functions at the end look
+up the process of an owner.
 
 Times are aware UTC datetimes, durations seconds, sizes bytes, losses nats per token, accuracies and MFU fractions.
 """

@@ -159,18 +159,19 @@ class Store(DatabaseConnection, StoreReader):
     ) -> int:
         """Record a launch and return the number (from 1) of the revision that describes it.
 
-        Adds the sweep and the cells that are missing. Adds a revision only if the grid's text, the options, the cells,
-        their order or their axes differ from the newest one. Always makes the sweep the one launched last. A launch
-        that also runs the sweep passes its revision to acquire_sweep instead.
+        Adds the sweep and the cells that are missing. Adds a revision only if the grid's text, the options (without the
+        forecast), the cells, their order or their axes differ from the newest one. Always makes the sweep the one
+        launched last,
+        even if a process holds it. A launch that also runs the sweep passes its revision to acquire_sweep instead.
 
         Args:
             name: sweep.
             grid_text: text of the grid.
             grid_file: path of the grid, for the record.
-            options: options of the launch; None for none.
+            options: options of the launch, as JSON values; None for none.
             commit: git commit of the code.
             dirty: True if the working tree had changes.
-            cells: cells in the grid's order.
+            cells: cells in the grid's order; existing ones do not change.
 
         Raises:
             SweepReadOnly: the sweep was imported.
@@ -183,7 +184,11 @@ class Store(DatabaseConnection, StoreReader):
         )
 
     def set_read_only(self, name: str, read_only: bool = True) -> None:
-        """Close a sweep to launches (as an import does), or open it again. Raises SweepUnknown."""
+        """Close a sweep to launches (as an import does), or open it again with `read_only` False.
+
+        Raises:
+            SweepUnknown: there is no such sweep.
+        """
 
         def work(session: Session) -> None:
             queries.sweep_row(session, name).read_only = read_only
@@ -300,11 +305,23 @@ class Store(DatabaseConnection, StoreReader):
         return self.write(lambda session: sweep_lease.request_actions(session, name, changes))
 
     def clear_retries(self, name: str, *, retry: Collection[str]) -> None:
-        """Remove these cells from the pending `retry` request; cells that were requested in the meantime stay."""
+        """Remove these cell ids from the pending `retry` request; cells that were requested in the meantime stay.
+
+        Ids that are not pending are ignored.
+
+        Raises:
+            SweepUnknown: there is no such sweep.
+        """
         self.write(lambda session: sweep_lease.clear_retries(session, name, retry))
 
     def pending_requests(self, name: str) -> dict[str, Any]:
-        """Return the pending requests to the process that runs the sweep, by name. Raises SweepUnknown."""
+        """Return the pending requests to the process that runs the sweep, by name; empty for none.
+
+        `pause`, `finish` and `cancel` are True; `retry` is a list of cell ids.
+
+        Raises:
+            SweepUnknown: there is no such sweep.
+        """
         return self.read(lambda session: dict(queries.sweep_row(session, name).request or {}))
 
     # --- attempts: supervisors, and the process that runs one -------------------------------------------------------

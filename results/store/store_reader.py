@@ -27,7 +27,8 @@ def as_method(
 ) -> Callable[Concatenate[StoreReader, QueryArgs], Result]:
     """Turn a query function, whose first argument is a session, into a method of StoreReader.
 
-    The method runs the query through `StoreReader.read` and keeps the query's other arguments, name and docstring.
+    The method runs the query through `StoreReader.read` and keeps the query's other arguments, name and docstring. A
+    generator must not be turned into a method of Store, which closes the session first.
     """
 
     @functools.wraps(query)

@@ -134,6 +134,8 @@ def claim_sweep(
 def lock_or_create(session: Session, name: str) -> SweepRow:
     """Return the row of the sweep, created if missing and locked, and make the sweep the one launched last.
 
+    The lock lasts until the caller's transaction ends.
+
     Raises:
         SweepUnknown: the sweep was deleted at this moment.
         SweepReadOnly: the sweep was imported.
@@ -256,7 +258,11 @@ def request_actions(session: Session, name: str, changes: Mapping[str, Any]) -> 
 
 
 def clear_retries(session: Session, name: str, retry: Collection[str]) -> None:
-    """Remove the cell ids `retry` from the pending retry request of a sweep. Raises SweepUnknown."""
+    """Remove the cell ids `retry` from the pending retry request of a sweep; ids that are not pending are ignored.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+    """
     row = lock_sweep_row(session, name)
     requests = dict(row.request or {})
     remaining = sorted({*requests.pop("retry", ())} - {*retry})

@@ -91,7 +91,12 @@ def copy_error(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreE
 
 
 def verify_copy(copy: Path) -> None:
-    """Check the integrity of a copy and sync it to the disk. Raises sqlite3.DatabaseError if it is damaged."""
+    """Check the integrity of a copy and sync it to the disk; reads all of it.
+
+    Raises:
+        sqlite3.DatabaseError: it is damaged.
+        OSError: it cannot be synced.
+    """
     # immutable: otherwise SQLite would create -wal and -shm files next to a copy in WAL mode
     with closing(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -101,7 +106,12 @@ def verify_copy(copy: Path) -> None:
 
 
 def _publish(part: Path, target: Path) -> None:
-    """Give the copy its final name. Raises FileExistsError if another file has it."""
+    """Give the copy its final name without replacing a file, and sync the folder.
+
+    Raises:
+        FileExistsError: another file has the name.
+        OSError: the copy cannot be renamed.
+    """
     try:
         os.link(part, target)
     except FileExistsError:
@@ -120,8 +130,9 @@ MIGRATIONS = Path(__file__).parents[1] / "migrations"
 def creation_lock(url: URL) -> Iterator[None]:
     """Hold the lock under which databases are created and upgraded: one process at a time per folder.
 
-    The lock is on the folder itself, so that no lock file remains. For PostgreSQL this does nothing, since it locks
-    inside its transaction.
+    Waits without limit for another process. The lock is on the folder itself, so that no lock file remains. For
+    PostgreSQL
+    this does nothing, since it locks inside its transaction.
 
     Raises:
         StoreError: the folder does not exist.
@@ -257,14 +268,16 @@ def upgrade_store(
         head: target revision.
 
     Returns:
-        The backup of the SQLite database, made before any change. None if there was nothing to do, and for PostgreSQL
-        (which is backed up with pg_dump).
+        The backup of the SQLite database, made next to it before any change. None if there was nothing to do, and for
+        PostgreSQL (which is backed up with pg_dump).
 
     Raises:
         StoreMissing: there is no database, or it is empty.
         StoreTooNew: a newer release has written it.
-        StoreUnreachable: the connection was lost during the upgrade.
-        StoreError: it is not a database of this program, or the upgrade failed or would lose rows; nothing has changed.
+        StoreBusy: the database is locked.
+        StoreUnreachable: the server does not answer, or the connection was lost during the upgrade.
+        StoreError: it is not a database of this program, the backup failed, or the upgrade failed or would lose rows;
+            nothing has changed.
     """
     url = resolve_url(url_or_path)
     path = sqlite_file(url)

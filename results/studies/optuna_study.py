@@ -1,4 +1,4 @@
-"""Optuna studies that are rebuilt for every request: the database holds the trials, and Optuna only computes proposals.
+"""Optuna studies that are rebuilt for every request: the database holds the trials, Optuna computes proposals.
 
 A launch that is killed therefore has nothing to repair. The state that a sampler or pruner stores for a trial is kept
 with the trial (`attrs`). Random numbers come from the study's seed and the trial's number. The same trials thus give
@@ -242,7 +242,10 @@ def sampler_for(search: Search, number: int) -> optuna.samplers.BaseSampler:
 
 
 def pruner_for(search: Search) -> optuna.pruners.BasePruner:
-    """Return the pruner of the search; one that never prunes if it has none."""
+    """Return the pruner of the search; one that never prunes if it has none.
+
+    asha and hyperband keep a third at each rung, from rung 1; median starts after four trials.
+    """
     from optuna import pruners
 
     match search.pruner:

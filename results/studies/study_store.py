@@ -127,7 +127,7 @@ class StudyWriter:
         """
 
         def work(session: Session, sweep_id: int) -> None:
-            """Store the study, the cell, the trial and the changed trials."""
+            """Store the study, the cell, the trial and the changed trials, in this order."""
             values = {"sweep_id": sweep_id, "part": self.part, "memory": jsonable(dict(memory or {}))}
             session.execute(upsert(session, StudyRow, key=("sweep_id", "part"), replace=memory is not None), values)
             if cell is not None:

@@ -46,7 +46,7 @@ def describe_study(search: Search, trials: Sequence[Trial]) -> str:
 
 
 def best_single_objective(search: Search, trials: Sequence[Trial]) -> Trial | None:
-    """Return the best trial of a study with one objective, the first of equal ones.
+    """Return the best finished trial of a study with one objective; of equal ones the one with the lowest number.
 
     None for several objectives or no finished trial.
     """

@@ -48,7 +48,10 @@ class TuningResult:
 
     @property
     def note(self) -> str:
-        """A sentence for tables: trials, chosen settings and cost."""
+        """A sentence for tables about trials, chosen settings and cost.
+
+        It names trials per level, sampler, objective and total cost, then the settings, trial and cost of each level.
+        """
         level_texts = [
             f"{level.level} {', '.join(f'{path} {value}' for path, value in level.settings.items())} "
             f"(trial {level.trial} of {level.sweep}, {level.value:.4g}, {level.hours:.3g} {self.unit})"

@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create two tables; no row of another table changes."""
+    """Create the tables `study` and `trial` and an index; no row of another table changes."""
     op.create_table(
         "study",
         sa.Column("sweep_id", sa.Integer(), nullable=False),

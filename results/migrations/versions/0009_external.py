@@ -23,7 +23,10 @@ def downgrade() -> None:
 
 
 def _allow(old: str, new: str) -> None:
-    """Replace the CHECK condition of the column `kind`."""
+    """Replace the CHECK condition of the column `kind`, `old`, by `new` (SQL texts).
+
+    On SQLite only the text of the table in sqlite_master changes.
+    """
     if op.get_bind().dialect.name == "postgresql":
         op.drop_constraint(op.f("ck_attempt_kind"), "attempt", type_="check")
         op.create_check_constraint(op.f("ck_attempt_kind"), "attempt", new)
