@@ -1,4 +1,4 @@
-"""Alpha spending: critical values that keep the significance level although a growing sample is tested repeatedly.
+"""Alpha spending: critical values that keep the significance level although a growing sample is tested often.
 
 At every look (interim analysis), the share of the level that a spending function allows by then is used (Lan and
 DeMets,

@@ -156,13 +156,13 @@ def sweep_values(
 
 
 def curve(session: Session, attempt_id: int) -> list[CurvePoint]:
-    """Return the training curve of an attempt, sorted by step."""
+    """Return the training curve of an attempt, sorted by step; empty for an attempt without one."""
     query = select(*columns_of(CurvePointRow, CurvePoint)).where(CurvePointRow.attempt_id == attempt_id)
     return read_records(session, CurvePoint, query.order_by(CurvePointRow.step))
 
 
 def provenance(session: Session, attempt_id: int) -> Provenance | None:
-    """Return the provenance of an attempt, None while it has not recorded one."""
+    """Return the provenance of an attempt; None while it has not recorded one, or if there is no such attempt."""
     query = select(*columns_of(ProvenanceRow, Provenance)).where(ProvenanceRow.attempt_id == attempt_id)
     return next(iter(read_records(session, Provenance, query)), None)
 

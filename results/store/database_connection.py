@@ -124,7 +124,8 @@ class DatabaseConnection:
         is replaced by a UserError if `explain` finds that the database holds an invalid value.
 
         Args:
-            write: False begins a transaction without taking the write lock. SQLite does not refuse writes in it.
+            write: False begins a transaction without the write lock, for reads. The database would not refuse writes in
+                it.
             durable: wait at the commit until the write is on the disk; ignored if `write` is False.
             wait: seconds to wait for a lock; the driver's own limit (BUSY_MS) is the maximum and the default.
 

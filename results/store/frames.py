@@ -77,14 +77,16 @@ class Frames:
         self.snapshot, self.sweep, self.revision = snapshot, sweep, revision
 
     def cells(self) -> pd.DataFrame:
-        """Return one row per cell, with its progress.
+        """Return one row per cell, with its progress; rows are in the grid's order.
 
         Columns: `position` (in the grid, from 0), `state` (of the newest attempt: new, running, done, failed, diverged,
-        interrupted), `standing` (the status that `status` shows: also needs-eval and weights gone), `tokens_total`
-        (requested training tokens). Columns of the newest attempt, missing without one: `attempt` (id), `step`,
-        `steps_total`, `loss`, `tokens_per_s`, `started_at`, `finished_at` and `cause`.
-
-        Rows are in the grid's order. `standing` is relative to the measurements that the revision asked for.
+        interrupted, pruned), `standing` (the status that `status` shows, relative to the measurements that the revision
+        asked
+        for: also needs-eval and weights gone), `tokens_total` (requested training tokens). Columns of the newest
+        attempt,
+        missing without one: `attempt` (id), `step`, `steps_total`, `loss`, `tokens_per_s`, `started_at`, `finished_at`
+        and
+        `cause`.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)

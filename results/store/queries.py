@@ -187,13 +187,17 @@ def _cell_state_column() -> Any:
 
 
 def sweeps(session: Session) -> list[SweepSummary]:
-    """Return a summary of every sweep, the one launched last first."""
+    """Return a summary of every sweep, the one launched last first; empty without any sweep."""
     rows = session.scalars(select(SweepRow).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()))
     return [_summary(session, row) for row in rows]
 
 
 def sweep(session: Session, name: str | None = None) -> SweepSummary:
-    """Return the summary of one sweep, of the one launched last for None. Raises SweepUnknown."""
+    """Return the summary of one sweep, of the one launched last for None.
+
+    Raises:
+        SweepUnknown: there is no such sweep, or no sweep at all.
+    """
     return _summary(session, sweep_row(session, name))
 
 
@@ -253,20 +257,27 @@ def members(session: Session, revision_id: int) -> list[tuple[str, dict[str, str
 
 
 def newest_members(session: Session, sweep: str | None = None) -> list[tuple[str, dict[str, str]]]:
-    """Return (cell id, axes) of the cells of the sweep's newest revision, in the grid's order. Raises SweepUnknown."""
+    """Return (cell id, axes) of the cells of the sweep's newest revision, in the grid's order.
+
+    `axes` maps the axes that the grid varied to their levels as text. `sweep` None means the one launched last.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+    """
     return members(session, revision_row(session, sweep_row(session, sweep).id).id)
 
 
 def revision_cell_pairs(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
     """Return a query for the (revision_id, cell_id) pairs that a report shows: one pair per cell.
 
-    For an orphan, `revision_id` is its newest revision in any sweep. The pairs have no order.
+    For an orphan, `revision_id` is the sweep's newest revision that lists it. The pairs have no order.
 
     Args:
         session: open session.
         sweep: sweep; None for the one launched last.
         number: revision number; None for the newest.
-        orphans: select the cells that any revision of the sweep lists but this one does not, instead of those that it
+        orphans: select the cells that another revision of the sweep lists but this one does not, instead of those that
+            it
             lists.
 
     Raises:

@@ -33,7 +33,7 @@ class AttemptWriter(Protocol):
     measurement by (probe, metric, length), an example by these and (item, position), a curve point by its step. An
     attempt that was finished, declared dead or taken over can write nothing but events. A DatabaseRecorder then raises
     LeaseLost at the call; for a journal, JournalReader raises it when it applies the line. Non-finite numbers become
-    NULL. Characters that a database cannot store are removed from strings. Times are those of the database.
+    NULL. Characters that a database cannot store are replaced in strings. Times are those of the database.
     """
 
     def set_process(self, pid: int, started: float, *, host: str | None = None, space: str | None = None) -> None:

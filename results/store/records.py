@@ -93,7 +93,13 @@ class CellRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """An execution of a cell; the fields are the columns of the table `attempt`."""
+    """An execution of a cell; the fields are the columns of the table `attempt`.
+
+    `number` counts the attempts of the cell from 1. `parent_id` is the attempt whose weights or checkpoint this one
+    uses.
+    `fence` is the fencing token under which it may write. `run_dir` is relative to the runs folder; `checkpoint` and
+    `weights` are too, or full addresses. `step` of `steps_total` is the progress; `cause` says in words why it ended.
+    """
 
     id: int
     cell_id: str
@@ -422,7 +428,10 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeAndGpu:
-    """Git commit, dirty flag and GPU name of an attempt, as the trace of a report shows them."""
+    """Git commit, dirty flag and GPU name of an attempt, as a report shows them with the origin of a number.
+
+    `dirty` is True if the working tree had uncommitted changes. None means not recorded.
+    """
 
     commit: str | None = None
     dirty: bool | None = None

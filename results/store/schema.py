@@ -314,7 +314,10 @@ class StudyRow(Base):
 
 
 class TrialRow(Base):
-    """Proposal of a study, and the result of its cell."""
+    """Proposal of a study, and the result of its cell; the columns are described at studies.optuna_study.Trial.
+
+    `objectives` are its values; `asked_at` and `ended_at` are times of the database.
+    """
 
     __tablename__ = "trial"
     __table_args__ = (

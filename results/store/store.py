@@ -209,7 +209,7 @@ class Store(DatabaseConnection, StoreReader):
 
         The token (an integer that identifies this hold of the sweep) increases by one each time. An owner that holds
         the
-        sweep already gets a new token as well. If another process changes the lease meanwhile, the attempt is repeated.
+        sweep already gets a new token as well. If another process changes the lease meanwhile, the claim is repeated.
 
         Args:
             name: sweep.
@@ -635,6 +635,6 @@ def record_event(session: Session, kind: str, message: str, **references: Any) -
 
     `references` are the columns `sweep_id` (a number), `cell_id` and `attempt_id` of the event. Characters that a
     database
-    cannot store are removed from the message.
+    cannot store are replaced in the message.
     """
     session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable_text(message), **references))

@@ -102,7 +102,8 @@ def claim_sweep(
         clear_requests: discard the requests that were made to an earlier launch.
 
     Returns:
-        None, with nothing changed but a created sweep, if the lease is no longer the expected one.
+        The token, one more than the expected one. None, with nothing changed, if the lease is no longer the expected
+        one.
 
     Raises:
         SweepReadOnly: the sweep was imported.
