@@ -90,8 +90,7 @@ def _differs(level: Any, setting: Any, *, compare_text: bool) -> bool:
     """Return True if a level certainly means another value than the setting.
 
     False in every case of doubt: settings other than text and numbers, levels that are no JSON number, or a bool
-    compared
-    with a number.
+    compared with a number.
 
     Args:
         level: level as text. A word such as `auto`, which a grid resolves to a number, may mean any number.

@@ -19,10 +19,8 @@ class Forecast:
     """Predicted hours of a complete cell (training and measurements), by source, the most reliable source first.
 
     `hardware` names the device that the hours are for. `group_of_position` gives the group (index into `groups`) of
-    each
-    cell by its position in the revision; -1 for a cell without a forecast. Each group maps a source (measured,
-    calibrated,
-    FLOPs) to the low, likely and high number of GPU-hours, or of core-hours for cells without a GPU.
+    each cell by its position in the revision; -1 for a cell without a forecast. Each group maps a source (measured,
+    calibrated, FLOPs) to the low, likely and high number of GPU-hours, or of core-hours for cells without a GPU.
     """
 
     hardware: str
@@ -81,8 +79,7 @@ def _parse_forecast(fields: Mapping[str, Any]) -> Forecast | None:
     """Return the forecast that JSON values hold; None for an invalid one.
 
     Sources of a group without three valid numbers are left out; a group that is no mapping becomes empty. Indices of
-    groups
-    are not checked.
+    groups are not checked.
     """
     of, groups = fields.get("of"), fields.get("groups")
     if (

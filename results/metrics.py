@@ -49,8 +49,7 @@ class Metric:
     """For a share of `n` correct answers: number of answers per trial.
 
     Trials are independent, so the interval is Wilson's over `n / trials`. 1 (or True) if each answer is a trial of its
-    own,
-    0 for any other metric.
+    own, 0 for any other metric.
     """
 
     @property

@@ -58,8 +58,7 @@ def safe_file_name(name: str) -> str:
     """Return a file or folder name for any name: the name itself if it is safe.
 
     Otherwise at most 60 allowed characters of it and a hash, so that different names hardly ever give the same file
-    name.
-    The result is never empty, hidden, a path, or longer than 120 characters; a suffix may be appended.
+    name. The result is never empty, hidden, a path, or longer than 120 characters; a suffix may be appended.
     """
     if SAFE_FILE_NAME.fullmatch(name):
         return name

@@ -167,8 +167,7 @@ class _UnconvertedParam:
         """Return the value unchanged if no conversion is needed; otherwise convert it by typer.
 
         No conversion is needed for a completion, for None, for text of a text option, and for a number that is the
-        default;
-        an option with several values is always converted.
+        default; an option with several values is always converted.
 
         Args:
             value: value from the command line or default.
@@ -226,8 +225,7 @@ class OneLineErrorGroup(TyperGroup):
 
         Exits with the command's result if that is an int, else 0; with code 2 for a usage error and 130 for an abort.
         Completions exit with code 0 and never print a message. With `standalone_mode` False, errors are raised and the
-        result
-        is returned. Other exceptions of a command pass through.
+        result is returned. Other exceptions of a command pass through.
 
         Args:
             args: words after the program's name; None for those of the process.
@@ -282,8 +280,7 @@ def usage_error_line(error: Any) -> str:
     """Return the line about a usage error: the error, a suggestion, and the help command in parentheses.
 
     Empty if help was requested by a call without arguments. `error` is an exception of click or typer; without a
-    context
-    the help command is left out.
+    context the help command is left out.
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""

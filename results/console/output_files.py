@@ -112,8 +112,7 @@ def translate_os_errors(path: Path | str, verb: str = "write") -> Iterator[None]
     """Turn an OSError inside the context into a StoreError (impossible name) or WriteRefused (any other reason).
 
     The message is about the path that the error names, or else about `path`; `verb` is the refused action ("write",
-    "make",
-    "use"). Other exceptions pass unchanged.
+    "make", "use"). Other exceptions pass unchanged.
     """
     try:
         yield
@@ -192,8 +191,7 @@ def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
 
     A link is followed. Pipes, devices and `-` are written to directly, so that a part may have been written before an
     error. An existing file keeps its permissions. The new file is synced; on any exception the old one stays and
-    nothing
-    else remains. OSErrors of the body are translated as well.
+    nothing else remains. OSErrors of the body are translated as well.
 
     Args:
         to: file to write.
@@ -263,8 +261,7 @@ def _open_stream(to: Path) -> Iterator[IO[bytes]]:
     """Yield a writer for a pipe, a device or standard output.
 
     Flushes sys.stdout first. The writer uses a copy of the descriptor, closed when the context ends, or sys.stdout
-    itself if
-    that was replaced inside this process. Raises OSError if the path cannot be opened.
+    itself if that was replaced inside this process. Raises OSError if the path cannot be opened.
     """
     sys.stdout.flush()
     try:
@@ -461,8 +458,7 @@ def check_regular(path: Path, remedy: str) -> None:
     """Raise StoreError, ending with `remedy`, unless a path to read from is a non-empty regular file.
 
     Links are followed. Pipes and devices are refused because reading them might never end. The permission to read is
-    not
-    checked.
+    not checked.
     """
     try:
         status = os.stat(path)

@@ -103,10 +103,8 @@ def open_standard_streams() -> None:
     """Set up the three standard streams of this process, even if they are closed.
 
     Replaces sys.stdout and sys.stderr. A closed descriptor would be reused for the first file opened, such as the
-    database.
-    So a closed standard output becomes a pipe without a reader, and the others /dev/null. Streams that were replaced
-    inside
-    Python are not changed.
+    database. So a closed standard output becomes a pipe without a reader, and the others /dev/null. Streams that were
+    replaced inside Python are not changed.
     """
     for descriptor in (0, 1, 2):
         try:

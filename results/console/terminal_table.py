@@ -32,8 +32,7 @@ class ColumnLayout:
     """Layout of a table.
 
     `columns` are the indices of the shown columns, `widths` their widths in characters (empty: natural widths), `gap`
-    the
-    characters between two columns, and `notes` sentences about the other columns.
+    the characters between two columns, and `notes` sentences about the other columns.
     """
 
     columns: tuple[int, ...]
@@ -64,8 +63,7 @@ def forgo_styles() -> None:
     """Keep rich, and typer with it, from sending escape codes if the environment forbids them.
 
     Sets the environment variable TTY_COMPATIBLE of this process. With NO_COLOR alone rich would still print bold text
-    and
-    move the cursor.
+    and move the cursor.
     """
     if not may_style():
         os.environ["TTY_COMPATIBLE"] = "0"
@@ -75,8 +73,7 @@ def wrapped(text: str, width: int | None) -> list[str]:
     """Return a paragraph as lines of at most `width` characters, broken between words if possible.
 
     Longer words are split. Spaces and line breaks between words become single spaces. Empty text gives one empty line;
-    None
-    as width gives the text unchanged, as one line. Wide characters count as two.
+    None as width gives the text unchanged, as one line. Wide characters count as two.
     """
     if width is None:
         return [text]

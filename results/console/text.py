@@ -161,8 +161,7 @@ def csv_field(text: str) -> str:
     """Return sanitized text for a CSV field, before quoting; newlines and tabs stay.
 
     Text that a spreadsheet would evaluate gets an apostrophe before it. That is text that begins (after spaces) with =
-    + - @
-    or a tab, and is neither a number in this program's format nor a single + or -.
+    + - @ or a tab, and is neither a number in this program's format nor a single + or -.
     """
     safe = sanitize_text(text)
     risky = safe.lstrip(" \n").startswith(_FORMULA) and not _NUMBER.fullmatch(safe)
@@ -194,8 +193,7 @@ def sanitize_all(value: Any, sanitize: Callable[[str], str] = sanitize_line) -> 
     """Return the value with a function applied to every text in it, including keys of mappings.
 
     Lists, tuples, named tuples, sets, mappings (which become dicts) and dataclasses (their init fields) are searched
-    and
-    copied; other values are returned unchanged. Keys that become equal collapse into one.
+    and copied; other values are returned unchanged. Keys that become equal collapse into one.
     """
     if type(value) in _WITHOUT_TEXT:
         return value
@@ -228,8 +226,7 @@ class LogSanitizer:
     """TextStream that forwards the output of another program through `sanitize_log`.
 
     Escape sequences and passwords are recognized across several writes, so that the end of a write may be held back
-    until
-    the next one or `close`.
+    until the next one or `close`.
     """
 
     def __init__(self, out: TextStream) -> None:

@@ -44,8 +44,7 @@ def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MI
 
     The terms are main effects, interactions of two axes, and other terms of the model. With more than MAX_PAIRS pairs,
     only those with a term of the model are compared. Pairs that the complete space confounds as strongly are left out,
-    and
-    so are terms that are constant over the points. Of equal correlations, complete aliases and shorter terms come
+    and so are terms that are constant over the points. Of equal correlations, complete aliases and shorter terms come
     first.
 
     Args:
@@ -106,8 +105,7 @@ def efficiency(model: LinearModel, members: np.ndarray) -> float:
     """Return the D-efficiency: information per cell relative to the complete space, where 1 is equal.
 
     That is det(X'X / n) to the power 1 / rank, for the whitened columns X of the n points; it may exceed 1. 0 if a part
-    of
-    the model cannot be estimated.
+    of the model cannot be estimated.
     """
     rows = model.whitened[members]
     sign, value = np.linalg.slogdet(rows.T @ rows / len(rows))
@@ -119,8 +117,7 @@ class IntervalInflation:
     """Factor by which intervals of an axis's differences are wider than from all cells, at the same noise.
 
     `fewer` is the factor due to the smaller number of cells, the root of (all cells / cells). `balance` is the factor
-    due to
-    their lack of balance.
+    due to their lack of balance.
     """
 
     axis: str
@@ -137,8 +134,7 @@ def interval_inflations(model: LinearModel, members: np.ndarray) -> list[Interva
     """Return the interval inflation of every axis of the space, in its order.
 
     The ratio is that of the root mean variance of the differences between the axis's levels. Axes that are no main
-    effect
-    of the model raise KeyError; those that cannot be estimated are left out.
+    effect of the model raise KeyError; those that cannot be estimated are left out.
     """
     all_rows, rows = model.full_matrix, model.full_matrix[members]
     inverse, full_inverse = np.linalg.pinv(rows.T @ rows), np.linalg.pinv(all_rows.T @ all_rows)
@@ -160,8 +156,7 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     """Return sentences (without a full stop) about the terms that the design confounds; at least one.
 
     First the terms that cannot be separated, then those with a correlation above MIN_CORRELATION. Partial aliases are
-    named
-    only for terms of the model. Lists are cut to MAX_LISTED parts. `members` are indices of the design's points.
+    named only for terms of the model. Lists are cut to MAX_LISTED parts. `members` are indices of the design's points.
     """
     n, pairs = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "

@@ -15,10 +15,8 @@ def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Des
     """Return a D-optimal design and the sorted indices of its points.
 
     Deterministic: the random seed follows from space and terms. With the same terms, a larger design contains the
-    points of
-    every smaller one. Among equally good designs, one that confounds the model least with other interactions of two
-    axes is
-    preferred.
+    points of every smaller one. Among equally good designs, one that confounds the model least with other interactions
+    of two axes is preferred.
 
     Args:
         space: all possible points.

@@ -88,8 +88,7 @@ class LinearModel:
     """Linear model over a space: the mean and `terms`.
 
     Each axis is coded by Helmert contrasts over its levels, with sum zero and variance 1; an interaction by products of
-    its
-    axes' columns. Over a complete factorial all columns are orthogonal. The mean is always the first column.
+    its axes' columns. Over a complete factorial all columns are orthogonal. The mean is always the first column.
     """
 
     space: DesignSpace
@@ -138,8 +137,7 @@ class LinearModel:
         """Return the weights [column] by which the coefficients give the mean difference between two levels of an axis.
 
         The difference is `level` minus `reference`. The mean is over the pairs of points that the grid lists at the
-        levels
-        `within`; levels of the axis `stratum` have equal weights. Zeros if there are no such pairs.
+        levels `within`; levels of the axis `stratum` have equal weights. Zeros if there are no such pairs.
         """
         return self.interaction_contrast({axis: (level, reference)}, within, stratum)
 
@@ -149,8 +147,8 @@ class LinearModel:
         """Return the weights [column] of a difference between two levels, or of a difference of differences.
 
         With two axes the sign is that of (level, level) - (level, reference) - (reference, level) + (reference,
-        reference). The
-        mean is over points whose counterparts at all other combinations are listed, too; others are left out.
+        reference). The mean is over points whose counterparts at all other combinations are listed, too; others are
+        left out.
 
         Args:
             levels: (level, reference) by axis.

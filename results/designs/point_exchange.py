@@ -37,8 +37,7 @@ def point_order(model: np.ndarray, potential: np.ndarray, seed: int, runs: int) 
     """Return the indices of the first `runs` points in the order in which designs use them.
 
     A design of n >= rank points consists of the first n. The first rank points come from an exchange, sorted by index;
-    each
-    further one increases the determinant most. At least rank indices are returned.
+    each further one increases the determinant most. At least rank indices are returned.
 
     Args:
         model: columns to be estimated, [point, rank].
@@ -123,8 +122,7 @@ def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) 
     """Return the indices of a design after exchanges that increase the determinant, in at most ROUNDS passes.
 
     A pass goes over the chosen points in order and replaces each by the best free point, if that increases the
-    determinant.
-    The result is not sorted: an exchanged point takes the position of the one before.
+    determinant. The result is not sorted: an exchanged point takes the position of the one before.
 
     Args:
         columns: columns of all points, [point, column].

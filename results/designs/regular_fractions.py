@@ -25,8 +25,7 @@ class RegularFraction:
     """A regular fraction, given by its defining words as bits over the two-level `axes`, all with positive sign.
 
     Bit i of a word stands for `axes[i]`. The fraction consists of the points at which the product of the axes' codes
-    (-1
-    for the first level, 1 for the second) is 1 for every word.
+    (-1 for the first level, 1 for the second) is 1 for every word.
     """
 
     axes: tuple[str, ...]
@@ -72,8 +71,7 @@ def best_fraction(space: DesignSpace, halvings: int, terms: Collection[Term], le
 
     Returns:
         None if there is no such fraction, if `halvings` is not between 1 and the number of two-level axes less one, or
-        if
-        there are too many groups to try.
+        if there are too many groups to try.
     """
     axes = two_level_axes(space)
     if not 0 < halvings < len(axes):
@@ -132,10 +130,8 @@ def _subgroups(k: int, p: int) -> Iterator[tuple[int, ...]]:
     """Yield the defining words of every fraction 2^(k-p), each fraction once.
 
     An item is a sorted tuple of 2^p - 1 words, as bits over the k axes. Yields nothing if there are more than
-    MAX_GROUPS per
-    base (choice of k - p independent axes). If there are too many in total, only those whose last p axes are products
-    of the
-    others are yielded.
+    MAX_GROUPS per base (choice of k - p independent axes). If there are too many in total, only those whose last p axes
+    are products of the others are yielded.
     """
     # each of p axes is the product of two or more of the others
     groups_per_base = math.comb(max(2 ** (k - p) - (k - p) - 1, 0), p) * 2**p

@@ -156,8 +156,7 @@ class BundleWriter:
         """Yield a function that appends bytes to a new member; at the end record the member's size and hash.
 
         A second thread hashes and packs the data; the function blocks while more than MAX_PENDING_BLOCKS blocks wait.
-        Its
-        errors are raised by a later call of the function or at the end.
+        Its errors are raised by a later call of the function or at the end.
 
         Args:
             name: name of the member.
@@ -475,8 +474,7 @@ class Bundle:
         """Yield the rows of a table in batches, each as a dictionary from column name to a list of validated values.
 
         Times are text, values of JSON columns are parsed. The lists of a batch have equal lengths; the columns are
-        those of
-        FIELD_RULES. The number of rows and the hash are checked after the last batch.
+        those of FIELD_RULES. The number of rows and the hash are checked after the last batch.
 
         Raises:
             BundleError: a row is invalid, or their number is not the one in the manifest.
@@ -606,7 +604,7 @@ def check_bundle(file: Path) -> None:
 def open_bundle(file: Path, limits: Limits = Limits()) -> Iterator[Bundle]:
     """Yield an open, checked bundle; the file is closed when the context ends.
 
-    OSError and zip errors that occur inside the context also become BundleError.
+    Errors about a missing or unreadable file or a damaged zip that occur inside the context also become BundleError.
 
     Args:
         file: bundle.

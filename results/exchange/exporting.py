@@ -33,9 +33,8 @@ class _SweepExport:
     """Content of a sweep, read inside one transaction.
 
     `revisions` maps the id of a revision to its number, in the order of the numbers. `cells` holds the ids of the
-    exported
-    cells, `attempts` the rows of their attempts by age, and `bundle_index` maps an attempt's id to its number in the
-    bundle.
+    exported cells, `attempts` the rows of their attempts by age, and `bundle_index` maps an attempt's id to its number
+    in the bundle.
     """
 
     def __init__(self, session: Session, name: str | None) -> None:
@@ -64,8 +63,7 @@ class _SweepExport:
         """Return all attempts of the cells, by age (id), as rows.
 
         The cells of parent attempts that the sweep does not list, and all their attempts, are added to the export (and
-        to
-        `self.cells`).
+        to `self.cells`).
         """
         attempts: list[RowDict] = []
         pending_cells = set(self.cells)
@@ -90,8 +88,7 @@ class _SweepExport:
         """Yield the rows of one table in the order of the bundle, with values as for JSON.
 
         Ids of attempts are replaced by their numbers in the bundle. A row of `revision_cell` has the number of its
-        revision
-        under `revision`; one of `event` has under `sweep` True if it is about the sweep itself.
+        revision under `revision`; one of `event` has under `sweep` True if it is about the sweep itself.
 
         Args:
             name: table in BUNDLE_TABLES. Order: revisions by number, cells by id, their links by revision and position,
@@ -154,8 +151,7 @@ class _SweepExport:
         """Yield the curve points as lists of JSON lines, attempt by attempt, by step.
 
         There are millions of them and all columns are numbers, so that a format string writes each line. NULL and
-        numbers that
-        are not finite become null.
+        numbers that are not finite become null.
         """
         table = TABLES["curve_point"]
         names = [column.name for column in bundle_columns("curve_point") if column.name != "attempt_id"]
@@ -197,8 +193,7 @@ class _SweepExport:
         """Yield (member, file, role, recorded SHA-256) of the attempts' weights and logs; the files may be missing.
 
         Every attempt has a log; weights that are not on this machine's disk are left out. The hash is None for logs and
-        for
-        weights whose hash was not recorded. `runs` is the runs folder.
+        for weights whose hash was not recorded. `runs` is the runs folder.
         """
         with_weights = {row["id"] for row in self.attempts if local_path(row["weights"]) is not None}
         origins = self._rows_in(TABLES["provenance"], TABLES["provenance"].c.attempt_id, with_weights)
@@ -224,9 +219,8 @@ def export_sweep(
     """Write a sweep (None: the one launched last) with all its revisions, cells, attempts and numbers to a bundle.
 
     The bundle also has all attempts of its cells that other sweeps started, and the cells of parent attempts. An
-    existing
-    file is replaced when the new one is complete. The export reads one consistent state of the database and blocks no
-    writer. Attempts that run are exported as they are.
+    existing file is replaced when the new one is complete. The export reads one consistent state of the database and
+    blocks no writer. Attempts that run are exported as they are.
 
     Args:
         store: database.

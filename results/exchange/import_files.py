@@ -43,8 +43,7 @@ class BundleFiles:
         """Unpack the files of these attempts into a temporary folder inside the runs folder, and sync them.
 
         Skips those already unpacked and attempts without files. Creates the runs folder and the temporary folder only
-        if there
-        is a file.
+        if there is a file.
 
         Args:
             indices: numbers of attempts in the bundle.
@@ -78,8 +77,7 @@ class BundleFiles:
         """Move all unpacked files of an attempt to `folder`, relative to the runs folder.
 
         Does nothing for an attempt without files. Creates missing parents, and records how to undo the move. The files
-        must
-        have been unpacked by `stage`.
+        must have been unpacked by `stage`.
 
         Args:
             index: number of the attempt in the bundle.

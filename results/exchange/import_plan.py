@@ -2,8 +2,7 @@
 
 This module only reads. An import adds missing rows and changes no existing number. Cells are equal by id, revisions by
 their content, attempts by (cell, started_at, host, pid, kind, finished_at). Reports use the attempt with the highest
-id,
-and ids follow the age. If older attempts arrive after younger ones, ids are therefore reassigned among them. Two
+id, and ids follow the age. If older attempts arrive after younger ones, ids are therefore reassigned among them. Two
 databases that import each other's bundles then show the same results, whichever was first.
 
 Ids rather than times say which attempt is newer: on one machine the later attempt is newer even after the clock was set
@@ -49,9 +48,8 @@ class BundleContent:
     """Rows of a bundle that fit into memory, checked against each other.
 
     JSON columns are text (see `bundles.with_parsed_json`). `sweep` is the row of the sweep; `cells` are rows by cell
-    id,
-    `revisions` by revision number, `attempts` by number in the bundle; `members` lists the rows of `revision_cell` by
-    revision number; `events` lists rows.
+    id, `revisions` by revision number, `attempts` by number in the bundle; `members` lists the rows of `revision_cell`
+    by revision number; `events` lists rows.
     """
 
     def __init__(
@@ -67,8 +65,7 @@ class BundleContent:
             bundle: open bundle.
             compute_cell_id: returns the id of a config, given the id in the bundle; None skips the check of cell ids.
             store_columns: receives the rows of the tables of numbers, in batches: table name, and values by column;
-                called
-                before all checks are done. None drops these rows.
+                called before all checks are done. None drops these rows.
             derive: returns the columns that follow from a config; None skips their check.
 
         Raises:
@@ -146,8 +143,7 @@ class BundleContent:
 
         Raises:
             BundleError: its cell or an ancestor is missing, it is its own ancestor, its folder is not below that of its
-                cell, or
-                exactly one of "running" and "without end" holds.
+                cell, or exactly one of "running" and "without end" holds.
         """
         at = f"attempt.jsonl, attempt {row['id']}"
         if row["cell_id"] not in self.cells:
@@ -386,10 +382,9 @@ class ImportPlanner:
         """Match each attempt of a cell with an existing one, plan the matches, and return those without a match.
 
         The attempts are the same if cell, start, host, pid, kind and end are equal. An unfinished copy (an attempt that
-        was
-        exported before its end) also matches by start, host and kind. A later copy replaces an earlier one, and a
-        finished
-        attempt replaces its copy. Other matches are planned as present, with weights if the database lacks them.
+        was exported before its end) also matches by start, host and kind. A later copy replaces an earlier one, and a
+        finished attempt replaces its copy. Other matches are planned as present, with weights if the database lacks
+        them.
 
         Args:
             existing: the cell's attempts in the database.
@@ -481,8 +476,7 @@ class ImportPlanner:
         """Return the folder, or one with a suffix (`-2`, `-3`, ...) if another attempt or an existing file uses it.
 
         A suffix that the folder already has is replaced. Paths are relative to the runs folder. The result is reserved
-        for the
-        rest of the plan.
+        for the rest of the plan.
         """
         folder, attempt = preferred, 2
         plain = preferred.partition("-")[0]
@@ -520,10 +514,8 @@ class ImportPlanner:
         """Plan the revisions to insert and the new ids and numbers of existing ones, in the order of their creation.
 
         Revisions are the same if content and time of creation are equal. A revision of the bundle with the content of
-        the one
-        before or after it is not inserted. A sweep without revisions in the database keeps the bundle's numbers. Adds
-        the keys
-        `asked` and `id` to the rows of the content.
+        the one before or after it is not inserted. A sweep without revisions in the database keeps the bundle's
+        numbers. Adds the keys `asked` and `id` to the rows of the content.
 
         Raises:
             SweepBusy: revisions would be added to a sweep that is being run.

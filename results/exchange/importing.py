@@ -125,8 +125,7 @@ class _ImportWriter:
         """Insert the sweep if it is missing, and return its id. Its launch time is never in the future.
 
         An existing sweep gets the bundle's launch time if that is later; its other columns stay. If it lists cells and
-        shares
-        none with the bundle, a note is added.
+        shares none with the bundle, a note is added.
         """
         table, values = TABLES["sweep"], dict(self.content.sweep)
         # a clock that is ahead must not keep it the newest sweep for years
@@ -186,8 +185,7 @@ class _ImportWriter:
         """Reassign ids of existing attempts, insert the new ones, replace unfinished copies, and set parents.
 
         Replacing deletes the copy's numbers first (its items only if the bundle has items); its id and number stay.
-        Adds notes
-        about weights that the bundle lacks.
+        Adds notes about weights that the bundle lacks.
         """
         table = TABLES["attempt"]
         numbers = {row.id: row.number for row in self.session.execute(select(table.c.id, table.c.number))}
@@ -230,10 +228,8 @@ class _ImportWriter:
         """Return the attempt as a row of this database, marked as imported.
 
         Checkpoints and remote addresses are dropped; only weights that are files of the bundle count. An attempt that
-        was
-        running at the export becomes interrupted, with its last heartbeat as end and the failure class PREEMPTED.
-        Counts
-        weights that are missing in the bundle.
+        was running at the export becomes interrupted, with its last heartbeat as end and the failure class PREEMPTED.
+        Counts weights that are missing in the bundle.
 
         Args:
             row: planned row of the attempt, with JSON columns as they are.
@@ -347,9 +343,8 @@ def import_bundle(
 
     Adds missing rows and keeps existing ones; a second import changes nothing. Attempts that ran at the time of the
     export are imported as interrupted, until a later bundle contains them finished. Ids of existing attempts and
-    revisions
-    may change, so that their order follows the age. Opens a connection of its own. After an error nothing has changed,
-    files included.
+    revisions may change, so that their order follows the age. Opens a connection of its own. After an error nothing has
+    changed, files included.
 
     Args:
         store: database.
@@ -457,8 +452,7 @@ def _import_with_retry(
     """Check the entire bundle, then write it. File operations are undone on any exception.
 
     The plan is made twice: once to unpack files before the database is locked, and again inside the write transaction.
-    The
-    retries are those of Store.write.
+    The retries are those of Store.write.
 
     Args:
         store: store of this import alone.

@@ -64,8 +64,7 @@ class FieldRule:
     """Rule for the values of one column.
 
     `kind` decides the type: whole (int), real (finite int or float), flag (bool), time (text in the format of TIME),
-    text,
-    json (object), tree (list or object). `low` and `high` are inclusive; `null` permits None.
+    text, json (object), tree (list or object). `low` and `high` are inclusive; `null` permits None.
     """
 
     kind: FieldKind
@@ -164,8 +163,7 @@ def _text_problem(field: FieldRule, value: Any) -> str | None:
     """Return the unmet requirement of a text; None for a valid one.
 
     With choices, only these count. Otherwise it must be storable, at most `longest` characters long, printable on one
-    line
-    unless `lines`, and match the pattern as a whole.
+    line unless `lines`, and match the pattern as a whole.
     """
     if field.choices:
         return None if value in field.choices else f"must be one of {', '.join(field.choices)}"
@@ -338,8 +336,7 @@ def _bundle_rule(table: str, column: Column[Any]) -> FieldRule:
     """Return the rule of a bundle's column: its type, overridden by its entry in RULES.
 
     Integers are 0 or more unless the entry says otherwise. The default for rows without the column is 0 for integers
-    with a
-    server default, False for booleans that may not be NULL, and None for others.
+    with a server default, False for booleans that may not be NULL, and None for others.
     """
     field, default = rule_of_type(column), None
     if field.kind == "whole":
@@ -403,8 +400,7 @@ class RowValidator:
         Args:
             name: table in BUNDLE_TABLES.
             complete: True if the bundle is of this release, so that no column may be missing. False permits the absence
-                of
-                columns that may be NULL or have a server default.
+                of columns that may be NULL or have a server default.
         """
         self.name, self.fields = name, FIELD_RULES[name]
         self.names = self.fields.keys()
@@ -417,8 +413,7 @@ class RowValidator:
         """Return the rows as a dictionary from column name to list of values, one per row.
 
         Columns that older releases lack are filled with defaults. Integers in columns of floats become floats. Batches
-        must
-        come in the order of the bundle, since the order of rows is checked across them.
+        must come in the order of the bundle, since the order of rows is checked across them.
 
         Args:
             rows: parsed JSON values, of any type.
@@ -457,8 +452,7 @@ class RowValidator:
 
         Raises:
             InvalidRow: a measurement has neither value nor reason, the message of an event of kind `code` is not a
-                fingerprint
-                (12 hex digits), or rows are not strictly increasing by the columns of SORTED_BY.
+                fingerprint (12 hex digits), or rows are not strictly increasing by the columns of SORTED_BY.
         """
         if self.name == "measurement":
             for at, (value, reason) in enumerate(zip(columns["value"], columns["reason"], strict=True)):

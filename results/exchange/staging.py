@@ -101,8 +101,7 @@ class StagingTables:
         """Copy staged items that the selected attempts lack in the database, and return their number.
 
         Skips items whose measurements the bundle has and the database does not: these were deleted in the database.
-        Creates an
-        index on the staged measurements, so call it once.
+        Creates an index on the staged measurements, so call it once.
         """
         item, bundle_values, store_values = (
             self._tables["example"].c,

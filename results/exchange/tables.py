@@ -38,8 +38,7 @@ def _table_query(table_name: str) -> tuple[list[Column[Any]], Any, list[Any]]:
     """Return the columns of an exported table, the joined tables to select from, and the sort order.
 
     The source joins `revision_cell`, so the caller must select one revision. Rows come in the grid's order; within a
-    cell
-    by attempt id and the key of the row. `table_name` is one of TableName.
+    cell by attempt id and the key of the row. `table_name` is one of TableName.
     """
     cell, attempt = TABLES["cell"], TABLES["attempt"]
     member = TABLES["revision_cell"]
@@ -81,12 +80,10 @@ def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, swee
     """Write a table of a sweep's newest revision to a file for another program, and return its number of rows.
 
     Attempts in every state are included, with all their rows, not only the newest. Rows come in the grid's order,
-    within a
-    cell by age of the attempt. Columns have the database's names and units, times are ISO-8601 text in UTC. JSON
-    columns are
-    text in CSV and Parquet. In CSV, text that a spreadsheet would evaluate begins with an apostrophe, and control
-    characters
-    are replaced; JSON lines and Parquet keep every text. An existing file is replaced when the new one is complete.
+    within a cell by age of the attempt. Columns have the database's names and units, times are ISO-8601 text in UTC.
+    JSON columns are text in CSV and Parquet. In CSV, text that a spreadsheet would evaluate begins with an apostrophe,
+    and control characters are replaced; JSON lines and Parquet keep every text. An existing file is replaced when the
+    new one is complete.
 
     Args:
         store: database.

@@ -32,8 +32,7 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
     Raises:
         StoreMissing: there is no database, or it is empty.
         StoreError: it is not a database of this program, the target exists, its folder does not, or the disk is full.
-            For
-            PostgreSQL: the message contains the command to use.
+            For PostgreSQL: the message contains the command to use.
     """
     url = resolve_url(url_or_path)
     source = sqlite_file(url)

@@ -32,8 +32,7 @@ def check(
     """Return all problems of a database, errors first, then warnings and notes; empty if there are none.
 
     Prints and changes nothing. The database may be in use, damaged, or of another release; the latter ends the check
-    after
-    its first steps.
+    after its first steps.
 
     Args:
         url_or_path: database URL, file, or None for the default.
@@ -73,10 +72,9 @@ def findings_inside(
     """Return the problems inside a database that can be opened, in the order of the steps.
 
     The arguments are those of `check`; `compute_cell_id` is its `identify`. Stops after the integrity check if the
-    schema is
-    not this release's, after the schema check if a table or column is missing, and after a step that finds unreadable
-    parts.
-    An unforeseen error of a step is swallowed if damaged values were found, which explain it, and raised otherwise.
+    schema is not this release's, after the schema check if a table or column is missing, and after a step that finds
+    unreadable parts. An unforeseen error of a step is swallowed if damaged values were found, which explain it, and
+    raised otherwise.
     """
     engine = make_engine(url)
     try:

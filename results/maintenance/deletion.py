@@ -97,8 +97,7 @@ class DeletionPlan:
         """Return the plan as lines for the user.
 
         They name sweeps and number of cells, rows by table, cost, retained cells by reason, sweeps that request deleted
-        cells,
-        and files that stay. `deleted` decides the tense.
+        cells, and files that stay. `deleted` decides the tense.
         """
         subjects = [f"sweep {name}" for name in self.sweeps] + (
             [counted(len(self.cells), "cell")] if self.cells else []
@@ -169,8 +168,7 @@ def execute_deletion(
     """Delete the planned rows, all or nothing, record the event `deleted`, and return the executed plan.
 
     The plan is computed again in the same transaction, which is durable. No file is deleted. Raises what
-    `plan_deletion`
-    does.
+    `plan_deletion` does.
 
     Args:
         store: database.
@@ -236,8 +234,7 @@ def _plan(session: Session, names: Sequence[str], is_active: OwnerIsActive, is_a
     """Compute the plan in a session, and lock the rows of the affected sweeps until the transaction ends.
 
     `is_active` is `holds` of `plan_deletion`; the other arguments and the errors are those of `plan_deletion`. The size
-    of
-    the files stays 0.
+    of the files stays 0.
     """
     targets = list(dict.fromkeys(resolve_target(session, name, complete=True) for name in names))
     sweeps = {name: lock_sweep_row(session, name) for kind, name in targets if kind == "sweep"}
@@ -312,8 +309,7 @@ def _cost(session: Session, cells: Iterable[str]) -> tuple[dict[bool, float], se
     """Return the cost of these cells' attempts, and the other folders with their checkpoints.
 
     An attempt lasts until its end, or its last heartbeat while it has none; attempts of every state and kind count,
-    also
-    imported ones.
+    also imported ones.
 
     Returns:
         Hours times GPUs by whether the attempt had a GPU (True, False; without a GPU plain hours); and the configured
@@ -385,8 +381,7 @@ def _delete_planned(session: Session, planned: DeletionPlan) -> Counter[str]:
     """Delete the planned rows and return their number by table; tables without any are absent.
 
     Events of retained sweeps lose their reference to the cells. Attempts lose their parents first. Trials of deleted
-    cells
-    are reset to `asked`, so that a study can train them again.
+    cells are reset to `asked`, so that a study can train them again.
     """
     sweeps = list(session.scalars(select(SweepRow.id).where(SweepRow.name.in_(planned.sweeps))))
     for part in queries.chunked(planned.cells):

@@ -72,8 +72,7 @@ def changed_weights(
     """Compare saved weights under `runs` with their recorded SHA-256, and return findings.
 
     An error per file that differs or cannot be read; one note each for weights without a hash and for weights at an
-    address
-    elsewhere, which are not read. Missing files are skipped.
+    address elsewhere, which are not read. Missing files are skipped.
 
     Args:
         connection: open connection.

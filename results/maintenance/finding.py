@@ -52,8 +52,7 @@ def restore_advice(path: Path) -> str:
     """Return the advice about a damaged database file, with the newest backup in its folder if there is one.
 
     Backups are recognized by the names that `db backup` and `db upgrade` give; the newest is the one modified last.
-    Without
-    one the advice is to recover with sqlite3.
+    Without one the advice is to recover with sqlite3.
     """
     backups = sorted([*path.parent.glob(f"{path.name}.*.backup"), *path.parent.glob(f"{path.stem}.before-upgrade-*")])
     # next to the log of another database, a backup would be damaged at once

@@ -23,8 +23,7 @@ def check_host(path: Path) -> list[Finding]:
     """Return findings about the file system and the folder of a SQLite database; the database itself is not read.
 
     An error for a network file system. A warning if the folder has less free space than LOW_BYTES or twice the size of
-    the
-    database; an error below a tenth of LOW_BYTES. A note per leftover of a killed backup. `path` must exist.
+    the database; an error below a tenth of LOW_BYTES. A note per leftover of a killed backup. `path` must exist.
     """
     findings = []
     table = Path("/proc/self/mountinfo")

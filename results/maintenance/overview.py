@@ -85,8 +85,7 @@ def list_sweeps(store: Store, is_active: OwnerIsActive) -> Overview:
     """Return all sweeps in their current state, the one launched last first.
 
     Statuses are relative to the measurements that each newest revision requests. `is_active` returns True if an owner
-    still
-    runs a sweep, given the end of its lease. Reads all cells of all sweeps in one snapshot.
+    still runs a sweep, given the end of its lease. Reads all cells of all sweeps in one snapshot.
     """
     with store.snapshot() as snapshot:
         sweeps = []

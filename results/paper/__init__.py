@@ -87,8 +87,7 @@ def _temporary_published() -> Store:
 def shared_published(sweep: str) -> Store:
     """Return the process's shared temporary database, with this published sweep loaded into it at the first request.
 
-    It holds the other published sweeps that were requested before. Raises nothing for an unknown name, which loads
-    nothing.
+    It also holds the published sweeps that were requested before. An unknown name loads nothing and raises no error.
     """
     load_published(_temporary_published(), [sweep], alone=True)
     return _temporary_published()

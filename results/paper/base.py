@@ -22,8 +22,7 @@ class Sheet:
     """A sweep to store: its cells in order, with measurements, curves, release of torch and provenance by cell id.
 
     `version` is the version of the source (v1, v2 or empty), `torch` the release of torch by cell id, and `seed` a text
-    about
-    the seeds of the runs.
+    about the seeds of the runs.
     """
 
     name: str

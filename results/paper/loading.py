@@ -33,8 +33,7 @@ def load_published(store: Store, names: Collection[str] = NAMES, *, alone: bool 
 
     It may be called repeatedly, by several processes at once, and after an interruption. Each sweep is one transaction.
     Published sweeps are read-only and never become the default sweep of a database that has another. Numbers of an
-    older
-    edition stay with their attempts; reports use the newest.
+    older edition stay with their attempts; reports use the newest.
 
     Args:
         store: database.

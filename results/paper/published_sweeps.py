@@ -63,8 +63,7 @@ def options_of(name: str) -> dict[str, Any]:
     """Return the revision options of a published sweep, which also identify its edition.
 
     Keys: requested ([probe, length] pairs; empty for rivals and open-weight models), source, version, edition. `name`
-    must
-    be in PUBLISHED, which is not checked.
+    must be in PUBLISHED, which is not checked.
     """
     if name in RIVALS:
         return {"requested": [], "source": RIVALS[name].source, "version": "", "edition": RIVALS[name].edition}
@@ -246,8 +245,7 @@ def _open_weight_sheet() -> Sheet:
     """Return the sheet of the open-weight models: one cell per model, without curves.
 
     Measurements are in bits per token; a model that only the table of training budgets lists has none. The budgets are
-    in
-    the config, under `published`.
+    in the config, under `published`.
     """
     budgets = {row["model"]: row for row in rows("budgets")}
     names = list(dict.fromkeys([*(row["model"] for row in rows("open-weight")), *budgets]))

@@ -67,8 +67,7 @@ def tra_sweep(sweep: str) -> Sheet:
     """Return both tables of the threshold paper as the sheet of the sweep of that name.
 
     One cell per mixer, positions and task, each with means over four runs: flipflop.exact_SET, and
-    extrapolation.perplexity
-    by length; each also with its standard deviation.
+    extrapolation.perplexity by length; each also with its standard deviation.
     """
     cells: dict[str, CellRecord] = {}
     values: dict[str, list[Measurement]] = {}

@@ -1,9 +1,8 @@
 """Alpha spending: critical values that keep the significance level although a growing sample is tested often.
 
 At every look (interim analysis), the share of the level that a spending function allows by then is used (Lan and
-DeMets,
-Biometrika 70, 1983). The joint distribution of the looks is that of sums of independent normal steps, integrated over a
-grid (Armitage, McPherson and Rowe, Journal of the Royal Statistical Society A 132, 1969).
+DeMets, Biometrika 70, 1983). The joint distribution of the looks is that of sums of independent normal steps,
+integrated over a grid (Armitage, McPherson and Rowe, Journal of the Royal Statistical Society A 132, 1969).
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ def obrien_fleming(fraction: float, level: float) -> float:
     """Return the level spent at a fraction of the sample: little at first, nearly all at the end.
 
     Two-sided; each side spends half. Lan and DeMets' form, 4 (1 - Phi(z of level / 4 / root of the fraction)). The
-    fraction
-    must be above 0 and at most 1, at which all of the level is spent.
+    fraction must be above 0 and at most 1, at which all of the level is spent.
     """
     return float(4 * special.ndtr(special.ndtri(level / 4) / math.sqrt(fraction)))
 

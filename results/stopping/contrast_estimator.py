@@ -23,17 +23,15 @@ class ContrastEstimator:
 
     A configuration is a combination of levels without the seed. `groups` holds arrays of configuration indices that are
     usable only together: the two of a matched pair, or one cell of a partial design. It is empty if no pair exists or
-    the
-    design cannot estimate the contrast.
+    the design cannot estimate the contrast.
     """
 
     def __init__(self, configurations: Sequence[LevelMap], contrast: Contrast, design: Design | None) -> None:
         """Group the configurations by matched pairs, or by cells if the sweep has a partial design.
 
         A design of which no allowed combination is missing is treated as a complete grid. The stratum (the axis whose
-        levels are
-        weighted equally) is the first of STRATUM_AXES that the contrast does not fix and that differs between
-        configurations.
+        levels are weighted equally) is the first of STRATUM_AXES that the contrast does not fix and that differs
+        between configurations.
 
         Args:
             configurations: levels of each configuration.
@@ -60,8 +58,7 @@ class ContrastEstimator:
 
         Returns:
             float [configuration], zero for unused ones; None if these groups do not determine the contrast, or if there
-            are
-            none.
+            are none.
         """
         if not available.any():
             return None
@@ -121,8 +118,7 @@ class ContrastEstimator:
         """Return the weights [configuration] of the least-squares estimate from these configurations.
 
         None if the contrast has levels outside the design or cannot be estimated. Fixed levels of axes outside the
-        design are
-        ignored.
+        design are ignored.
 
         Args:
             design: partial design.
@@ -168,8 +164,7 @@ def complete_subset(
 
     The group or seed with the largest share of missing values is dropped repeatedly. Among equals a seed is dropped,
     the last one first, since a further seed can replace it. A seed is also dropped if the contrast would be
-    undetermined
-    without the group.
+    undetermined without the group.
 
     Args:
         available: bool [group, seed], True for groups with all values.

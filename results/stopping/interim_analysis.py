@@ -102,8 +102,7 @@ class StoppingStatus:
         """The decision: to stop, with the reason, or `open`.
 
         Only a look that uses all launched seeds can stop by width or sureness; "narrow" has precedence over "sure".
-        "most" also
-        requires that all cells are finished. An interval that is NaN never stops.
+        "most" also requires that all cells are finished. An interval that is NaN never stops.
         """
         last, rule = self.last_look, self.rule
         if self.has_no_values:
@@ -157,10 +156,9 @@ def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Des
     """Return the state of a stopping rule for these results of a sweep.
 
     Looks are repeated from the first on: the look at n seeds of the rule is made if all needed configurations are
-    finished
-    at these seeds, and the first one that is not ends the series. A look without two usable seeds, or without more than
-    the
-    look before, is skipped. Seeds that the rule does not list, and configurations without weight, are ignored.
+    finished at these seeds, and the first one that is not ends the series. A look without two usable seeds, or without
+    more than the look before, is skipped. Seeds that the rule does not list, and configurations without weight, are
+    ignored.
 
     Args:
         rule: stopping rule.
@@ -207,8 +205,7 @@ def _next_look(
     """Return the next look, in the metric's own unit.
 
     None if fewer than two seeds are usable, or not more than at the last look, or if the contrast is undetermined.
-    `error`
-    and the interval are NaN if the estimates are equal at all seeds.
+    `error` and the interval are NaN if the estimates are equal at all seeds.
 
     Args:
         rule: stopping rule.

@@ -112,8 +112,7 @@ def _number(value: float, metric: Metric, width: float, *, sign: bool = False) -
     """Return a number as tables print it.
 
     Shares are printed in percent with one decimal or more, other numbers with three or more. A narrow interval gets
-    more
-    decimals, so that two digits of its width show, at most 12. Never "-0.0".
+    more decimals, so that two digits of its width show, at most 12. Never "-0.0".
 
     Args:
         value: number in the metric's unit.

@@ -105,8 +105,7 @@ def values(session: Session, scope: Any) -> list[MeasuredValue]:
     """Return the newest measurement per (cell, probe, metric, length) over finished attempts, sorted by this key.
 
     Newest is the one of the attempt with the highest id. A measurement with a reason instead of a value counts and can
-    hide
-    an older value. Attempts in other states than `done` are ignored.
+    hide an older value. Attempts in other states than `done` are ignored.
 
     Args:
         session: open session.
@@ -145,8 +144,7 @@ def sweep_values(
         sweep: sweep; None for the one launched last.
         revision: revision number; None for the newest.
         orphans: select the cells that another revision of the sweep lists but this one does not, instead of those that
-            it
-            lists.
+            it lists.
 
     Raises:
         SweepUnknown: there is no such sweep.
@@ -185,10 +183,8 @@ def change_token(session: Session, sweep: str) -> str:
     """Return a token that changes whenever something that a report of the sweep shows may have changed.
 
     The token is opaque text, to be compared for equality only. It covers the newest revision, owner, pending requests,
-    the
-    attempts of its cells and the curves of those that run. It is cheap, since it reads no measurements. It may also
-    change
-    because of another sweep of the database. It does not change for edits of tags or notes.
+    the attempts of its cells and the curves of those that run. It is cheap, since it reads no measurements. It may also
+    change because of another sweep of the database. It does not change for edits of tags or notes.
 
     Raises:
         SweepUnknown: there is no such sweep.
@@ -227,8 +223,7 @@ def events(
     Args:
         session: open session.
         sweep: only events of this sweep or of the cells in its newest revision; None for all events of the database
-            (not
-            those of the sweep launched last).
+            (not those of the sweep launched last).
         cell_id: only events of this cell; None for all.
         limit: number of newest events to return; None for all.
 
@@ -274,8 +269,7 @@ def training_timings(session: Session) -> list[TrainingTiming]:
     """Return the timings of the newest finished trainings of the entire database, sorted by attempt id.
 
     At most MAX_PER_GROUP are read per group of equal network, losses, micro-batch, GPU name and host. Trainings without
-    a
-    curve or an end are absent. `probes` of a timing holds the longest of the `seconds` of a (probe, length).
+    a curve or an end are absent. `probes` of a timing holds the longest of the `seconds` of a (probe, length).
     """
     attempt_rows = _newest_trainings(session)
     ids = [row.id for row in attempt_rows]
@@ -340,9 +334,8 @@ def _newest_trainings(session: Session) -> list[Any]:
     """Return rows of the newest finished trainings, at most MAX_PER_GROUP per group, sorted by attempt id.
 
     A group shares network config, `reg_mode`, `distractor`, micro-batch, GPU name and host. Trainings without
-    provenance are
-    absent. A row has the attempt's id, number, host, started_at and finished_at, and the provenance's config, gpu_name,
-    co_tenants and extra.
+    provenance are absent. A row has the attempt's id, number, host, started_at and finished_at, and the provenance's
+    config, gpu_name, co_tenants and extra.
     """
     alike = (
         CellRow.config["model"].as_string(), CellRow.reg_mode, CellRow.distractor,
@@ -432,8 +425,7 @@ def item_details(
     """Return (attempt id, item, position, value, detail) of the examples that have a detail.
 
     The tuples are sorted by attempt id, item and position (per chunk of MAX_BOUND_IDS attempts, in the order of their
-    ids).
-    `value` may be None; `detail` is a dict that the probe defines. `measurement_key` is (probe, metric, length).
+    ids). `value` may be None; `detail` is a dict that the probe defines. `measurement_key` is (probe, metric, length).
     """
     probe, metric, length = measurement_key
     key_columns = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
@@ -472,8 +464,7 @@ def _fetch_array(session: Session, query: Any, attempt_ids: Collection[int]) -> 
     Args:
         session: open session.
         query: query on ExampleRow that selects ITEM_COLUMNS numbers, the attempt id first; the condition on the
-            attempts is
-            added here.
+            attempts is added here.
         attempt_ids: attempts, which are read in ascending order; without any, the array is [0, ITEM_COLUMNS].
     """
     import numpy as np  # imported late, since the import takes long

@@ -58,10 +58,8 @@ def resolve_url(url_or_path: str | Path | None = None) -> URL:
     """Return the URL of the database: of the argument, else of ATMA_DB, else of atma.db in the working folder.
 
     Text without `://` is the path of a SQLite file. The path of a SQLite file becomes absolute, with `~` expanded;
-    other
-    parts of a SQLite URL, such as its query, are dropped. PostgreSQL gets the driver psycopg. Nothing is opened, and
-    the
-    file need not exist.
+    other parts of a SQLite URL, such as its query, are dropped. PostgreSQL gets the driver psycopg. Nothing is opened,
+    and the file need not exist.
 
     Raises:
         StoreError: the URL is neither SQLite on a file nor PostgreSQL, cannot be parsed, is in memory, or has an @ in a
@@ -215,10 +213,8 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
     """Return an engine with the settings of this module. After a fork the child opens its own connections.
 
     Connects to nothing yet. The engine is added to `engines_in_use`. Its transactions heed the execution options
-    `durable`
-    (wait for the disk), `wait_ms` (lock time-out, at most BUSY_MS) and `begin` (SQLite's BEGIN statement; BEGIN
-    IMMEDIATE
-    by default). A SQLite file is switched to WAL mode at the first connection.
+    `durable` (wait for the disk), `wait_ms` (lock time-out, at most BUSY_MS) and `begin` (SQLite's BEGIN statement;
+    BEGIN IMMEDIATE by default). A SQLite file is switched to WAL mode at the first connection.
 
     Args:
         url: database URL as returned by `resolve_url`.
@@ -366,8 +362,7 @@ def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreE
     file or a full disk, and StoreDamaged for a damaged file. It is returned, not raised.
 
     Without `url` the error must come from an engine of `make_engine`, which notes its URL at the error; for another
-    error
-    the result is None.
+    error the result is None.
     """
     url = url or getattr(error, "database_url", None)
     if not isinstance(error, DBAPIError | sqlite3.Error) or url is None:
@@ -429,8 +424,7 @@ def find_damage() -> StoreDamaged | None:
     """Check the SQLite files that this process has open, after an unforeseen error.
 
     Each file is checked for at most CHECK_S seconds. Files that are locked, missing or too large to check in that time
-    are
-    skipped, and so is PostgreSQL. Stops at the first damaged file.
+    are skipped, and so is PostgreSQL. Stops at the first damaged file.
 
     Returns:
         The error to show (not raised); None if no damage was found.

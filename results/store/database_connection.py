@@ -67,8 +67,7 @@ class DatabaseConnection:
     """Connections to one database; pickles as its address.
 
     The pickled address contains the password of a PostgreSQL URL. `str()` gives the address without passwords. Threads
-    may
-    share an instance.
+    may share an instance.
     """
 
     def __init__(
@@ -120,8 +119,7 @@ class DatabaseConnection:
         """Yield a session in a transaction: committed at the end, rolled back on any exception, always closed.
 
         Makes one try: a locked database or a lost connection raises the driver's DBAPIError. An unforeseen error of a
-        read
-        is replaced by a UserError if `explain` finds that the database holds an invalid value.
+        read is replaced by a UserError if `explain` finds that the database holds an invalid value.
 
         Args:
             write: False begins a transaction without the write lock, for reads. The database would not refuse writes in
@@ -156,8 +154,7 @@ class DatabaseConnection:
         """Raise StoreReplaced if the path no longer names the file that is open: writes to it would be lost.
 
         Remembers the file (device and inode) at the first call at which it exists. Does nothing for PostgreSQL, or if
-        the
-        folder cannot be read.
+        the folder cannot be read.
         """
         if self.path is None:
             return
@@ -182,8 +179,7 @@ class DatabaseConnection:
         """Return the error to raise in place of an unforeseen one if the database holds an invalid value.
 
         None if no such value was found, if no `explain` hook is set, and for errors that already say enough: a
-        UserError, or a
-        driver's error other than undecodable text. The search of the hook may read the entire database.
+        UserError, or a driver's error other than undecodable text. The search of the hook may read the entire database.
         """
         undecodable = "Could not decode" in str(error)
         if explain is None or isinstance(error, UserError) or (isinstance(error, DBAPIError) and not undecodable):
@@ -195,16 +191,13 @@ class DatabaseConnection:
 
         It is retried with growing pauses (0.05 to 5 s) while the database is locked, its disk is full, or its server is
         unreachable; the calling thread blocks and warnings are logged. `work` may run several times, so it must only
-        use the
-        session; the write is applied once. If the connection is lost before the answer arrives, the server is asked for
-        the
-        outcome before anything is tried again. An exception of `work` rolls back and is raised at once.
+        use the session; the write is applied once. If the connection is lost before the answer arrives, the server is
+        asked for the outcome before anything is tried again. An exception of `work` rolls back and is raised at once.
 
         Args:
             work: function that writes.
             patience: seconds to wait, counted from the call or from the moment since which the database has refused,
-                whichever
-                is earlier; None for the store's own setting.
+                whichever is earlier; None for the store's own setting.
             durable: on return, a power failure loses neither this write nor any earlier one, by whichever process. For
                 writes that must last before a file is deleted.
 
@@ -220,8 +213,7 @@ class DatabaseConnection:
         """Return `work(session, *args, **options)`, called in a read transaction and retried as in `write`.
 
         `work` may run several times. Its result must not be a generator or another object that still needs the session,
-        which
-        is closed on return.
+        which is closed on return.
 
         Raises:
             StoreBusy: the database did not answer within the store's patience.
@@ -238,11 +230,9 @@ class DatabaseConnection:
 
         Args:
             once: one try; its argument is the number of seconds that remain (0 or more). Its DBAPIError and
-                _OutcomeUnknown
-                are retried if the cause may pass; every other exception is raised at once.
+                _OutcomeUnknown are retried if the cause may pass; every other exception is raised at once.
             patience: seconds to wait, counted from the call or from the moment since which the database has refused
-                reads or
-                writes, whichever is earlier; None for the store's own setting. At least one try is made.
+                reads or writes, whichever is earlier; None for the store's own setting. At least one try is made.
             write: True if `once` writes.
 
         Raises:

@@ -81,12 +81,9 @@ class Frames:
 
         Columns: `position` (in the grid, from 0), `state` (of the newest attempt: new, running, done, failed, diverged,
         interrupted, pruned), `standing` (the status that `status` shows, relative to the measurements that the revision
-        asked
-        for: also needs-eval and weights gone), `tokens_total` (requested training tokens). Columns of the newest
-        attempt,
-        missing without one: `attempt` (id), `step`, `steps_total`, `loss`, `tokens_per_s`, `started_at`, `finished_at`
-        and
-        `cause`.
+        asked for: also needs-eval and weights gone), `tokens_total` (requested training tokens). Columns of the newest
+        attempt, missing without one: `attempt` (id), `step`, `steps_total`, `loss`, `tokens_per_s`, `started_at`,
+        `finished_at` and `cause`.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -109,8 +106,7 @@ class Frames:
         `attempt` (id of the attempt that measured it).
 
         Rows are in the grid's order, within a cell by probe, metric and length. Only finished attempts count. A cell
-        without
-        measurements has no row.
+        without measurements has no row.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -146,8 +142,8 @@ class Frames:
         dictionary that the probe defines, or None).
 
         Only finished attempts count; the newest is chosen per (cell, probe, metric, length). Rows are in the grid's
-        order,
-        within a cell by probe, metric, length, item and position. Generated samples of the training are included.
+        order, within a cell by probe, metric, length, item and position. Generated samples of the training are
+        included.
         """
         columns = (ExampleRow.probe, ExampleRow.metric, ExampleRow.length)
         rows: list[tuple[Any, ...]] = []
@@ -199,8 +195,7 @@ def _build_frame(
     """Return rows as a frame that begins with the columns of their cells; rows come in the grid's order.
 
     Within a cell the order of `rows` is kept. An axis whose name is reserved gets the column `axis.NAME`. Every row's
-    cell
-    must be in `states`.
+    cell must be in `states`.
 
     Args:
         states: cells, in the grid's order.

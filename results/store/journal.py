@@ -47,8 +47,7 @@ class Journal:
         """Append a call as one line of JSON; it is on the disk on return, except for UNSYNCED_CALLS.
 
         A partly written line is removed if writing fails. Numbers of numpy and torch become plain numbers; values that
-        JSON
-        does not support become text.
+        JSON does not support become text.
 
         Args:
             call: name of the AttemptWriter method.
@@ -96,8 +95,7 @@ class JournalRecorder(AttemptWriter):
         Args:
             path: journal file, in an existing folder.
             ends: last curve point of earlier attempts, by attempt id; needed for `last_point` after `inherit_curve`.
-                None for
-                none.
+                None for none.
 
         Raises:
             OSError: the file cannot be opened.

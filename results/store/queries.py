@@ -205,8 +205,7 @@ def _summary(session: Session, row: SweepRow) -> SweepSummary:
     """Return the summary of a sweep, with the cells of its newest revision counted by state.
 
     A cell counts once, by its newest attempt: `new` without attempts, `pruned` if a study ended it early. States
-    without
-    cells are absent from `counts`. Raises StoreError for a sweep without a revision.
+    without cells are absent from `counts`. Raises StoreError for a sweep without a revision.
     """
     newest = _newest_attempts().subquery()
     launched = revision_row(session, row.id)
@@ -277,8 +276,7 @@ def revision_cell_pairs(session: Session, sweep: str | None, number: int | None,
         sweep: sweep; None for the one launched last.
         number: revision number; None for the newest.
         orphans: select the cells that another revision of the sweep lists but this one does not, instead of those that
-            it
-            lists.
+            it lists.
 
     Raises:
         SweepUnknown: there is no such sweep.
@@ -328,8 +326,7 @@ def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str |
 
     Returns:
         First (attempt id, path of the weights or None) of the newest finished training; cells without one are absent.
-        Then
-        the checkpoint of the newest training that recorded one, finished or not; cells without one are absent.
+        Then the checkpoint of the newest training that recorded one, finished or not; cells without one are absent.
     """
     query = (
         select(AttemptRow.cell_id, AttemptRow.id, AttemptRow.state, AttemptRow.weights, AttemptRow.checkpoint)
@@ -352,8 +349,7 @@ def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
     """Return one row per pair with the columns of CellState that need no aggregation.
 
     The axes of AXES are separate columns; `state` is `new` without attempts, and the other columns of the newest
-    attempt
-    are then NULL. Rows are sorted by revision id, then by position in the grid.
+    attempt are then NULL. Rows are sorted by revision id, then by position in the grid.
     """
     newest = _newest_attempts().subquery()
     run_time: tuple[str, ...] = (
@@ -412,8 +408,7 @@ def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:
     """Return the state of these cells, each with its position in the newest revision of any sweep that lists it.
 
     Cells that no revision lists, and unknown ids, are absent. Sorted by that revision, then by position; not in the
-    order
-    of `cell_ids`.
+    order of `cell_ids`.
     """
     pairs = select(func.max(RevisionCellRow.revision_id).label("revision_id"), RevisionCellRow.cell_id)
     pairs = pairs.group_by(RevisionCellRow.cell_id)

@@ -1,9 +1,8 @@
 """Writing for a running attempt: the protocol AttemptWriter and its implementation DatabaseRecorder.
 
 Every method of DatabaseRecorder is one transaction that first renews the attempt's heartbeat under its fencing token
-(an
-integer that identifies one hold of the sweep). An attempt that was finished, declared dead or taken over gets LeaseLost
-and nothing is written. For a locked database see DatabaseConnection.write.
+(an integer that identifies one hold of the sweep). An attempt that was finished, declared dead or taken over gets
+LeaseLost and nothing is written. For a locked database see DatabaseConnection.write.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class AttemptWriter(Protocol):
     """Write interface of one attempt, used by the process that runs it.
 
     Writing the same record twice changes nothing, and a later value under the same key replaces the earlier one. Keys:
-    a
-    measurement by (probe, metric, length), an example by these and (item, position), a curve point by its step. An
+    a measurement by (probe, metric, length), an example by these and (item, position), a curve point by its step. An
     attempt that was finished, declared dead or taken over can write nothing but events. A DatabaseRecorder then raises
     LeaseLost at the call; for a journal, JournalReader raises it when it applies the line. Non-finite numbers become
     NULL. Characters that a database cannot store are replaced in strings. Times are those of the database.
@@ -46,10 +44,8 @@ class AttemptWriter(Protocol):
         """Return when everything written so far would survive a power failure.
 
         A DatabaseRecorder renews the heartbeat, too. Call it before a checkpoint is written, since the curve could
-        otherwise have
-        a gap before it. Call it as well before older checkpoints are deleted, those of an earlier attempt included: the
-        database
-        might know no other.
+        otherwise have a gap before it. Call it as well before older checkpoints are deleted, those of an earlier
+        attempt included: the database might know no other.
         """
 
     def provenance(self, provenance: Provenance) -> None:
@@ -233,8 +229,7 @@ class DatabaseRecorder(AttemptWriter):
         """Count the attempts of the same launch and host that shared this one's GPU, into its provenance.
 
         An attempt counts if it has the same fencing token and had not ended when this one started. Does nothing but
-        renew the
-        heartbeat for an attempt without a recorded GPU.
+        renew the heartbeat for an attempt without a recorded GPU.
         """
         # one launch at a time uses a GPU: attempts with another fencing token are stale, even without a recorded end
         this_attempt, this_source = aliased(AttemptRow), aliased(ProvenanceRow)
@@ -329,8 +324,7 @@ class DatabaseRecorder(AttemptWriter):
         """Record the event unless the attempt already has one of the same kind and message.
 
         Works for finished attempts, too, needs no lease and does not renew the heartbeat. Raises AttemptUnknown for an
-        attempt
-        that does not exist.
+        attempt that does not exist.
         """
         same = select(EventRow.id).where(EventRow.attempt_id == self.attempt_id, EventRow.kind == kind)
         same = same.where(EventRow.message == storable_text(message)).limit(1)

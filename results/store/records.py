@@ -59,8 +59,7 @@ class Owner:
         """Return True if both records describe one process, whatever their `name` fields are.
 
         Host and pid must be equal and the creation times less than one second apart; an unknown PID namespace matches
-        any
-        other.
+        any other.
         """
         in_other_space = None not in (self.space, owner.space) and self.space != owner.space
         same = (self.host, self.pid) == (owner.host, owner.pid) and abs(self.started - owner.started) < 1.0
@@ -96,9 +95,9 @@ class Attempt:
     """An execution of a cell; the fields are the columns of the table `attempt`.
 
     `number` counts the attempts of the cell from 1. `parent_id` is the attempt whose weights or checkpoint this one
-    uses.
-    `fence` is the fencing token under which it may write. `run_dir` is relative to the runs folder; `checkpoint` and
-    `weights` are too, or full addresses. `step` of `steps_total` is the progress; `cause` says in words why it ended.
+    uses. `fence` is the fencing token under which it may write. `run_dir` is relative to the runs folder; `checkpoint`
+    and `weights` are too, or full addresses. `step` of `steps_total` is the progress; `cause` says in words why it
+    ended.
     """
 
     id: int
@@ -184,8 +183,7 @@ def extra_axes(cells: Iterable[CellState]) -> list[str]:
     """Return the axes beyond the five AXES (and `seed`) whose level differs between the cells.
 
     They come in the order in which the cells first name them, which is the grid's. A cell without the axis counts as
-    one
-    more level. Empty for fewer than two cells.
+    one more level. Empty for fewer than two cells.
     """
     listed = list(cells)
     names = dict.fromkeys(name for cell in listed for name in cell.axes if name not in (*AXES, "seed"))
@@ -302,8 +300,7 @@ class Example:
     """Result of one item of a probe (a document or a trial), stored so that cells can be compared item by item.
 
     `item` numbers the documents or trials and means the same one in every cell. `position` is a position inside the
-    item,
-    such as that of the needle; 0 without one. `detail` is a dict that the probe defines.
+    item, such as that of the needle; 0 without one. `detail` is a dict that the probe defines.
     """
 
     probe: str

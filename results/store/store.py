@@ -118,10 +118,8 @@ def temporary_store(name: str, fill: Callable[[Store], object]) -> Store:
     """Create a temporary database, call `fill(store)` on it, and return the open store.
 
     The database is a SQLite file in a new folder of the system's temporary folder. The folder is deleted when the store
-    is
-    no longer referenced, or at once if `fill` raises; the error goes on to the caller. `name` becomes part of the
-    folder's
-    and the file's name. The result of `fill` is ignored.
+    is no longer referenced, or at once if `fill` raises; the error goes on to the caller. `name` becomes part of the
+    folder's and the file's name. The result of `fill` is ignored.
     """
     folder = tempfile.mkdtemp(prefix=f"atma-{name}-")
     try:
@@ -161,8 +159,8 @@ class Store(DatabaseConnection, StoreReader):
 
         Adds the sweep and the cells that are missing. Adds a revision only if the grid's text, the options (without the
         forecast), the cells, their order or their axes differ from the newest one. Always makes the sweep the one
-        launched last,
-        even if a process holds it. A launch that also runs the sweep passes its revision to acquire_sweep instead.
+        launched last, even if a process holds it. A launch that also runs the sweep passes its revision to
+        acquire_sweep instead.
 
         Args:
             name: sweep.
@@ -208,8 +206,8 @@ class Store(DatabaseConnection, StoreReader):
         """Make `owner` the sweep's supervisor until the lease ends, and return the fencing token.
 
         The token (an integer that identifies this hold of the sweep) increases by one each time. An owner that holds
-        the
-        sweep already gets a new token as well. If another process changes the lease meanwhile, the claim is repeated.
+        the sweep already gets a new token as well. If another process changes the lease meanwhile, the claim is
+        repeated.
 
         Args:
             name: sweep.
@@ -293,8 +291,7 @@ class Store(DatabaseConnection, StoreReader):
         Args:
             name: sweep.
             **changes: `pause`, `finish`, `cancel` (True, or None to withdraw the request), `retry` (list of cell ids,
-                added
-                to those that are pending; None withdraws all).
+                added to those that are pending; None withdraws all).
 
         Returns:
             Pending requests by name; the cell ids of `retry` are sorted.
@@ -352,8 +349,7 @@ class Store(DatabaseConnection, StoreReader):
             sweep: sweep that the caller must still hold under `fence`; None skips the check.
             steps_total: training steps of the complete run.
             deviation: settings in which the attempt differs from the cell's config, by dotted path; an empty one is
-                stored as
-                None.
+                stored as None.
 
         Returns:
             The attempt as stored.
@@ -491,8 +487,7 @@ class Store(DatabaseConnection, StoreReader):
         """Mark a running attempt as interrupted; the caller has verified that its process is gone.
 
         Needs no fencing token. Sets the failure class PREEMPTED and the end (now), and records the event `interrupted`
-        with
-        the cause. A process that is alive after all gets LeaseLost from then on.
+        with the cause. A process that is alive after all gets LeaseLost from then on.
 
         Returns:
             False, with nothing changed, if the attempt was not running or does not exist.
@@ -519,8 +514,7 @@ class Store(DatabaseConnection, StoreReader):
         """Mark an interrupted attempt as ended early by a study, durably, and record the event `pruned`.
 
         The state stays `interrupted`; the failure class becomes PRUNED and the cause becomes `why`. Attempts in other
-        states
-        do not change, and no event is recorded for them.
+        states do not change, and no event is recorded for them.
         """
 
         def work(session: Session) -> None:
@@ -634,7 +628,6 @@ def record_event(session: Session, kind: str, message: str, **references: Any) -
     """Insert an event with the current time of the database, in the caller's transaction.
 
     `references` are the columns `sweep_id` (a number), `cell_id` and `attempt_id` of the event. Characters that a
-    database
-    cannot store are replaced in the message.
+    database cannot store are replaced in the message.
     """
     session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable_text(message), **references))

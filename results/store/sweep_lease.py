@@ -23,8 +23,7 @@ class LeaseState:
     """Lease of a sweep at one moment: fencing token, end of the lease, holder, and since when it holds the sweep.
 
     `fence` increases with every hold, and a write under an older token is refused. `holder` is the last process that
-    took
-    the sweep and did not release it, even if the lease has expired; None if no process holds it.
+    took the sweep and did not release it, even if the lease has expired; None if no process holds it.
     """
 
     fence: int
@@ -97,8 +96,7 @@ def claim_sweep(
         lease_seconds: duration of the lease, from now.
         expected: lease as the caller has read it; a sweep that it calls new is created.
         revision: launch to record; it also makes the sweep the one launched last, or dates it just before the sweep
-            that it
-            accompanies. None records nothing and keeps the launch time.
+            that it accompanies. None records nothing and keeps the launch time.
         clear_requests: discard the requests that were made to an earlier launch.
 
     Returns:
@@ -154,9 +152,8 @@ def write_revision(session: Session, sweep: SweepRow, new_revision: NewRevision)
     """Return the number of the revision that describes the launch: the newest if it is equal, else a new one.
 
     Two launches are equal if grid text, options (without the forecast), cells, their order and their axes are equal;
-    file
-    name and code version do not count. A new revision has the next number, from 1, and adds the cells that are missing;
-    existing cells do not change. Only the newest revision is compared.
+    file name and code version do not count. A new revision has the next number, from 1, and adds the cells that are
+    missing; existing cells do not change. Only the newest revision is compared.
     """
     newest = session.scalar(
         select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)
@@ -187,8 +184,7 @@ def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellR
     """Append cells to the newest revision of a sweep that the caller holds, and replace its forecast.
 
     Cells that the revision lists already are skipped; those that the database lacks are created. `new_forecast` None
-    keeps
-    the forecast (the predicted times in the revision's options).
+    keeps the forecast (the predicted times in the revision's options).
 
     Raises:
         LeaseLost: the sweep is not held under the fencing token `fence`.

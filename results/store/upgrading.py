@@ -131,8 +131,7 @@ def creation_lock(url: URL) -> Iterator[None]:
     """Hold the lock under which databases are created and upgraded: one process at a time per folder.
 
     Waits without limit for another process. The lock is on the folder itself, so that no lock file remains. For
-    PostgreSQL
-    this does nothing, since it locks inside its transaction.
+    PostgreSQL this does nothing, since it locks inside its transaction.
 
     Raises:
         StoreError: the folder does not exist.
@@ -174,8 +173,7 @@ def create_if_empty(engine: Engine) -> None:
     """Run all migrations in one transaction if the database is empty; do nothing if it is of this program.
 
     On PostgreSQL other processes that try the same wait for an advisory lock. Raises StoreError for a database of
-    another
-    program.
+    another program.
     """
     with engine.begin() as connection:
         if connection.dialect.name != "sqlite":
@@ -192,8 +190,7 @@ def create_database(url: URL) -> None:
 
     Raises:
         StoreError: the folder does not exist, the database belongs to another program, or the driver reports an error
-            (see
-            translate_driver_errors).
+            (see translate_driver_errors).
     """
     with creation_lock(url), translate_driver_errors(url):
         path = sqlite_file(url)
@@ -312,8 +309,7 @@ def _upgrade_checked(connection: Connection, migrations: Path, head: str) -> Non
     """Run the migrations in the connection's transaction, and raise StoreError if rows would be lost.
 
     Rows would be lost if a table has fewer rows than before. On SQLite, broken foreign keys raise the error as well.
-    The
-    caller's transaction then rolls everything back.
+    The caller's transaction then rolls everything back.
     """
     sqlite = connection.dialect.name == "sqlite"
     if not sqlite:

@@ -77,10 +77,8 @@ def search_as_json(search: Search) -> dict[str, Any]:
     """Return the search as JSON values.
 
     Keys: ranges ([path, range] pairs, a range being `levels`, or low, high, log and step), objectives ([measure,
-    direction]
-    pairs), sampler, trials, pruner, seed, options. Ranges and objectives are lists, since some databases lose the order
-    of a
-    mapping.
+    direction] pairs), sampler, trials, pruner, seed, options. Ranges and objectives are lists, since some databases
+    lose the order of a mapping.
     """
     ranges = [
         [path, {"levels": list(range_.levels)} if isinstance(range_, LevelChoice) else asdict(range_)]

@@ -118,8 +118,7 @@ class StudyWriter:
             changed: earlier trials with a new Optuna state.
             memory: new Optuna state of the study; None keeps the stored one.
             forecast: predicted cost of the cell, appended to the revision's forecast if that has one and the cell is
-                new;
-                None for none.
+                new; None for none.
 
         Raises:
             IntegrityError: the number of the trial is in use.

@@ -20,9 +20,8 @@ class TrackerRun:
     """A cell with its curve and its newest values.
 
     `name` is its slug as a safe file name, followed by the id if several cells share the slug. `state` is that of the
-    cell;
-    start and end are those of the attempt of the curve. `curve` is sorted by step; `values` holds one measurement per
-    (probe, metric, length), some with a reason instead of a value.
+    cell; start and end are those of the attempt of the curve. `curve` is sorted by step; `values` holds one measurement
+    per (probe, metric, length), some with a reason instead of a value.
     """
 
     name: str
@@ -43,8 +42,7 @@ def tracker_runs(store: Store, sweep: str) -> Iterator[TrackerRun]:
     """Yield the cells of the newest revision as runs, in the grid's order.
 
     The curve, start and end are those of the newest finished training, or of the newest attempt without one. A cell
-    without
-    attempts has an empty curve and no times.
+    without attempts has an empty curve and no times.
 
     Raises:
         SweepUnknown: there is no such sweep (at the first item).

@@ -25,8 +25,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
     """Return the function that writes an offline run below `folder`, in a project named after the sweep.
 
     The project's name is the sweep's as a safe file name. `store` and `out` belong to the protocol of exporters and are
-    not
-    used.
+    not used.
     """
     settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
 

@@ -55,8 +55,7 @@ def _create(table: str, columns: str, *constraints: sa.Constraint, key: tuple[st
     Args:
         table: name.
         columns: columns, separated by spaces; types are the keys of TYPES. A `?` after the type makes the column
-            nullable,
-            and `=` precedes a server default.
+            nullable, and `=` precedes a server default.
         *constraints: constraints besides the primary key.
         key: columns of the primary key.
     """
