@@ -172,7 +172,8 @@ _TYPES = {"words": str, "heading": str, "decimals": int}
 def _is_valid_field(name: str, value: Any) -> bool:
     """Return True if a field of a stored description has a valid name and value.
 
-    `trials` is 0 to MAX_TRIALS, `decimals` 0 to 12; unknown names, and name and unit, are invalid.
+    `better` must be in DIRECTIONS, `chance` a number, `trials` 0 to MAX_TRIALS, `decimals` 0 to 12, `words` and
+    `heading` text. Unknown names, and name and unit, are invalid.
     """
     if name == "better":
         return isinstance(value, str) and value in DIRECTIONS

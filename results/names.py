@@ -72,6 +72,9 @@ SWITCHES = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", 
 
 
 def normalized_level(level: object) -> str:
-    """Return the level as text, with YAML's true/false and yes/no (in any case) as on/off."""
+    """Return the level as text, with YAML's true/false, yes/no and on/off (in any case) as `on` or `off`.
+
+    Other levels keep their case.
+    """
     text = str(level)
     return SWITCHES.get(text.lower(), text)

@@ -140,7 +140,7 @@ def html_escaped(text: str) -> str:
 
 
 def markdown_escaped(text: str) -> str:
-    """Return one sanitized line for GitHub Markdown: no markup, no HTML, no column break."""
+    """Return one sanitized line for GitHub Markdown: markup, HTML, table columns, math and entities are escaped."""
     safe = sanitize_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(r"\\\1", safe)
 

@@ -84,6 +84,7 @@ def constant_terms(model: LinearModel, members: np.ndarray) -> list[Term]:
     """Return the terms that are constant over the design's points, so that it shows nothing of them.
 
     Examined are main effects, then other terms of the model, then interactions of two axes; the result has this order.
+    `members` are indices of the design's points in the space.
     """
     space = model.space
     terms = dict.fromkeys([*space.terms(1), *model.terms, *space.terms(2)])
@@ -105,7 +106,7 @@ def efficiency(model: LinearModel, members: np.ndarray) -> float:
     """Return the D-efficiency: information per cell relative to the complete space, where 1 is equal.
 
     That is det(X'X / n) to the power 1 / rank, for the whitened columns X of the n points; it may exceed 1. 0 if a part
-    of the model cannot be estimated.
+    of the model cannot be estimated. `members` are indices of the design's points in the space.
     """
     rows = model.whitened[members]
     sign, value = np.linalg.slogdet(rows.T @ rows / len(rows))
@@ -153,10 +154,15 @@ def interval_inflations(model: LinearModel, members: np.ndarray) -> list[Interva
 
 
 def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
-    """Return sentences (without a full stop) about the terms that the design confounds; at least one.
+    """Return sentences (without a full stop) about the terms that the design confounds; one or two.
 
-    First the terms that cannot be separated, then those with a correlation above MIN_CORRELATION. Partial aliases are
-    named only for terms of the model. Lists are cut to MAX_LISTED parts. `members` are indices of the design's points.
+    The first is about terms that cannot be separated, such as "with these 8 cells, memory cannot be told from a x b",
+    the second about a correlation above MIN_CORRELATION. Partial aliases are named only for terms of the model. Lists
+    are cut to MAX_LISTED parts. Without any confounding, one sentence says so.
+
+    Args:
+        model: linear model of the design.
+        members: indices of the design's points in the space.
     """
     n, pairs = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "
@@ -221,9 +227,9 @@ def _mutual_groups(pairs: Sequence[Alias]) -> Iterator[list[Term]]:
 
 
 def precision_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
-    """Return one sentence (without a full stop) about D-efficiency and interval inflation, as a list.
+    """Return a list of one sentence (without a full stop) about D-efficiency in percent and interval inflation per axis.
 
-    Only the efficiency if no axis can be estimated.
+    It has only the efficiency if no axis can be estimated. `members` are indices of the design's points in the space.
     """
     inflations = interval_inflations(model, members)
     share = f"D-efficiency {100 * efficiency(model, members):.0f}% (of what as many cells of the whole grid would tell)"

@@ -96,6 +96,11 @@ def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Ter
     """Return the smallest fraction with at least that resolution that separates all `terms`; None if there is none.
 
     Only proper fractions are tried, not the complete factorial. Fractions too small for the resolution are skipped.
+
+    Args:
+        space: all possible points; its axes with two levels are halved.
+        resolution: minimum length of the defining words: 3, 4 or 5 (a larger one sets the same minimum size as 5).
+        terms: terms that must not be confounded with each other or the mean.
     """
     k = len(two_level_axes(space))
     # a design of resolution 2 t + 1 separates all terms of up to t axes

@@ -534,7 +534,8 @@ def _json_text(value: Any) -> str:
 def with_parsed_json(table: str, row: RowDict) -> RowDict:
     """Return a copy of a row of `Bundle.rows` with its JSON columns parsed; None stays None.
 
-    The row may have keys that are no columns. JSON columns must be text, so it must not be applied twice.
+    The row may have keys that are no columns. JSON columns must be text, so it must not be applied twice. `table` is
+    the name of the row's table.
     """
     columns = TABLES[table].columns
     texts = {name for name in row if name in columns and isinstance(columns[name].type, JSON)}

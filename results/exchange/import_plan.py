@@ -263,9 +263,9 @@ def _merge_by_age(
 def _merge_interval(
     existing: Sequence[RowDict], incoming: Sequence[RowDict], age: Callable[[RowDict], Any]
 ) -> list[RowDict]:
-    """Return both lists merged by `age`, oldest first; each keeps its own order.
+    """Return both lists merged by `age`, oldest first; each keeps its own order even if it is not sorted.
 
-    Of equally old rows, the one of `existing` comes first.
+    The head of each list with the smaller age key comes next; of equal ones the one of `existing`.
     """
     existing_rest, incoming_rest, merged = list(existing), list(incoming), []
     while existing_rest or incoming_rest:
@@ -333,7 +333,7 @@ class ImportPlanner:
         self.with_weights = {index for index, _, role in content.bundle.files.values() if role == "weights"}
 
     def _new_ids(self, table: str, count: int) -> list[int]:
-        """Return ids for `count` new rows, in increasing order and above all existing ones.
+        """Return ids for `count` new rows, in increasing order; on SQLite they follow the highest existing one.
 
         On PostgreSQL they are taken from the table's sequence, which advances for good.
         """
@@ -412,9 +412,13 @@ class ImportPlanner:
         return new
 
     def _replace(self, row: RowDict, existing: RowDict) -> None:
-        """Plan to replace an existing unfinished copy by the bundle's attempt.
+        """Plan to replace an existing unfinished copy by the bundle's attempt, whose id and folder it keeps.
 
-        Existing files in its folder stay; the new files then go to another folder.
+        If files exist in its folder, these stay, and the new files go to another folder.
+
+        Args:
+            row: row of the bundle.
+            existing: row of the database.
         """
         self.plan.replaced[row["id"]] = existing["id"]
         free = not os.path.lexists(self.runs / existing["run_dir"])
@@ -424,6 +428,10 @@ class ImportPlanner:
         """Return True if the existing attempt is an unfinished copy with an earlier heartbeat than the row's.
 
         A running attempt of this database is no copy.
+
+        Args:
+            existing: row of the database.
+            row: row of the bundle, unfinished as well.
         """
         copy = existing["state"] != "running" and _is_unfinished(existing)
         return copy and bool(row["heartbeat_at"] > existing["heartbeat_at"])

@@ -165,7 +165,14 @@ def _attempt_columns(attempt: int, record: Any) -> dict[str, Any]:
 def _attempt(sheet: Sheet, cell: CellRecord, number: int, moment: datetime) -> dict[str, Any]:
     """Return the columns of a cell's attempt: a finished training by OWNER on the host `paper`.
 
-    All its times are `moment`. Steps follow from the cell's tokens; 0 and None for a cell without tokens.
+    All its times are `moment`. Steps follow from the cell's tokens; 0 and None for a cell without tokens. The speed is
+    that of the curve's last point.
+
+    Args:
+        sheet: sheet of the sweep, for the curve.
+        cell: the cell.
+        number: number of the attempt within its cell.
+        moment: time of the insertion.
     """
     curve = sheet.curves.get(cell.id)
     steps = cell.tokens // cell.config["train"]["batch_tokens"] if cell.tokens else None

@@ -160,7 +160,18 @@ def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, 
 
 
 def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
-    """Return the record of a published cell; axes other than mixer and memory have the baseline levels."""
+    """Return the record of a published cell, with seed 0.
+
+    Its five levels are `attn_type` of `axes`, `memory` of `axes` (default off), and baseline, off and off for the
+    others.
+
+    Args:
+        sweep: name of the sweep, part of the cell's id.
+        slug: slug of the cell, the other part of its id.
+        axes: level by axis; must have `attn_type`.
+        config: known part of the config.
+        tokens: number of training tokens; 0 for unknown.
+    """
     plain = dict(zip(AXES, (axes["attn_type"], "baseline", "off", "off", "off"), strict=True))
     levels = plain | {"memory": axes.get("memory", "off")}
     return CellRecord(

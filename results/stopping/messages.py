@@ -48,9 +48,14 @@ def rule_text(rule: StoppingRule, metric: Metric, configurations: int) -> str:
 
 
 def look_text(rule: StoppingRule, look: InterimAnalysis, metric: Metric) -> str:
-    """Return a sentence (without a full stop) about a look: estimate, interval, and missing pairs, cells and seeds.
+    """Return a sentence (without a full stop) about a look: estimate, interval, width, level, and what is left out.
 
-    A look without an interval (NaN) is described as such.
+    Left out are pairs or cells, and seeds, that lack values. A look without an interval (NaN) is described as such.
+
+    Args:
+        rule: stopping rule.
+        look: look of the rule.
+        metric: metric of the contrast; shares are printed in percentage points.
     """
     text = (
         f"look {look.number} of at most {len(rule.seeds_at_looks)}, after {look.seeds} of at most {counted(rule.max_seeds, 'seed')}: "

@@ -403,9 +403,14 @@ def _is_full(url: URL) -> bool:
 
 
 def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
-    """Return the StoreDamaged to show for an error that SQLite raises on a damaged file; None for any other error.
+    """Return the StoreDamaged to show (not raised) for an error that SQLite raises on a damaged file.
 
-    None for PostgreSQL. A file that never was a database is not damaged. May read the first bytes of the file.
+    None for any other error, for no error, and for PostgreSQL. A file that never was a database is not damaged. May
+    read the first bytes of the file.
+
+    Args:
+        error: error of sqlite3 or SQLAlchemy, or a UnicodeDecodeError while reading.
+        url: URL of the database.
     """
     path = sqlite_file(url)
     if path is None or error is None:
@@ -451,7 +456,7 @@ def _is_late(deadline: float) -> bool:
 
 
 def _damaged(path: Path, cause: str) -> StoreDamaged:
-    """Return a StoreDamaged that gives the reason and the command that saves what can be read."""
+    """Return a StoreDamaged (not raised) that gives the reason and the command that saves what can be read."""
     file = shlex.quote(str(path))
     return StoreDamaged(
         f"{path} is damaged: {cause}; see atma-sweep db check, then restore a backup, or save what can be read: "

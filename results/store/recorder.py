@@ -261,7 +261,10 @@ class DatabaseRecorder(AttemptWriter):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        """Set the columns that are not None and the step; non-finite numbers become NULL."""
+        """Set the step and those columns that are not None, and renew the heartbeat; NaN and infinities become NULL.
+
+        `loss` is in nats per token.
+        """
         columns = {"steps_total": steps_total, "loss": loss, "tokens_per_s": tokens_per_s, "phase": phase}
         self._write(step=step, **{name: finite_or_none(value) for name, value in columns.items() if value is not None})
 

@@ -57,7 +57,7 @@ def read_lease(session: Session, name: str, *, new: bool) -> LeaseState:
 
 
 def busy_message(name: str, lease: LeaseState, *, is_holder_alive: bool) -> str:
-    """Return the message about a sweep that another owner holds.
+    """Return the message about a sweep that another owner holds: its name, host, pid and the time since when (UTC).
 
     Args:
         name: sweep.
@@ -201,7 +201,13 @@ def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellR
 def append_cells(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> RevisionRow:
     """Append the cells that the sweep's newest revision does not list to its end, and return that revision.
 
-    Cells that the database lacks are created. Returns the mapped row, attached to the session.
+    Cells that the database lacks are created; the forecast does not change. Returns the mapped row, attached to the
+    session.
+
+    Args:
+        session: session of a write transaction.
+        sweep_id: id of the sweep.
+        cells: cells to append, in this order.
     """
     newest = queries.revision_row(session, sweep_id)
     listed = {cell for cell, _ in queries.members(session, newest.id)}

@@ -116,7 +116,7 @@ def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple
 def best_trial_numbers(search: Search, trials: Sequence[Trial]) -> list[int]:
     """Return the sorted numbers of the best trials: one for a single objective, the Pareto front for several.
 
-    Only trials that are done count. Empty without any.
+    Only trials that are done count, by the directions of the search. Empty without any.
     """
     done = [trial for trial in trials if trial.standing == "done"]
     if not done:
@@ -187,7 +187,7 @@ def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
 
 
 def _contains(distribution: BaseDistribution, value: Any) -> bool:
-    """Return True if the distribution contains the value."""
+    """Return True if the distribution contains the value; False for a level that is no longer in the search space."""
     try:
         return distribution._contains(distribution.to_internal_repr(value))
     except ValueError:

@@ -26,8 +26,9 @@ def count_standings(trials: Sequence[Trial]) -> Counter[str]:
 def describe_study(search: Search, trials: Sequence[Trial]) -> str:
     """Return one line about a study: size, sampler, objectives, trials by standing, best value of one objective.
 
-    Trials that are `asked` are called not finished. The best value is left out for several objectives or without a
-    result.
+    Example: "study of 20 trials (tpe) for val_loss (less is better): 3 done, 1 not finished, 16 to propose; best 3.1,
+    trial 2". Trials that are `asked` are called not finished. The best value is left out for several objectives or
+    without a result.
     """
     objectives_text = " and ".join(
         f"{name} ({DIRECTION_PHRASES[direction]})" for name, direction in search.objectives.items()

@@ -110,7 +110,11 @@ def _valid_name(text: str) -> str:
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every setting as (dotted path, text); values other than text are JSON, also lists and empty mappings."""
+    """Yield every setting of a nested config as (dotted path, text).
+
+    Text is unchanged; other values are JSON, also lists and empty mappings. `path` is the prefix of the paths, with its
+    dot.
+    """
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{path}{name}.")
