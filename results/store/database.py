@@ -1,4 +1,4 @@
-"""Database URLs, engines and driver errors: from `--db` to an engine, and messages for whatever fails on the way.
+"""Database URLs, engines and driver errors: from `--db` to an engine, and messages for what fails on the way.
 
 SQLite runs in WAL mode on a local disk. Every write transaction starts with BEGIN IMMEDIATE, since a deferred one that
 reads and then writes fails under load or loses updates. Waits for the lock last up to 30 s. A commit waits for the disk
