@@ -230,8 +230,7 @@ def precision_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     """Return a list of one sentence (without a full stop) about D-efficiency and interval inflation.
 
     The efficiency is in percent; the inflation, a factor per axis, is left out if no axis can be estimated. `members`
-    are
-    indices of the design's points in the space.
+    are indices of the design's points in the space.
     """
     inflations = interval_inflations(model, members)
     share = f"D-efficiency {100 * efficiency(model, members):.0f}% (of what as many cells of the whole grid would tell)"

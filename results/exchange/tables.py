@@ -35,10 +35,11 @@ _ATTEMPT = ("cell_id", "number", "kind", "state")
 
 
 def _table_query(table_name: str) -> tuple[list[Column[Any]], Any, list[Any]]:
-    """Return the columns of an exported table, the joined tables to select from, and the sort order.
+    """Return the columns of an exported table, the joined tables to select from, and the columns to sort by.
 
-    The source joins `revision_cell`, so the caller must select one revision. Rows come in the grid's order; within a
-    cell by attempt id and the key of the row. `table_name` is one of TableName.
+    The columns are those that `export_table` describes. The source joins `revision_cell`, so the caller must select one
+    revision. Rows come in the grid's order; within a cell by attempt id and the key of the row. `table_name` is one of
+    TableName.
     """
     cell, attempt = TABLES["cell"], TABLES["attempt"]
     member = TABLES["revision_cell"]
@@ -79,16 +80,19 @@ def _cell_text(value: Any) -> Any:
 def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, sweep: str | None = None) -> int:
     """Write a table of a sweep's newest revision to a file for another program, and return its number of rows.
 
-    Attempts in every state are included, with all their rows, not only the newest. Rows come in the grid's order,
-    within a cell by age of the attempt. Columns have the database's names and units, times are ISO-8601 text in UTC.
-    JSON columns are text in CSV and Parquet. In CSV, text that a spreadsheet would evaluate begins with an apostrophe,
-    and control characters are replaced; JSON lines and Parquet keep every text. An existing file is replaced when the
-    new one is complete.
+    `cells` has one row per cell: id, slug, seed, the five factors, position, axes, and the other columns of the
+    database's table `cell`. `attempts` has one row per attempt: id, cell_id, slug, seed, factors, and the other columns
+    of `attempt`. `measurements`, `curves` and `examples` begin with attempt_id, cell_id, number, kind and state of the
+    attempt, slug, seed and factors. Attempts in every state are included, with all their rows, not only the newest.
+
+    Rows come in the grid's order, within a cell by age of the attempt. Columns have the database's names and units,
+    times are ISO-8601 text in UTC. JSON columns are text in CSV and Parquet. In CSV, text that a spreadsheet would
+    evaluate begins with an apostrophe, and control characters are replaced; JSON lines and Parquet keep every text. An
+    existing file is replaced when the new one is complete.
 
     Args:
         store: database.
-        what: cells, attempts, or measurements, curves and examples of every attempt, with the columns of its cell and
-            attempt.
+        what: name of the table.
         to: file to write.
         fmt: csv, jsonl or parquet.
         sweep: sweep; None for the one launched last.

@@ -153,7 +153,10 @@ class ContrastEstimator:
 
 
 def _is_partial(design: Design, indices: Sequence[int | None]) -> bool:
-    """Return True if combinations that the grid allows are missing; otherwise pairs exist as in a complete grid."""
+    """Return True if combinations that the grid allows are missing; otherwise pairs exist as in a complete grid.
+
+    `indices` are the point indices of the configurations; None for one outside the design.
+    """
     return len({*indices} - {None}) < len(design.space.points)
 
 
