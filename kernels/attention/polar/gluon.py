@@ -42,9 +42,14 @@ def polar_forward(
         null_TH: Null scores, float32 in units of log 2.
         beta_H: float32, after softplus.
         v_null_HX: Value of the null key, float32.
-        window: Attention window in keys, or None; a window below 128 gives wrong results and is not refused.
+        window: Attention window in keys, or None.
         floor: Lower bound of the sum of squared weights, in units of the largest weight.
+
+    Raises:
+        ValueError: The window is below 128 and cuts inside the diagonal's tile.
     """
+    if window is not None and window < TILE:
+        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's tile by order alone")
     bsz, t, h, _ = q.shape
     tiles = bsz * h * triton.cdiv(t, TILE)
     c = torch.empty_like(q)

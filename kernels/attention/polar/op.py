@@ -53,10 +53,11 @@ def polar_attention(
         n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight, null included.
         exact_floor: False differentiates as if the floor never bound, as the published runs did.
         query_block: Queries that "torch" scores at a time.
-        backend: "gluon" (no window below 128, which is not checked), "triton" or "torch"; None: `choose_backend`.
+        backend: "gluon" (no window below 128), "triton" or "torch"; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree, or the window (or in "torch" `query_block`) is below 1.
+        ValueError: Shapes or dtypes disagree, the window is below 1, or below 128 with "gluon"; in "torch" also a
+            `query_block` below 1.
     """
     _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)

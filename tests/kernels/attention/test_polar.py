@@ -12,7 +12,7 @@ from atma_sweep.kernels.attention.polar.reference import (
     polar_backward_reference,
     polar_streaming_reference,
 )
-from graded import double
+from graded import double, interpreted
 from kernel_operations import polar_inputs
 from torch import Tensor
 from torch.nn import functional
@@ -56,6 +56,13 @@ def test_hand_backward_equals_autograd(window: int | None) -> None:
     by_hand = polar_backward_reference(g_c, g_mag, *(x.detach() for x in args), window=window)
     for a, b in zip(ours, by_hand, strict=True):
         assert error(a, b) <= 1e-10 * max(1, b.abs().max().item())
+
+
+@interpreted
+def test_hopper_kernels_refuse_a_window_inside_their_tile() -> None:
+    args = [x.detach().bfloat16() if x.dim() == 4 else x.detach() for x in polar_inputs(200, 2, 1, d=64)]
+    with pytest.raises(ValueError, match="window 127 is below 128"):
+        polar_attention(*args, window=127, backend="gluon")
 
 
 def published_attention(*args: Tensor, n_eff_floor: float) -> tuple[Tensor, Tensor]:
@@ -142,7 +149,7 @@ def test_windowed_blocks_read_only_the_keys_in_reach() -> None:
     assert blocks[-1][1] == 70_000
 
 
-def testschedules_at_initial_values() -> None:
+def test_schedules_at_initial_values() -> None:
     base, slope, gain, _ = (torch.tensor([x], dtype=torch.float64) for x in INIT)
     temp, null = schedules(65536, None, base, slope, gain, torch.float64)
     for n, expected in ((1, 1.0), (2048, 3.3885), (65536, 4.4742)):
