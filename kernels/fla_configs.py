@@ -30,10 +30,10 @@ KernelConfigs = dict[str, KernelConfig]
 
 
 def shared_configs(head_dim: int) -> KernelConfigs:
-    """Return the configurations of the two kernels that carry the state across chunks in both delta rules.
+    """Return the wanted configurations of the two kernels that carry the state across chunks in both delta rules.
 
     Keys are "module below fla:name of the kernel", for the forward and the backward. A program handles BV rows of the
-    state: 64 for heads of up to 128, else 32.
+    state: 64 for heads of up to 128, else 32. `pin_configs` takes the nearest configurations that fla lists.
     """
     # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 need over 227 KB
     # backward and over 99 KB forward
@@ -45,9 +45,11 @@ def shared_configs(head_dim: int) -> KernelConfigs:
 
 
 def channelwise_configs(head_dim: int) -> KernelConfigs:
-    """Return the configurations of all kernels that the channelwise delta rule launches, by "module below fla:name".
+    """Return the wanted configuration of each kernel that the channelwise delta rule launches, by "module:name".
 
-    These are the kernels of `channelwise_delta.op.fla_forward` and `fla_backward`, those of `shared_configs` included.
+    The module's path is relative to fla. These are the kernels of `channelwise_delta.op.fla_forward` and
+    `fla_backward`, those of `shared_configs` included. `pin_configs`, which takes this function itself, pins for each
+    kernel the nearest configuration that fla lists on this GPU.
     """
     return shared_configs(head_dim) | {
         "ops.utils.cumsum:chunk_local_cumsum_vector_kernel": KernelConfig(4, 3, (("BS", 32),)),
@@ -67,9 +69,11 @@ def channelwise_configs(head_dim: int) -> KernelConfigs:
 
 
 def gated_delta_configs(head_dim: int) -> KernelConfigs:
-    """Return the configurations of all kernels that the gated delta rule launches, by "module below fla:name".
+    """Return the wanted configuration of each kernel that the gated delta rule launches, by "module:name".
 
-    These are the kernels of `gated_delta.torch_op.fla_forward` and `fla_backward`, those of `shared_configs` included.
+    The module's path is relative to fla. These are the kernels of `gated_delta.torch_op.fla_forward` and
+    `fla_backward`, those of `shared_configs` included. `pin_configs`, which takes this function itself, pins for each
+    kernel the nearest configuration that fla lists on this GPU.
     """
     return shared_configs(head_dim) | {
         "modules.norm.l2norm:l2norm_fwd_kernel": KernelConfig(4, 3, (("BT", 32),)),
@@ -85,10 +89,11 @@ def gated_delta_configs(head_dim: int) -> KernelConfigs:
 
 
 def path_configs(_head_dim: int) -> KernelConfigs:
-    """Return the configurations of the kernels of PaTH attention that fla would tune, by "module below fla:name".
+    """Return the wanted configuration of each kernel of PaTH attention that fla would tune, by "module:name".
 
-    They compute the products of the keys of a chunk and the inverse of that matrix. The argument, a head size, is
-    ignored.
+    The module's path is relative to fla. The kernels compute the products of the keys of a chunk and the inverse of
+    that matrix. The argument, a head size, is ignored. `pin_configs`, which takes this function itself, pins for each
+    kernel the nearest configuration that fla lists on this GPU.
     """
     return {
         "ops.common.chunk_scaled_dot_kkt:chunk_scaled_dot_kkt_fwd_kernel": KernelConfig(4, 3, (("BK", 64),)),
@@ -99,13 +104,14 @@ def path_configs(_head_dim: int) -> KernelConfigs:
 
 
 def pin_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> None:
-    """Restrict fla's autotuners to one configuration per kernel, the one for heads of size `head_dim`.
+    """Restrict fla's autotuners to one configuration per kernel, the listed one nearest to that for `head_dim`.
 
     Call it before each call of fla: it overwrites the `configs` of fla's module-level autotuners for the whole process,
     until the next call. Imports fla's modules at the first call.
 
     Args:
-        configs_for: Function of the head size that returns the wanted configurations, such as `gated_delta_configs`.
+        configs_for: Function of the head size that returns the wanted configurations: `gated_delta_configs`,
+            `channelwise_configs` or `path_configs`.
         head_dim: Head size.
     """
     for tuner, pinned in _pinned_configs(configs_for, head_dim):

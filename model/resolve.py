@@ -62,6 +62,8 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
 def check_regularizer(name: str) -> str:
     """Return the name unchanged if it is "baseline" (none) or a registered regularizer.
 
+    Registered are "weak", "strong", "discrete" and "zipfian", and those of plugins.
+
     Raises:
         ModelConfigError: any other name; it lists the allowed ones.
     """

@@ -20,8 +20,10 @@ def attention_ops(name: str) -> tuple[Any, Any]:
 
     The forward takes (q, k, v, extra_input, factor, window) and returns (o [B, T, H, X] in q's dtype, lse [B, H, T]
     float32 in units of log 2). Only o has a gradient, and by all four tensors. The backward takes (gradient of o, q, k,
-    v, extra_input, o, lse, factor, window) and returns the gradients of q, k, v and extra_input. `factor` is that of
-    q·k in units of log 2. A `window` of 0 means full attention. Kernels are imported at the first run.
+    v, extra_input, o, lse, factor, window) and returns the gradients of q, k, v and extra_input. `factor` multiplies
+    q·k and is scale times log2(e), so that scores, like lse, are in units of log 2; both ops take the same one. A
+    `window` is a number of keys, the query's own included; 0 means full attention. Inputs need not be contiguous.
+    Kernels are imported at the first run.
 
     Args:
         name: Name of the package in kernels/attention whose triton.py has `forward` and `backward`; it can be
@@ -48,7 +50,10 @@ def attention_ops(name: str) -> tuple[Any, Any]:
         factor: float,
         window: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k, v and the extra input, in their dtypes, by the package's Triton kernels."""
+        """Return the gradients of q, k, v and the extra input, in their dtypes, by the package's Triton kernels.
+
+        `o` and `lse` are the forward's results, `g_o` the gradient of o; `factor` and `window` those of the forward.
+        """
         args = (x.contiguous() for x in (g_o, q, k, v, extra_input, o, lse))
         gradients: tuple[Tensor, Tensor, Tensor, Tensor]
         gradients = load_kernels(package).backward(*args, factor=factor, window=window or None)

@@ -24,17 +24,17 @@ _EPS = tl.constexpr(EPS)
 def _gated_forward(
     x_ptr, w_ptr, y_ptr, T, C: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Store y = c conv(b u) of BT tokens and BC channels.
+    """Store y = c conv(b u) of BT tokens and BC channels, with a causal convolution and zeros before token 0.
 
     Grid: (cdiv(T, BT), cdiv(C, BC), B).
 
     Args:
         x_ptr: Contiguous [B, T, 3 C], [b | c | u].
-        w_ptr: Contiguous filters [C, W].
+        w_ptr: Contiguous filters [C, W]; the last tap multiplies the current token.
         y_ptr: Contiguous [B, T, C], written in its own dtype.
         T: Tokens of a row of the batch.
         C: constexpr, channels.
-        W: constexpr, taps.
+        W: constexpr, taps, at most 4.
         BT: constexpr, tokens of a program.
         BC: constexpr, channels of a program, a power of two.
     """
@@ -145,7 +145,7 @@ def _gated_backward(
         dw_ptr: float32 [B cdiv(T, R), W, C], written; the caller sums over the first axis.
         T: Tokens of a row of the batch.
         C: constexpr, channels.
-        W: constexpr, taps.
+        W: constexpr, taps, at most 4.
         R: constexpr, tokens of a program.
         BC: constexpr, channels of a program, a power of two.
     """
@@ -211,13 +211,14 @@ def _canon_forward(
     x_ptr, w_ptr, y_ptr, T, stride_t, stride_h, H: tl.constexpr, X: tl.constexpr, P: tl.constexpr, W: tl.constexpr,
     BT: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Store y = n + conv(n) of BT tokens of one head, with n = x or its RMS norm over X.
+    """Store y = n + conv(n) of BT tokens of one head, with n = x or, with NORM, the RMS norm of x over X.
 
-    Grid: (cdiv(T, BT), H, B).
+    The norm comes before the convolution and has no weight; y is not normed. The convolution is depthwise and causal,
+    with zeros before the first token. Grid: (cdiv(T, BT), H, B).
 
     Args:
         x_ptr: [B, T, H, X] with unit stride in X; batch rows follow each other without a gap.
-        w_ptr: Contiguous filters [H X, W].
+        w_ptr: Contiguous filters [H X, W]; the last tap multiplies the current token.
         y_ptr: Contiguous [B, T, H, X], written in its own dtype.
         T: Tokens of a row of the batch.
         stride_t: Elements from one token of x to the next.
@@ -225,7 +226,7 @@ def _canon_forward(
         H: constexpr, heads.
         X: constexpr, head size.
         P: constexpr, X rounded up to a power of two.
-        W: constexpr, taps.
+        W: constexpr, taps, at most 4.
         BT: constexpr, tokens of a program.
         NORM: constexpr bool, True for the RMS norm.
     """
@@ -252,7 +253,7 @@ def _canon_backward(
 ):  # fmt: skip
     """Store the gradient of x, and a share of that of w, for R tokens of one head of Canon.
 
-    Grid: (cdiv(T, R), H, B), one warp each. The warp walks down its rows, plus W - 1 before and after, and holds the
+    Canon is y = n + conv(n), with n = x or, with NORM, the RMS norm of x over X. Grid: (cdiv(T, R), H, B), one warp each. The warp walks down its rows, plus W - 1 before and after, and holds the
     last W in registers.
 
     Args:
@@ -267,7 +268,7 @@ def _canon_backward(
         H: constexpr, heads.
         X: constexpr, head size.
         P: constexpr, X rounded up to a power of two.
-        W: constexpr, taps.
+        W: constexpr, taps, at most 4.
         R: constexpr, tokens of a program.
         NORM: constexpr bool, True for the RMS norm.
     """
@@ -332,9 +333,11 @@ CANON_ROWS = 32
 def gated_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
     """Return c conv(b u) of contiguous x = [b | c | u], [B, T, C] in x's dtype.
 
+    The convolution is depthwise and causal, with zeros before the first token.
+
     Args:
         x_BTE: Contiguous, on a GPU, E = 3 C.
-        w_CW: Contiguous filters, of x's dtype.
+        w_CW: Contiguous filters, of x's dtype; the last tap multiplies the current token.
     """
     (b, t, _), (c, k) = x_BTE.shape, w_CW.shape
     y_BTC = x_BTE.new_empty(b, t, c)
@@ -364,12 +367,12 @@ def gated_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, 
 
 
 def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
-    """Return n + conv(n), contiguous [B, T, H, X], with n = x or its RMS norm over X.
+    """Return n + conv(n), contiguous [B, T, H, X], with n = x or, with `norm`, the RMS norm of x over X.
 
     Args:
         x_BTHX: Input on a GPU; it may have gaps between tokens and heads.
-        w_CW: Contiguous filters, C = H X.
-        norm: True to norm x first.
+        w_CW: Contiguous filters, C = H X, W at most 4; the last tap multiplies the current token.
+        norm: True to norm x before the convolution (per token and head, without weight, epsilon 1.19e-7).
     """
     (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
     y_BTHX = torch.empty(b, t, h, d, device=x_BTHX.device, dtype=x_BTHX.dtype)

@@ -44,6 +44,8 @@ def _load(at, inside, EVEN: tl.constexpr):
 def _epilogue(y, gates, bias_ptr, under, y_ptr, n, N, BIAS: tl.constexpr, GATE: tl.constexpr, UNDER: tl.constexpr):
     """Apply bias, gate and residual to BN sums and store them in y's dtype, rounded where torch rounds.
 
+    The gate's nonlinearity is applied to y: relu(y)^2 gates (squared ReLU) or silu(y) gates (SwiGLU).
+
     Args:
         y: float32 [BN], products of the first N outputs.
         gates: float32 [BN], products of the second N outputs; read only when GATE > 0.
@@ -83,7 +85,7 @@ def _row_kernel(
 ):  # fmt: skip
     """Store BN outputs of under + gate(rms_norm(x) wᵀ + bias) of one row.
 
-    Grid: (cdiv(N, BN),). Sums are float32; the norm's scale is applied after the product.
+    With a gate, the first N products a and the second N products g give g relu(a)^2 or g silu(a). Grid: (cdiv(N, BN),). Sums are float32; the norm's scale is applied after the product.
 
     Args:
         x_ptr: The row [K].

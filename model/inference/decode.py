@@ -232,7 +232,9 @@ def cast_for_decoding(model: Backbone) -> Backbone:
 
     Returns the network itself, unfused, if its weights have that type already. Cast are `Linear`, conv filters and the
     tied head's bias, and a tied embedding unless there is a position scheme. Norm weights and a mixer's own scalars
-    stay float32. With 8-bit products nothing is fused. The copy cannot be trained.
+    stay float32. With 8-bit products nothing is fused. The copy is in the network's training or evaluation mode. The
+    parameters of fused projections need no gradient any more, so the copy is not for training; all others keep
+    `requires_grad`.
     """
     kinds = (Linear, CausalConv, TiedHead)
     if model.dtype == model.blocks[0].get_parameter("mlp.fc.weight").dtype:

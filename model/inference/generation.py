@@ -32,7 +32,7 @@ def generate_tokens(
         tokens: most tokens to generate; below 1: none.
         temperature: 0 takes the most probable token.
         top_p: sample from the fewest tokens that together have this probability.
-        seed: seed of the sampling.
+        seed: seed of the sampling; unused with temperature 0.
         vocabulary: token ids from this one on are never sampled; None: all may be.
         stop: token id that ends the text; it is yielded too. None: none does.
         full_context: ignore the network's attention window; without effect if `decoder` is given.
@@ -40,7 +40,8 @@ def generate_tokens(
 
     Raises:
         ValueError: temperature or top_p out of range.
-        CacheFull: the decoder has no free slot, or not enough room for prompt and tokens.
+        CacheFull: a given decoder has no free slot or no room for the prompt (at the first token), or runs out of room
+            later, after tokens were yielded. A new decoder has room for all.
     """
     check_sampling(temperature, top_p)
     if tokens < 1:
@@ -76,7 +77,7 @@ def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: 
         logits_V: logits of the next token, on any device.
         temperature: above 0; 0 returns the most probable token (the first of equals) without a random draw.
         top_p: above 0, at most 1.
-        generator: random stream on the CPU; one number is drawn.
+        generator: random stream on the CPU; one number is drawn, none with temperature 0.
     """
     logits_V = logits_V.double().cpu()
     if temperature == 0:

@@ -80,7 +80,8 @@ class ALiBi(QueryBlockMixer):
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; None: 1024. Kernels ignore
+                it.
         """
         slope_H = torch.tensor(self.slopes, dtype=torch.float64, device=q_BTHX.device)
         gate_1TH = -slope_H.expand(1, q_BTHX.shape[1], -1)
@@ -164,12 +165,16 @@ class Rel(QueryBlockMixer):
     ) -> Tensor:
         """Return softmax of scale q k + bias[h, min(i - j, reach)] over visible keys, times v: [B, T, H, X].
 
+        The bias of a head has `reach` + 1 numbers, one per distance; with `buckets` it has that many, and a range of
+        distances shares one (`bucket_of_distance`). A Triton kernel runs where it can.
+
         Args:
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; None: 1024. Kernels ignore
+                it.
         """
         bias_HR = self.table.view(q_BTHX.shape[2], -1)[:, self.bucket_of_distance()]
         return relative_attention(
@@ -179,7 +184,8 @@ class Rel(QueryBlockMixer):
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
         """Return attention with learned relative bias at one new token per sequence: [B, H, X] in q's type.
 
-        Softmax of scale q k + bias[h, min(distance, reach)] over the visible keys, times v. A padding row gives 0.
+        Softmax of scale q k + bias[h, min(distance, reach)] over the visible keys, times v; with `buckets`, ranges of
+        distances share a number. A padding row gives 0. Reads whole sequences from the cache, without a kernel.
 
         Args:
             q_BHX: queries of the new tokens.
@@ -272,7 +278,8 @@ class CoPE(QueryBlockMixer):
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; None: 1024. Kernels ignore
+                it.
         """
         vectors = self.vectors.to(statistics_dtype(q_BTHX.dtype))
         return contextual_attention(
@@ -283,7 +290,8 @@ class CoPE(QueryBlockMixer):
         """Return attention with contextual positions at one new token per sequence: [B, H, X] in q's type.
 
         Softmax of scale q k + q e(p) over the visible keys, times v, with p the sum of sigmoid(scale q k) over the
-        visible keys from a key to the new token, at most `positions` - 1. A padding row gives 0.
+        visible keys from a key to the new token, at most `positions` - 1. A padding row gives 0. Reads whole sequences
+        from the cache, without a kernel.
 
         Args:
             q_BHX: queries of the new tokens.

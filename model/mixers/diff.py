@@ -88,7 +88,8 @@ class Diff(QueryBlockMixer):
             k_BTJX: keys, not rotated.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; fused kernels ignore it.
+                None: 1024 with a window, all at once without.
         """
         q, k = self._rotated(q_BTHX), self._rotated(k_BTJX)
 

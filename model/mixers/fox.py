@@ -63,7 +63,8 @@ class FoX(QueryBlockMixer):
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; None: 1024. Kernels ignore
+                it.
         """
         return forgetting_attention(
             q_BTHX, k_BTJX, v_BTJX, self.gate(x_BTD), scale=self.config.scale, window=window, query_block=block

@@ -95,7 +95,8 @@ class PaTH(QueryBlockMixer):
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input, from which w and beta are projected.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; None: 1024. Kernels ignore
+                it.
         """
         w_BTJX, beta_BTJ = self.maps(x_BTD)
         return path_attention(

@@ -82,7 +82,7 @@ class Polar(QueryBlockMixer):
         """Return polar attention: (unit directions [B, T, H, X], projected magnitudes [B, T, D]).
 
         Softmax runs over the visible keys, with a temperature that grows with ln n, and a null key. The direction is
-        the weighted sum of the values divided by its length (0 if the sum is 0). The magnitude is
+        the weighted sum of the values divided by its length (by 1e-6 if that is shorter). The magnitude is
         tanh(softplus(mag_beta) ln(1 + m)), with m an effective number of attended keys; its projection is added after
         the output projection. Both have q's type.
 
@@ -92,7 +92,7 @@ class Polar(QueryBlockMixer):
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys. It also
                 bounds n, the number of visible keys.
-            block: queries scored at a time; memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; kernels ignore it.
         """
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BTHX, mag_BTH = polar_attention(
@@ -133,7 +133,8 @@ class Polar(QueryBlockMixer):
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         """Return {"polar": ..., "polar_window": ...}: implementation without and with the window.
 
-        Texts read "backend (reason)".
+        Each text reads "gluon (reason)", the usual one on Hopper, "triton (reason)" or "torch (reason)". Kernels are
+        chosen here if they were not yet, which may run their self-tests.
         """
         size = self.v_null.shape[1]
         return {

@@ -86,7 +86,8 @@ class NoPE(QueryBlockMixer):
             k_BTJX: keys, without positions.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; fused kernels ignore it.
+                None: 1024 with a window, all at once without.
         """
         q, k = self.prepare_queries(q_BTHX, window), self.apply_positions(k_BTJX)
         return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)

@@ -98,7 +98,8 @@ class TRA(QueryBlockMixer):
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input, from which the gates are projected.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; None: 1024. Kernels ignore
+                it.
         """
         decay_BTH = self.gate(x_BTD).expand(*q_BTHX.shape[:3])
         return threshold_attention(
@@ -109,9 +110,9 @@ class TRA(QueryBlockMixer):
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
         """Return threshold relative attention at one new token per sequence, from the cache: [B, H, X] in q's type.
 
-        As in `forward`: visible keys with a positive score survive, and one is decayed by the new token's gate to the
-        power of the survivors from it on. Without a survivor the result is 0, or with `empty: uniform` the mean of the
-        visible values.
+        Softmax of s + n ln(gate) over the visible keys with s = scale q k > 0 (the survivors), times v. The gate is the
+        new token's, and n counts the survivors from the key to the new token, both included. Without a survivor the
+        result is 0, or with `empty: uniform` the mean of the visible values.
 
         Args:
             q_BHX: queries of the new tokens.
@@ -130,9 +131,11 @@ class TRA(QueryBlockMixer):
         return row_attention(logits_BHS, v, seen_BS).to(q_BHX.dtype)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
-        """Return the natural log of each query's gate, [B, T, P]: the decay per survivor between key and query.
+        """Return the natural log of each query's gate, [B, T, P], <= 0, float32 (float64 for float64).
 
-        P is the number of heads, or 1 with `tie_gate: shared`. Keys are ignored.
+        Times n, the number of survivors from the key to the query, both included, it is added to the key's score: the
+        softmax weight, not the score, is multiplied by gate^n. P is the number of heads, or 1 with `tie_gate: shared`.
+        `k_BTJX` is ignored.
         """
         log_gate_BTP: Tensor = self.gate(x_BTD)
         return log_gate_BTP

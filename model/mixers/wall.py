@@ -116,7 +116,8 @@ class Wall(QueryBlockMixer):
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input, from which gates are projected with `gate_source: input`.
-            block: queries scored at a time; None: the default. Memory and rounding only.
+            block: queries that the torch backend scores at a time, memory and rounding only; None: 1024. Kernels ignore
+                it.
         """
         log_gate_BTPX = self.log_gates(x_BTD, k_BTJX)
         return wall_attention(
@@ -129,7 +130,7 @@ class Wall(QueryBlockMixer):
     ) -> dict[str, Tensor]:
         """Return the entries to cache: "k" (rotated) and "v", [B, T, J, X], and "fall".
 
-        "fall" is the cumulative log gate [B, T, P, X], float64.
+        "fall" is the cumulative natural log of the gates [B, T, P, X], float64; P is H, or with `tie: kv` J.
 
         Args:
             k_BTJX: keys, not rotated.
@@ -167,7 +168,7 @@ class Wall(QueryBlockMixer):
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """Return the natural log of each channel's gate, [B, T, P, X] <= 0 in float32 (float64 for float64).
 
-        The first `subdim` channels of a head have gates; the others have 0. With `g_max` values are soft-clamped to
+        P is the number of heads with gates of their own: the query heads H, or with `tie: kv` the KV heads J. The first `subdim` channels of a head have gates; the others have 0. With `g_max` values are soft-clamped to
         above -g_max.
 
         Args:

@@ -23,9 +23,25 @@ def polar_attention_reference(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (c [B, T, H, X], mag [B, T, H]) by the formula, one query at a time; slow.
 
-    The null stands in the same softmax as the keys. Differentiable by autograd; float32 or float64 throughout, as the
-    inputs are. The floor bounds sum_j p_j^2 from below, where j runs over real keys and p_j = exp(a_j - largest a, null
-    included). Arguments as in `polar_attention`.
+    With n visible keys (the window considered), the real scores are a = t q k / sqrt(X), the null key's t (null_base +
+    sp(null_slope) sqrt(ln(n + 1))), where t = 1 + sp(len_gain) ln n and sp is softplus; parameters are raw. One softmax
+    over both weights the values (v_null for the null key) to s. c is s / |s|, or s / 1e-6 for a shorter s. mag is
+    tanh(sp(mag_beta) ln(1 + n_eff r)), from 0 to 1, with r the weight of all real keys together. n_eff is
+    (sum_j p_j)^2 / sum_j p_j^2 over real keys, with p_j = exp(a_j - largest a, null included).
+
+    Differentiable by autograd; float32 or float64 throughout, as the inputs are.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        null_base_H: Offset of the null score.
+        null_slope_H: Raw slope of the null score.
+        len_gain_H: Raw gain of the temperature.
+        mag_beta_H: Raw gain of the magnitude.
+        v_null_HX: Value of the null key.
+        window: Attention window in keys, the query's own included, or None.
+        n_eff_floor: Lower bound of sum_j p_j^2.
     """
     _, t, h, d = q_BTHX.shape
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
@@ -54,7 +70,8 @@ def polar_streaming_reference(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (c [B, T, H, X], mag [B, T, H]) by the online recurrence over blocks of keys.
 
-    The null is folded in last. The running maximum, sum, sum of squares and weighted values are rescaled at each new
+    c has unit length (s / 1e-6 for an s shorter than that) and mag = tanh(softplus(mag_beta) ln(1 + n_eff r)) lies from
+    0 to 1, as in `polar_attention_reference`. The null is folded in last. The running maximum, sum, sum of squares and weighted values are rescaled at each new
     maximum. There is no floor of the sum of squared weights.
 
     Args:

@@ -22,7 +22,8 @@ def _rows(
 ):  # fmt: skip
     """Compute the part of the backward that belongs to single rows, for BM queries of one head.
 
-    Grid: (cdiv(T, BM), B H). Read: c, its gradient gc and the magnitude's gradient g_mag, [B, T, H, X] and [B, T, H];
+    c is s / |s|, or s / TINY with |s| below TINY (1e-6); the magnitude is tanh(beta ln(1 + n_eff r)), where r is the
+    softmax weight of all real keys together against the null key. Grid: (cdiv(T, BM), B H). Read: c, its gradient gc and the magnitude's gradient g_mag, [B, T, H, X] and [B, T, H];
     null [T, H] in units of log 2, v_null [H, X], beta [H]; lse, n_eff and inverse [B, H, T] as the forward stored them.
     Written: g [B, T, H, X], gradient of the weighted sum over real keys; float32 add, twice and d_null [B, H, T];
     float32 d_beta [parts, B, H] and d_v_null [parts, B, H, X], which the caller sums. TQ: number of queries T.
@@ -79,7 +80,10 @@ def polar_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (c [B, T, H, X] in q's dtype, then float32 mag [B, T, H], lse, n_eff and inverse [B, H, T]).
 
-    Negative n_eff marks a row that the floor binds, negative inverse (1/|s|) a row with |s| below TINY.
+    s is the softmax mean of the values and v_null, c is s / |s|, or s / TINY with |s| below TINY (1e-6). mag is
+    tanh(beta ln(1 + n_eff r)), in [0, 1), where r is the softmax weight of all real keys together. n_eff is
+    (sum of weights)^2 / (sum of squared weights) over the real keys; lse is theirs alone, in units of log 2; inverse is
+    1 / max(|s|, TINY). Negative n_eff marks a row that the floor binds, negative inverse a row with |s| below TINY.
 
     Args:
         q: Queries [B, T, H, X] scaled to units of log 2, contiguous like all inputs.
@@ -89,7 +93,7 @@ def polar_forward(
         beta_H: float32, after softplus.
         v_null_HX: Value of the null key, float32.
         window: Attention window in keys, or None.
-        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1.
     """
     b, t, h, _ = q.shape
     c = torch.empty_like(q)
@@ -117,10 +121,10 @@ def polar_backward(
         k: Keys.
         v: Values.
         null_TH: Null scores in units of log 2.
-        beta_H: Gain of the magnitude.
+        beta_H: Gain of the magnitude, after softplus.
         v_null_HX: Value of the null key.
         c: Directions.
-        lse: Log-sum-exp of the real keys.
+        lse: Log-sum-exp of the scores of the real keys, in units of log 2.
         n_eff: Participation ratios; a negative one marks a row that the floor binds.
         inverse: 1/|s|; a negative one marks a row with |s| below 1e-6.
         window: Attention window in keys, or None.

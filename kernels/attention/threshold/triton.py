@@ -204,7 +204,8 @@ def _dq(
     Grid: (cdiv(T, BM), B H). Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X]. Read: decay in units of log 2,
     lse and delta (g·o), float32 [B, H, T]. Written: dq; d_decay float32 [B, H, T], by the decay in units of log 2; and
     with STORES_COUNTS the count of survivors nearer than each tile of keys, float32 [tiles, B, H, T], whose tiles are
-    `stride` elements apart.
+    `stride` elements apart. Of the counts only those of key tiles that this tile of queries sees are written; the rest
+    stays as it was.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.
@@ -253,8 +254,8 @@ def _count(
 
     A count at a tile is the number of survivors nearer to the query than that tile. Grid: (cdiv(T, BM), B H).
     Descriptors: q [B, T, H X], k [B, T, J X]. count_ptr, float32 [B, H, T], holds the survivors in the tiles from
-    `high` on, and is advanced by those of the tiles down to `low`. counts_ptr: float32 [high - low, B, H, T], whose
-    tiles are `stride` elements apart, written.
+    `high` on, and is advanced in place by those of the tiles down to `low`. counts_ptr: float32 [high - low, B, H, T],
+    whose tiles are `stride` elements apart, written for tiles that this tile of queries sees; the rest stays as it was.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.

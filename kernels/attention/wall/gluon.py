@@ -109,8 +109,9 @@ def _keys(
     The product with v lags one block behind the scores: acc lacks the last block's. `rate` [X] is that of `block`,
     which also lies in rate_smem, in this part's buffer `steps % 2`. `rates` points at the block sums of the gates in
     units of log 2, X per block, starting with block 0. `low` is the largest key position that the window hides from the
-    first query, read with MASKED. `full` and `empty` are the stages' barriers, `steps` the stages consumed so far;
-    `anchor` is never read.
+    first query, read with MASKED. `full` and `empty` are the stages' barriers, `steps` the stages consumed so far.
+    `anchor`, float32 [64] in shared memory, gets a row sum per block and is never read: the store orders instructions,
+    so it must be memory of its own.
 
     Returns:
         (acc, p of the last block, row maximum, row sum, rate of the next block, steps).
@@ -162,8 +163,9 @@ def _rows(
     """Compute and store output and lse of rows 64 PART to 64 PART + 63 of every tile of this program.
 
     Runs in one warpgroup, on the blocks that `_load` copies into shared memory. o_desc, lse_ptr and total_ptr as in
-    `_wall_forward`; `full` and `empty` are the barriers of the stages; anchor_smem is never read. Other arguments as in
-    `_wall_forward`; PART: constexpr, 0 or 1.
+    `_wall_forward`; `full` and `empty` are the barriers of the stages. anchor_smem, float32 [2, 64], is written for
+    every block of keys and never read: the store orders instructions, so it must be memory of its own. Other arguments
+    as in `_wall_forward`; PART: constexpr, 0 or 1.
     """
     X: gl.constexpr = o_desc.block_type.shape[2]
     DTYPE: gl.constexpr = o_desc.dtype
