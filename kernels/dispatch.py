@@ -26,7 +26,7 @@ SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class BackendChoice(NamedTuple):
-    """Name of the chosen backend, such as "triton" or "torch", and the reason for the choice.
+    """Name of the chosen backend ("gluon", "triton", "fla", "cudnn", "scaled_mm" or "torch"), and the reason for it.
 
     The reason is a text for people: a version for the backend wanted most, else why it was refused. As a string the
     choice reads "backend (reason)".
@@ -201,7 +201,8 @@ def attention_choice(
 ) -> BackendChoice:
     """Return the choice of "triton" where it can run and passes its self-test, else of "torch" with the reason.
 
-    The first call for a case compiles and runs the kernels, which takes seconds; results are cached
+    It can run on CUDA with compute capability 8.0 or higher, on bfloat16 or float16 (`why_no_triton`). The reason of
+    "triton" is the version of Triton. The first call for a case compiles and runs the kernels, which takes seconds; results are cached
     (`self_test_failure`).
 
     Args:
@@ -220,7 +221,8 @@ def attention_choice(
 def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
     """Return the reason why the Gluon attention kernels cannot run on such tensors, or None when they can.
 
-    They need Hopper (compute capability 9.0). Runs no self-test.
+    They need a Triton with Hopper's Gluon, compute capability 9.0, bfloat16 or float16, heads of 64 or 128, and no
+    window below 128. Runs no self-test, and does not look at `use_torch_backend`.
 
     Args:
         device: Device of the tensors.
@@ -237,7 +239,8 @@ def gluon_choice(
 ) -> BackendChoice:
     """Return the choice of "gluon" where it can run and passes its self-test, else that of `attention_choice`.
 
-    Both backends have to pass: "gluon" is tried only where "triton" was chosen. Where Gluon is refused, the reason of
+    The latter is "triton" or "torch". Gluon needs compute capability 9.0, heads of 64 or 128, and no window below 128
+    (`why_not_gluon`). Both backends have to pass: "gluon" is tried only where "triton" was chosen. Where Gluon is refused, the reason of
     the returned "triton" also says why. The reason of "gluon" is the version of Triton.
 
     Args:
@@ -245,7 +248,8 @@ def gluon_choice(
         device: Device of the tensors.
         dtype: Dtype of the activations.
         head_dim: Head size.
-        window: Attention window in keys; None for full attention. The self-tests do not depend on it.
+        window: Attention window in keys, the query's own included; None for full attention. Below 128 it rules Gluon
+            out; the self-tests do not depend on it.
         error: Self-test, called as `error(device, dtype, head_dim, backend, seed=seed)`; returns a relative error.
     """
     ours = attention_choice(op, device, dtype, head_dim, error)

@@ -304,7 +304,8 @@ class Attention(nn.Module):
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         """Return op name -> description of the implementation that `forward` uses on that device and dtype.
 
-        Keys: "canon" with a Canon convolution, those of the mixer, and "memory" with a memory.
+        Keys: "canon" with a Canon convolution, those of the mixer (such as "polar" and "polar_window"), and "memory"
+        with a memory. Most texts read "backend (reason)", with "gluon", "triton", "fla", "cudnn" or "torch".
         """
         paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
         paths |= self.mixer.kernel_paths(device, dtype)

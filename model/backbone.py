@@ -195,7 +195,10 @@ class Backbone(nn.Module):
 
     @property
     def precision(self) -> str:
-        """Data type of the activations in words: "bfloat16", or "bfloat16, fp8 projections" after `use_fp8`."""
+        """Data type of the activations: "bfloat16", "float16", "float32" or "float64".
+
+        After `use_fp8` ", fp8 projections" follows.
+        """
         name = str(self.dtype).removeprefix("torch.")
         return name if self._fp8 is None else f"{name}, fp8 projections"
 
@@ -302,12 +305,12 @@ class Backbone(nn.Module):
 
         Compilation happens at the first call per input shape, and for the backward at its first use. Random numbers are
         drawn outside, and nothing in the graph depends on the step's number, data or learning rate, so a shape is
-        compiled once. The first call raises CompileError if the network does not become a single graph, for example
-        because a mixer reads values of its tensors. Evaluation in chunks and decoding stay eager. Call it after
+        compiled once. The first call of `features` raises CompileError if the network does not become a single graph,
+        for example because a mixer reads values of its tensors. Evaluation in chunks and decoding stay eager. Call it after
         `use_fp8`, on the final device: it chooses kernels, which runs their self-tests.
 
         Args:
-            backend: backend of torch.compile.
+            backend: backend of torch.compile, by its name there.
             regional: compile one graph per kind of block, shared by all blocks of the kind, and one for what follows
                 the blocks: faster to compile, less fused. Raises torch's recompile limit for the whole process. False:
                 one graph from the embedding to the final norm.
@@ -582,7 +585,7 @@ class Backbone(nn.Module):
     def uses_fused_rows(self, rows: int) -> bool:
         """Return True if a decoding step of so many rows uses products with fused norms, gates and sums.
 
-        Needs `join` to have taken effect and the Triton kernel, which takes one row and runs on a GPU.
+        Needs `join` to have taken effect and the Triton kernel, which takes one row in 16 bits and runs on a GPU.
         """
         return self._has_fused_weights and choose_backend(self.device, self.dtype, rows).backend == "triton"
 
@@ -635,7 +638,8 @@ class Backbone(nn.Module):
 
         Always has "blocks" ("eager", or the compiler), "sketch" and "cross_entropy". Each kind of block adds its ops
         ("gated_conv", "canon", the mixer's, "memory"), and 8-bit products add "projections" and "casts". Most texts
-        read "backend (reason)". Chooses kernels where none was chosen yet, which may run their self-tests.
+        read "backend (reason)", with "gluon", "triton", "fla", "cudnn" or "torch". "memory" may read "backend chunk N
+        (reason)", and "projections" reads "fp8 by scaled_mm (reason)" or "fp8 by torch (reason)". Chooses kernels where none was chosen yet, which may run their self-tests.
         """
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
         for block in self.blocks:

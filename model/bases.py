@@ -82,7 +82,8 @@ class Part(nn.Module):
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         """Return op name -> description of the implementation that `forward` uses on that device and dtype.
 
-        For provenance; the default, an empty dict, reports nothing.
+        For provenance. Descriptions read "backend (reason)", such as "triton (Triton 3.5.1)". The default, an empty
+        dict, reports nothing.
         """
         return {}
 

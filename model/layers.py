@@ -31,7 +31,7 @@ class Linear(nn.Module):
 
     bias: nn.Parameter | None
     fp8: str | None = None
-    """Implementation of 8-bit products to use; None: multiply in x's own type."""
+    """Implementation of 8-bit products to use, "scaled_mm" or "torch"; None: multiply in x's own type."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Linear(nn.Module):
     ) -> Tensor:
         """Return residual + gate(norm(x) Wᵀ + b) in one fused operation, [B, outputs], or half as wide with a gate.
 
-        Weights must have x's type; 8-bit products are not used.
+        Weights must have x's type; 8-bit products are not used. Several rows are computed in several operations.
 
         Args:
             x_BD: input rows, few.
             norm: RMS norm to apply to x first; None: no norm.
-            gate: "none", or the gate of an MLP, "relu2" or "swiglu", which halves the width of the result.
+            gate: "none", or of outputs [a | g] "relu2", g relu(a)^2, or "swiglu", g silu(a), half as wide.
             residual_BE: tensor to add, of the result's shape; None: nothing is added.
         """
         return fused_rows(x_BD, self.weight, self.bias, norm=norm, gate=gate, residual_BE=residual_BE)
@@ -99,7 +99,7 @@ def fused_rows(
         w_ED: weight.
         bias_E: bias; None: no bias.
         norm: RMS norm to apply to x first; None: no norm.
-        gate: "none", or the gate of an MLP, "relu2" or "swiglu", which halves the width of the result.
+        gate: "none", or of outputs [a | g] "relu2", g relu(a)^2, or "swiglu", g silu(a), half as wide.
         residual_BE: tensor to add, of the result's shape; None: nothing is added.
 
     Returns:
@@ -172,7 +172,7 @@ class MLP(nn.Module):
     """Gated MLP: [a | g] = fc(x); out = proj(gate(a, g)); gate is g relu(a)^2 ("relu2") or g silu(a) ("swiglu")."""
 
     def __init__(self, width: int, ratio: int, gate: str, *, bias: bool = True) -> None:
-        """Build an MLP from `width` to `ratio * width` hidden channels and back; `gate` is a key of `GATES`.
+        """Build an MLP from `width` to `ratio * width` hidden channels and back; `gate` is "relu2" or "swiglu".
 
         `fc` gives twice the hidden channels: a first, then g. `proj` is marked to start at zero.
         """

@@ -42,7 +42,10 @@ def weak(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
 
 
 def discrete(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
-    """Return `weak` of sqrt(D) x / ||x|| per layer, [L]: only directions count. A zero row stays zero.
+    """Return ||cov(u Sᵀ) - I||_F per layer, [L], with u = sqrt(D) x / ||x||: only the directions of rows count.
+
+    S [K, D] ~ N(0, 1)/sqrt(D), and the covariance is centred over the N tokens and divided by N - 1, as in `weak`. A
+    zero row stays zero.
 
     Args:
         streams: residual stream after every layer, L tensors [N, D].

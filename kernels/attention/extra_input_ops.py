@@ -26,8 +26,8 @@ def attention_ops(name: str) -> tuple[Any, Any]:
     Kernels are imported at the first run.
 
     Args:
-        name: Name of the package in kernels/attention whose triton.py has `forward` and `backward`; it can be
-            registered once per process.
+        name: Package in kernels/attention whose triton.py has `forward` and `backward`: "contextual", "relative" or
+            "threshold". A name can be registered once per process.
     """
     package = f"{__package__}.{name}"
 

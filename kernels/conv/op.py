@@ -53,7 +53,7 @@ def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = Non
     Args:
         x_BTHX: Queries, keys or values.
         w_CW: Filters [H X, W], of x's dtype; w[:, -1] multiplies the current token.
-        norm: True to norm x first.
+        norm: True to norm x before the convolution.
         backend: "triton" (at most 4 taps); any other name is torch; None: `choose_backend`.
 
     Raises:
@@ -142,7 +142,8 @@ def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
 def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> BackendChoice:
     """Return the backend of `gated_causal_conv` and `canon`, "triton" or "torch", with the reason.
 
-    "torch" is also chosen for more than 4 taps. The kernels must pass a self-test on small tensors, which the first
+    "triton" needs CUDA with compute capability 8.0 or higher, 16-bit activations and at most 4 taps; else it is "torch".
+    The kernels must pass a self-test on small tensors, which the first
     call for a device and dtype runs.
     """
     device = torch.device(device)
@@ -185,7 +186,7 @@ def gated_conv_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Ten
 
 @torch_op("canon_forward", lambda x, w, norm: x.new_empty(x.shape))
 def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
-    """Return n + conv(n) by the Triton kernel, contiguous [B, T, H, X]."""
+    """Return n + conv(n) by the Triton kernel, contiguous [B, T, H, X], with n = x or, with `norm`, its RMS norm."""
     return load_kernels(__package__).canon_forward(_with_row_layout(x_BTHX), w_CW.contiguous(), norm)
 
 

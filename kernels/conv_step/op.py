@@ -135,7 +135,8 @@ def last_inputs(x_TC: Tensor, taps: int) -> Tensor:
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
     """Return the backend of the three convolution steps, "triton" or "torch", with the reason.
 
-    The kernels must pass a self-test, which the first call for a device and dtype runs.
+    "triton" needs CUDA with compute capability 8.0 or higher and 16-bit activations. The kernels must pass a self-test,
+    which the first call for a device and dtype runs.
     """
     device = torch.device(device)
     return triton_or_torch(

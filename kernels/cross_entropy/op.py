@@ -113,7 +113,8 @@ def linear_cross_entropy_sum(
 def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool = True) -> BackendChoice:
     """Return the backend of the losses of rows of logits, "triton" or "torch", with the reason.
 
-    The kernel must pass a self-test on a few rows, which the first call for a case runs.
+    "triton" needs CUDA with compute capability 8.0 or higher and 16-bit logits. The kernel must pass a self-test on a
+    few rows, which the first call for a case runs.
 
     Args:
         device: Device of the logits.

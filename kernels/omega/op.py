@@ -199,8 +199,8 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend of `omega`, "triton" or "torch", with the reason.
 
-    The kernels must pass a self-test of exactly this case, which the first call runs. They take one square matrix of
-    16, 32, 64 or 128 rows, no orthogonal steps per token, chunks of at most 64, and at most 128 pairs seen by a chunk.
+    The kernels must pass a self-test of exactly this case, which the first call runs. They need CUDA with compute
+    capability 8.0 or higher and 16-bit activations. They take one square matrix of 16, 32, 64 or 128 rows, no orthogonal steps per token, chunks of at most 64, and at most 128 pairs seen by a chunk.
 
     Args:
         device: Device of the tensors.
@@ -208,7 +208,7 @@ def choose_backend(
         size: Rows and columns of a memory that is one square matrix; 0 for any other memory.
         window: Number of pairs in the loss of a token.
         chunk: Tokens of a chunk.
-        orthogonal: Orthogonalisation mode, as in `omega`.
+        orthogonal: Orthogonalisation of the momentum: "none", "chunk" or "token", as in `omega`.
         has_momentum: True when the momentum has a decay of its own.
     """
     device = torch.device(device)

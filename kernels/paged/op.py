@@ -57,13 +57,15 @@ def paged_polar(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return `polar_attention` at the last token of each text: direction and magnitude.
 
-    An empty text has the direction v_null, scaled to unit length (0 for a v_null of 0), and magnitude 0. No gradients.
+    The direction is s / |s| (s / 1e-6 for a shorter s), with s the softmax mean of the values, null included. The
+    magnitude is tanh(softplus(mag_beta) ln(1 + n_eff r)), from 0 to 1, where r is the weight of all real keys together
+    and n_eff is (sum of weights)^2 / (sum of squared weights) over them. An empty text has the direction v_null, scaled to unit length (0 for a v_null of 0), and magnitude 0. No gradients.
 
     Args:
         q_BHX: Queries of the new tokens.
         k_pool: Keys [N, page, J, X]; those of the new tokens are already written (`write_pages`).
         v_pool: Values, like `k_pool`.
-        null_base_H: Raw offset of the null key's score, used as it is.
+        null_base_H: Offset of the null key's score, used as it is.
         null_slope_H: Raw growth of the null key's score; softplus is applied here, as to the following two.
         len_gain_H: Raw gain of the temperature with the number of keys.
         mag_beta_H: Raw gain of the magnitude.
@@ -134,7 +136,8 @@ def write_pages(
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE) -> BackendChoice:
     """Return the backend of paged attention, "triton" or "torch", with the reason.
 
-    The kernels must pass a self-test with pages of 64 tokens, which the first call runs.
+    "triton" needs CUDA with compute capability 8.0 or higher, 16 bits and heads of 16, 32, 64, 128 or 256. The kernels
+    must pass a self-test with pages of 64 tokens, which the first call runs.
 
     Args:
         device: Device of the tensors.

@@ -46,8 +46,8 @@ def row_linear(
         bias_E: Bias, or None.
         norm_D: Weight of the RMS norm, or None for no norm.
         eps: Epsilon of the norm, added to the mean square.
-        gate: "none", "relu2" (`squared_relu_gate`) or "swiglu" (`swish_gate`), of outputs [a | g]; other names are not
-            caught.
+        gate: "none", or of outputs [a | g] "relu2", g relu(a)^2, or "swiglu", g silu(a). Another name counts as
+            "swiglu" in torch and raises KeyError with "triton".
         under_BE: Residual that is added to the result, of the result's shape and x's dtype, or None.
         backend: "triton" (one row only); any other name is torch; None: `choose_backend`.
 
@@ -72,7 +72,7 @@ def row_conv_step(
 ) -> Tensor:  # fmt: skip
     """Return `gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C] of x's dtype; the tails are changed in place.
 
-    These are the first operations of a block with a convolution. No gradients.
+    With [b | c | u] = rms_norm(x) wᵀ + bias that is c conv(b u), the convolution continued from the tails. These are the first operations of a block with a convolution. No gradients.
 
     Args:
         x_BD: Rows.
@@ -114,7 +114,8 @@ def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
 def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> BackendChoice:
     """Return the backend of `row_linear` and `row_conv_step`: "triton" for one row where it can run, else "torch".
 
-    The kernels must pass a self-test, which the first call for a device and dtype runs.
+    "triton" needs CUDA with compute capability 8.0 or higher and 16-bit rows. The kernels must pass a self-test, which
+    the first call for a device and dtype runs.
 
     Args:
         device: Device of the tensors.
@@ -168,7 +169,7 @@ def fused(
         bias_E: Bias, or None.
         norm_D: Weight of the RMS norm, or None for no norm.
         eps: Epsilon of the norm.
-        gate: Number of the gate in `GATES`.
+        gate: 0 none, 1 g relu(a)^2 ("relu2"), 2 g silu(a) ("swiglu"), of outputs [a | g].
         under_BE: Residual, or None.
     """
     return load_kernels(__package__).product(x_BD, w_ED, bias_E, norm_D, eps, gate, under_BE)

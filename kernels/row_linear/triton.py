@@ -244,7 +244,9 @@ def _row_conv_kernel(
 def conv_step(
     x: Tensor, w: Tensor, bias: Tensor | None, norm: Tensor, eps: float, tails: Tensor, slots: Tensor, filters: Tensor
 ) -> Tensor:
-    """Return `row_conv_step` of one row, [1, C] of x's dtype; `tails` is changed in place.
+    """Return c conv(b u) of one row, [1, C] of x's dtype, with [b | c | u] = rms_norm(x) wᵀ + bias.
+
+    b u is appended to the text's row of `tails` in place, and the oldest input dropped.
 
     Args:
         x: [1, K].
@@ -268,7 +270,7 @@ def conv_step(
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, gate: int, under: Tensor | None
 ) -> Tensor:
-    """Return `row_linear` of one row, [1, N] of x's dtype.
+    """Return under + gate(rms_norm(x) wᵀ + bias) of one row, [1, N] of x's dtype; parts that are None are left out.
 
     Args:
         x: [1, K].
@@ -292,6 +294,9 @@ def product(
 
 def _constexprs(n: int, k: int, device: torch.device) -> dict[str, Any]:
     """Return the constexprs and launch options that both kernels share, by name.
+
+    Keys: BN outputs of a program (4), BK inputs read at a time (a power of two from 16 to 1024), EVEN, EARLY, num_warps
+    (4) and launch_pdl, which equals EARLY: True on Hopper and later.
 
     Args:
         n: Outputs, or channels of the convolution.

@@ -56,7 +56,10 @@ def sketch(
 
 
 def sketch_reference(xs: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
-    """Return `sketch` computed from a copy of x in the dtype of the result."""
+    """Return (x sᵀ [L, N, K], ||x||² [L, N], or [L, 0] without `squares`), as `sketch`, in plain torch.
+
+    x is copied to float32 (float64 for float64), the dtype of the result. Differentiable in xs and s.
+    """
     x_LND = torch.stack([x.to(statistics_dtype(x.dtype)) for x in xs])
     square_LN = x_LND.square().sum(2) if squares else x_LND.new_zeros(len(xs), 0)
     return x_LND @ s_LKD.to(x_LND.dtype).mT, square_LN
@@ -115,7 +118,8 @@ class _Gram(torch.autograd.Function):
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
     """Return the backend of `sketch`, "triton" or "torch", with the reason.
 
-    The kernels must pass a self-test on small tensors, which the first call for a device and dtype runs.
+    "triton" needs CUDA with compute capability 8.0 or higher and 16-bit rows. The kernels must pass a self-test on
+    small tensors, which the first call for a device and dtype runs.
     """
     device = torch.device(device)
     why = why_no_triton(device, dtype)

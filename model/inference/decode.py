@@ -108,7 +108,7 @@ class PagedDecoder:
         """Prefill a new sequence from int64 tokens [T], one or more; return (slot, logits [V] after the last token).
 
         Tokens may be on any device. Logits are soft-capped, on the network's device, float32 (float64 in a float64
-        network).
+        network). Runs eagerly, in chunks, and waits for the device.
 
         Raises:
             CacheFull: no slot or too few pages are free, or the sequence is too long; nothing has changed.
@@ -154,13 +154,14 @@ class PagedDecoder:
     ) -> Tensor:
         """Append one token, int64 [B], to each of these sequences; return the logits [B, V] after it.
 
-        Does not wait for the device (except where a memory decodes sequence by sequence). The first call for each
-        padded batch size, 1, 2, 4, 8, ..., compiles and captures, which takes long.
+        Does not wait for the device (except where a memory decodes sequence by sequence). With CUDA graphs or compiled
+        functions, rows are padded to 1, 2, 4, 8, ..., and the first call for each such size compiles and captures,
+        which takes long. Logits are soft-capped, on the network's device, float32 (float64 in a float64 network).
 
         - `slots`: slots of the sequences, each once.
         - `tokens_B`: the token of each, on any device.
-        - `graphs`: False runs this step without a CUDA graph.
-        - `compiled`: False runs this step without compiled functions.
+        - `graphs`: False runs this step without a CUDA graph; True has no effect if the decoder has none.
+        - `compiled`: False runs this step without compiled functions; True has no effect if the decoder has none.
         - `copy_logits`: False may return a buffer that the next call overwrites, instead of a copy.
 
         Raises:
@@ -441,6 +442,9 @@ class RecomputeDecoder:
 
 def make_decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False) -> Decoder:
     """Return a `PagedDecoder` if the network can decode token by token, else a `RecomputeDecoder`.
+
+    The former has pages for all sequences at full length, and uses CUDA graphs on a GPU where every part can be
+    captured; neither is compiled.
 
     Args:
         model: network.

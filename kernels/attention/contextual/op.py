@@ -62,7 +62,8 @@ def contextual_attention(
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> BackendChoice:
     """Return the backend of `contextual_attention`, "triton" or "torch", with the reason.
 
-    The kernels take at most 128 positions and must pass a self-test, which the first call for a case runs.
+    "triton" needs CUDA with compute capability 8.0 or higher, 16 bits, heads of 16, 32, 64, 128 or 256 and at most 128
+    positions. The kernels must pass a self-test, which the first call for a case runs.
     """
     if positions > MAX_POSITIONS:
         return BackendChoice("torch", f"the kernels hold {MAX_POSITIONS} positions, these are {positions}")

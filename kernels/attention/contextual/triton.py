@@ -229,7 +229,7 @@ def _dq_keys(
     """Add the tiles of keys stop - 1, ..., start, nearest first, to dq and dz of a tile of queries.
 
     Also stores `gate_count` and `remaining` before each tile low <= tile < high, at gate_count_ptr and remaining_ptr +
-    (tile - low) stride + at. Without LEARNS only these are computed, not dq and dz. q and g hold the queries and the
+    (tile - low) stride + at; tiles outside of start to stop keep what they held. Without LEARNS only these are computed, not dq and dz. q and g hold the queries and the
     output's gradient [M, X], lse and delta (g·o) are [M]. dq lacks the factor ln 2 FACTOR, dz ln 2. Other arguments as
     in `_forward_keys`.
 
@@ -289,8 +289,8 @@ def _dq(
     Grid: (cdiv(T, BM), B H). Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X]. With LEARNS it writes dq,
     without its part through z, and dz, float32 [B, H, T, P], the gradient by z in units of log 2. In every case it
     writes `gate_count`, the sum of the gates of all keys nearer than a key tile, and `remaining`, the sum of dp over
-    the tile and all farther keys. Both are written at the key tiles low <= tile < high: float32 [high - low, B, H, T],
-    whose tiles are `stride` elements apart. z is float32 [B, H, T, P] in units of log 2; lse and delta (g·o) are
+    the tile and all farther keys. Both are written at the key tiles low <= tile < high that this tile of queries sees:
+    float32 [high - low, B, H, T], whose tiles are `stride` elements apart; the rest stays as it was. z is float32 [B, H, T, P] in units of log 2; lse and delta (g·o) are
     float32 [B, H, T]. BP: constexpr, P rounded up to a power of two.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a

@@ -93,7 +93,8 @@ def _forward_keys(
     tile's first query and F_m0 = from_hi + from_lo. `fade` is then (buffer of each key's decay relative to its block's
     first, high part of F, low part of F), and at_F the offset of the head's row in F. `low` is the largest key position
     that the window hides from the first row, read with MASKED. `full` and `empty` are the stages' barriers, `steps` the
-    stages consumed so far; `anchor` is never read.
+    stages consumed so far. `anchor`, float32 [64] in shared memory, gets a row sum per block and is never read: the
+    store orders instructions, so it must be memory of its own.
 
     Returns:
         (acc, p of the last block, row maximum in units of log 2, row sum, sum of squares, steps); without the sum of

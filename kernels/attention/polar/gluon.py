@@ -35,6 +35,9 @@ def polar_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]), as `.triton.polar_forward` does.
 
+    c is s / max(|s|, 1e-6) in q's dtype, mag = tanh(beta ln(1 + n_eff r)), lse that of the real keys in units of log 2.
+    Negative n_eff marks a row that the floor binds, negative inverse a row with |s| below 1e-6.
+
     Args:
         q: Contiguous queries [B, T, H, X] in 16 bits, scaled to units of log 2; X is 64 or 128.
         k: Contiguous keys [B, T, J, X].
@@ -43,7 +46,7 @@ def polar_forward(
         beta_H: float32, after softplus.
         v_null_HX: Value of the null key, float32.
         window: Attention window in keys, or None.
-        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1.
 
     Raises:
         ValueError: The window is below 128 and cuts inside the diagonal's tile.
@@ -69,7 +72,9 @@ def polar_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of (q', k, v, null_TH, beta_H, v_null_HX), as `.triton.polar_backward` does.
 
-    The pass over rows is that of `.triton`; dq, dk and dv come from the Gluon kernels.
+    The pass over rows is that of `.triton`; dq, dk and dv come from the Gluon kernels. Those of q', k and v are in
+    their dtypes, the others float32. Arguments are contiguous; from q to v_null_HX the inputs of `polar_forward`, from
+    c to inverse its results without mag.
     """
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     dq, dk, dv = _gradients(q, k, v, g, lse, add, twice, window=window)

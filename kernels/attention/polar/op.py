@@ -35,8 +35,10 @@ def polar_attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the direction c [B, T, H, X] in q's dtype and the magnitude [B, T, H] in float32 (float64 for float64).
 
-    c = s / |s| for the weighted sum s of the values, null included; its length is 1 unless |s| is below 1e-6. The
-    magnitude, from 0 to 1, grows with the effective number of keys (docs/mechanisms.md). Causal and differentiable.
+    c = s / |s| for the softmax mean s of the values, null included; its length is 1 unless |s| is below 1e-6, where c
+    is s / 1e-6. The magnitude is tanh(softplus(mag_beta) ln(1 + n_eff r)), from 0 to 1, where r is the weight of all
+    real keys together and n_eff is (sum of weights)^2 / (sum of squared weights) over them. Scores are q k / sqrt(X)
+    times the temperature of `null_schedule`, as is the null score. Causal and differentiable.
     "torch" works through `query_block` queries at a time with the keys they can see, forward and backward, so no T x T
     matrix exists beyond that; the kernels hold none at all.
 
@@ -133,7 +135,7 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend of `polar_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
-    The kernels must pass a self-test, forward and backward, on a small input, which the first call for a case runs.
+    Both kernels need 16-bit activations; heads other than 16, 32, 64, 128 and 256 get "torch". The kernels must pass a self-test, forward and backward, on a small input, which the first call for a case runs.
     "gluon" also needs heads of 64 or 128 and no window below 128 (`gluon_choice`).
     """
     return gluon_choice("polar attention", torch.device(device), dtype, head_dim, window, _error)
@@ -233,6 +235,8 @@ class _PolarFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return (c [B, T, H, X], mag [B, T, H]) from real keys, with the null key folded in last.
 
+        c is s / max(|s|, 1e-6) and mag is tanh(beta ln(1 + n_eff r)), with r the weight of the real keys.
+
         Args:
             ctx: Context of autograd.
             q: Queries times temperature / sqrt(X) [B, T, H, X], in the statistics' dtype like all tensors.
@@ -242,7 +246,7 @@ class _PolarFunction(torch.autograd.Function):
             beta_H: Gain of the magnitude, after softplus.
             v_null_HX: Value of the null key.
             window: Attention window in keys, or None.
-            floor: Lower bound of the sum of squared weights, in units of the largest weight.
+            floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1.
             exact_floor: False makes the backward ignore the floor.
             query_block: Queries scored at a time.
         """
@@ -390,7 +394,7 @@ def polar_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]) by the kernels.
 
-    c and mag have gradients. c is in q's dtype, the others are float32, lse in units of log 2. Negative n_eff marks a
+    c and mag, tanh(beta ln(1 + n_eff r)), have gradients. c is in q's dtype, the others are float32, lse in units of log 2. Negative n_eff marks a
     row that the floor binds, negative inverse (1/|s|) a row with |s| below 1e-6.
 
     Args:
@@ -401,7 +405,7 @@ def polar_forward(
         beta_H: Gain of the magnitude after softplus, float32.
         v_null_HX: Value of the null key, float32.
         window: Attention window in keys, 0 for none.
-        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1.
         exact_floor: Concerns the gradient only; False differentiates as if the floor never bound.
         backend: "triton" or "gluon".
     """

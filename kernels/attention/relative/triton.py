@@ -168,7 +168,8 @@ def _dq(
     Grid: (cdiv(T, BM), B H). Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X]. Read: bias, float32 [H, R + 1]
     in units of log 2; lse and delta (g·o), float32 [B, H, T]. Written: dq; parts, float32 [B, H, tiles, NEAR, 2 S],
     diagonal sums of ds with the key tiles 0, 1, ... NEAR - 1 tiles before the query's; far_sum, float32 [B, H, T], sum
-    of ds over tiles beyond the reach. Entries of parts for tiles that do not exist are not written.
+    of ds over tiles beyond the reach. Entries of parts for tiles that do not exist, or that the window hides, are not
+    written.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Other constexprs as in `launcher.constants`.

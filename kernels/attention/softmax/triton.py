@@ -117,9 +117,10 @@ def _forward(
         beta_ptr: float32 [H].
         floor_ptr: float32 scalar, lower bound of the sum of squared weights.
         mag_ptr: float32 [B, TQ, H], written.
-        lse_ptr: float32 [B, H, TQ] in units of log 2, written in every case.
-        n_eff_ptr: float32 [B, H, TQ], written.
-        inverse_ptr: float32 [B, H, TQ], written.
+        lse_ptr: float32 [B, H, TQ] in units of log 2, written in every case: with POLAR of the real keys alone, with
+            FORGETS less F of the row over that of the tile's first query.
+        n_eff_ptr: float32 [B, H, TQ], written; negative where the floor binds.
+        inverse_ptr: float32 [B, H, TQ], 1 / max(|s|, 1e-6), written; negative where |s| is below 1e-6.
         hi_ptr: High part of F, float32 [B, H, TK]; read only with FORGETS.
         lo_ptr: Low part of F.
         TQ: Queries.

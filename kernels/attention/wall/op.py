@@ -75,7 +75,8 @@ def choose_backend(
 ) -> BackendChoice:  # fmt: skip
     """Return the backend of `wall_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
-    It is "torch" as well for float16 and for gates without a known limit or steeper than 1.19. The kernels must pass a
+    It is "torch" as well for float16 and for gates without a known limit or steeper than 1.19. "gluon" also needs heads
+    of 64 or 128 and no window below 128. The kernels must pass a
     self-test, which the first call for a case runs.
 
     Args:

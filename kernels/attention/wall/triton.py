@@ -601,7 +601,7 @@ def backward(
 
 
 def _constexprs(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
-    """Return the constexprs of the three attention kernels by name.
+    """Return the constexprs of the three attention kernels by name: H, J, Y, X, WINDOWED and PRECISION.
 
     Args:
         q: Queries [B, T, H, X].
