@@ -44,8 +44,8 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """Return `rms_norm` of x [..., D], computed row by row; slow, for tests.
 
-    `weight` is not checked. `eps` None is the machine epsilon of the statistics' dtype, as in `rms_norm`. x needs a
-    row.
+    `weight` is not checked. `eps` None is the machine epsilon of the statistics' dtype: 1.19e-7, or 2.2e-16 in float64.
+    x needs a row.
     """
     dtype = statistics_dtype(x.dtype)
     if eps is None:

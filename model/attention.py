@@ -198,7 +198,7 @@ class Attention(nn.Module):
             chunk: tokens processed at a time.
 
         Returns:
-            Output [1, T, D], as `evaluate` returns it.
+            Output [1, T, D], to be added to the residual stream.
         """
         out_1TD, q, k, v = self._evaluate_mixer(x_1TD, step.window, chunk)
         positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
@@ -241,8 +241,8 @@ class Attention(nn.Module):
             x_BD: residual stream of the new tokens, before the norm.
             norm: the block's first norm.
             residual_BD: tensor that the output is added to.
-            states: as for `step`.
-            step: as for `step`.
+            states: the layer's states as a tuple (pools, Canon's tails, memory state); updated in place.
+            step: slots, page tables and lengths of the sequences, the new token included.
         """
         assert self.fused_weights is not None
         if self.memory is not None or self.mixer.reads_input:
@@ -263,8 +263,9 @@ class Attention(nn.Module):
             x_BE: outputs of the q, k and v projections, concatenated. With an output gate, each query head is followed
                 by its gate's logits.
             x_BD: normed input of the block; read only by mixers with `reads_input` and by the memory.
-            states: as for `step`; updated in place: the new token's entries, Canon's tails, memory.
-            step: as for `step`.
+            states: the layer's states as a tuple (pools, Canon's tails, memory state); updated in place: the new
+                token's entries, Canon's tails, memory.
+            step: slots, page tables and lengths of the sequences, the new token included.
 
         Returns:
             List of the gated mixer output [B, H X], which the output projection reads, then 0 to 2 terms [B, D] to be

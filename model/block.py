@@ -233,7 +233,8 @@ class Block(nn.Module):
         Args:
             x_BD: first summand of the stream.
             branch_BD: second summand of the stream; None selects the fused products.
-            states: the block's states, an `Attention` layer's as `LayerState.as_tuple`.
+            states: the block's states: of global attention a tuple (pools, Canon's tails, memory state), of a gated
+                convolution the table of its last inputs.
             step: slots, page tables and lengths of the sequences, the new token included.
 
         Returns:

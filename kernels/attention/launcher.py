@@ -139,7 +139,8 @@ def queries_backward(
 ) -> None:  # fmt: skip
     """Launch the kernel that writes dq, one program per tile of queries and head.
 
-    Grid: (cdiv(T, tiles.rows), B H). Descriptors as in `forward`.
+    Grid: (cdiv(T, tiles.rows), B H). Descriptors are in blocks of one head: tiles.rows positions of q, g and dq,
+    tiles.keys of k and v.
 
     Args:
         kernel: Triton kernel of descriptors of q, k, v, g, dq, then `kernel_args`.
@@ -166,7 +167,8 @@ def keys_backward(
 ) -> None:  # fmt: skip
     """Launch the kernel that writes dk and dv, one program per tile of keys and head of k.
 
-    Grid: (programs, B J), with J the heads of k. Descriptors as in `forward`.
+    Grid: (programs, B J), with J the heads of k. Descriptors are in blocks of one head: tiles.rows positions of q and
+    g, tiles.keys of k, v, dk and dv.
 
     Args:
         kernel: Triton kernel of descriptors of q, k, v, g, dk, dv, then `kernel_args`.

@@ -88,7 +88,8 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Return the largest relative error of `channelwise_delta` by `backend` against "torch" in float32.
 
-    Inputs, gradients and error as in `gated_delta.op.delta_rule_error`.
+    Compares the readout and the gradients of q, k, v and of the logits of both gates, for one row of 131 tokens with 2
+    query heads and 1 KV head (`delta_rule_error`).
     """
     return delta_rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
 

@@ -291,7 +291,7 @@ def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float)
     Args:
         z_NV: Raw logits, before the cap; left unchanged.
         targets_N: int64 targets; the row of a negative one is 0.
-        lse_N: Log-sum-exp of the capped logits in nats, infinite for ignored targets, as `_torch_losses` returns it.
+        lse_N: Log-sum-exp of the capped logits in nats, infinite for ignored targets.
         cap: Soft cap; infinity for none.
     """
     wide_NV = z_NV.to(lse_N.dtype)

@@ -97,6 +97,8 @@ def step(
 ) -> Tensor:  # fmt: skip
     """Return the readout of `delta_step` by the Triton kernel, [B, H, X] in q's dtype.
 
-    `states_RHXX`, contiguous float32, is changed in place; no gradients. Arguments as in `delta_step`.
+    `states_RHXX`, contiguous float32, is changed in place; no gradients. log_gamma is the natural log decay, [B, H] or
+    per key channel [B, H, X]; beta_BH the write strength; slots_B, int64, the row of `states_RHXX` of each text. q and
+    k are scaled to unit length here.
     """
     return load_kernels(__package__).step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)

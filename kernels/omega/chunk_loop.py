@@ -199,7 +199,8 @@ def _run_chunk_orthogonal_per_token(
 ) -> ChunkResult:
     """Run one chunk whose momentum is orthogonalised at every token, with one matrix per token.
 
-    Arguments as in `_run_plain_chunk`. Memory: C matrices per layer, row and head.
+    q are the features of the queries [B, H, C, F], layers and momenta the matrices before the chunk, pairs the factors
+    of the pairs' gradients per layer, coefficients those of the chunk. Memory: C matrices per layer, row and head.
 
     Returns:
         (readout [B, H, C, X], layers and momenta after the chunk; momenta are those before orthogonalisation).
@@ -223,8 +224,9 @@ def _run_chunk_orthogonal_at_end(
 ) -> ChunkResult:
     """Run one chunk with a single orthogonal step at its end, which no token of the chunk reads.
 
-    All tokens read the memory before the chunk, without its decay. The step is the mean of the chunk's etas. Arguments
-    as in `_run_plain_chunk`.
+    All tokens read the memory before the chunk, without its decay. The step is the mean of the chunk's etas. q are the
+    features of the queries [B, H, C, F], layers and momenta the matrices before the chunk, pairs the factors of the
+    pairs' gradients per layer, coefficients those of the chunk.
 
     Returns:
         (readout [B, H, C, X], layers and momenta after the chunk; momenta are those before orthogonalisation).
@@ -283,7 +285,7 @@ def run_chunks(
         momenta: Their momenta.
         window: Number of pairs in the loss of a token.
         chunk: Tokens of a chunk; the last one may be shorter.
-        orthogonal: Orthogonalisation mode, as in `omega`.
+        orthogonal: Orthogonalisation of the momentum: "none", at each "token", or once at the end of each "chunk".
 
     Returns:
         (readout [B, H, T, X], layers and momenta after the last token).

@@ -239,7 +239,7 @@ def _error(
         size: Rows and columns of the memory.
         window: Number of pairs in the loss of a token.
         chunk: Tokens of a chunk.
-        orthogonal: Orthogonalisation mode.
+        orthogonal: Orthogonalisation of the momentum: "none" or "chunk".
         has_momentum: True for a momentum with a decay.
         seed: Seed of the random inputs.
     """
@@ -351,7 +351,9 @@ def _run_kernels(
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """Run whole chunks of a memory that is one matrix by our kernels; values are in the activations' dtype.
 
-    Arguments as in `_scan_chunks`, with F = X and everything but the values in float32.
+    q are the features of the queries [B, H, T, X] of whole chunks; keys and values [B, H, window - 1 + T, X] start with
+    those of the window before. layer and momentum [B, H, X, X] are the state before the first token. All but the values
+    are float32.
 
     Returns:
         (readout [B, H, T, X], (last memory [B, H, X, X],), (last momentum,)). Without a momentum's decay and orthogonal

@@ -39,7 +39,8 @@ def omega_reference(
         layers: Initial matrices [out, in], one or the two of a network; left unchanged.
         window: Number of pairs in the loss of a token, its own included.
         chunk: Tokens whose gradients are taken at the same memory.
-        orthogonal: "none", "token" or "chunk", as in `omega`.
+        orthogonal: "none"; "token": the momentum is orthogonalised at each token; "chunk": once at the end of a chunk,
+            whose tokens read the memory before it.
     """
     memory = [layer.clone() for layer in layers]
     momentum = [torch.zeros_like(layer) for layer in layers]

@@ -160,13 +160,14 @@ def _readout(
 ):  # fmt: skip
     """Store the readout Y of one chunk and head, and P [BC, padded S] where steps are not orthogonal.
 
-    Grid: (N, G). q [B, T, H, X] and k [B, L, H, X] are operands, v is [B, L, H, X]; coefficients are float32 as in
-    `_scan`; memories and momenta [N, G, X, X] are those before each chunk. y [B, T, H, X] is written in its own dtype,
-    P [N, G, BC, padded S] in operands. k, v, coefficients and P are not touched when ORTHOGONAL. BC: constexpr, C
-    rounded up to a power of two. BS: constexpr, pairs at a time; S is padded to a multiple. SLOW: constexpr bool, True
-    with a momentum.
+    Grid: (N, G). q [B, T, H, X] and k [B, L, H, X] are operands, v is [B, L, H, X]; coefficients are float32:
+    memory_decay and momentum_weight [N, G, C], pair_weights [N, G, C, S]; memories and momenta [N, G, X, X] are those
+    before each chunk. y [B, T, H, X] is written in its own dtype, P [N, G, BC, padded S] in operands. k, v,
+    coefficients and P are not touched when ORTHOGONAL. BC: constexpr, C rounded up to a power of two. BS: constexpr,
+    pairs at a time; S is padded to a multiple. SLOW: constexpr bool, True with a momentum.
 
-    T and L: tokens of queries and of keys and values. H, X, C, S and PRECISION as in `_scan`.
+    T and L: tokens of queries and of keys and values. Constexprs: H heads, X head size, C tokens of a chunk, S pairs
+    that it sees, PRECISION input precision of products.
     """
     n = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
@@ -219,8 +220,9 @@ def _scan_backward(
     X], p [N, G, BC, padded S]. HAS_LAST and HAS_LAST_MOMENTUM: constexpr bools, True when the last state has a
     gradient, float32 [G, X, X].
 
-    Coefficients, N, L and the other constexprs as in `_scan`; T: tokens of queries; BC: constexpr, C rounded up to a
-    power of two of at least 16.
+    Coefficients are float32: memory_decay and momentum_weight [N, G, C], pair_weights [N, G, C, S], share [N, G, S],
+    momentum_decay [N, G]. N: chunks; L: tokens of keys; T: tokens of queries; BC: constexpr, C rounded up to a power of
+    two of at least 16.
     """
     x0 = tl.program_id(0) * BX
     g = tl.program_id(1).to(tl.int64)
@@ -297,7 +299,8 @@ def _orthogonal_scan(
     operands [B, L, H, X], values [B, L, H, X], coefficients float32: memory_decay [N, G, C], step and momentum_decay
     [N, G], share [N, G, S].
 
-    N, L and the constexprs as in `_scan`.
+    N: chunks; L: tokens of keys and values. Constexprs: H heads, X head size, C tokens of a chunk, S pairs that it
+    sees, BS pairs at a time.
     """
     g = tl.program_id(0).to(tl.int64)
     G = tl.num_programs(0)
@@ -346,8 +349,9 @@ def _orthogonal_scan_backward(
     holds the gradient of the last momentum and ends as that of the first. steps_ptr [G, 5, X, X] is scratch for one
     chunk's Newton-Schulz steps, operands.
 
-    gy and q are [B, T, H, X], momenta those of `_orthogonal_scan`; keys, coefficients, N, L and the other constexprs as
-    in it. T: tokens of queries; BC: constexpr, C rounded up to a power of two of at least 16.
+    gy and q are [B, T, H, X], momenta those of `_orthogonal_scan`; keys are operands [B, L, H, X], coefficients
+    float32: memory_decay [N, G, C], momentum_step and momentum_decay [N, G], share [N, G, S]. N: chunks; L: tokens of
+    keys. T: tokens of queries; BC: constexpr, C rounded up to a power of two of at least 16.
     """
     g = tl.program_id(0).to(tl.int64)
     G = tl.num_programs(0)
@@ -430,8 +434,10 @@ def _gradients(
     X, X] are the gradients after each chunk. ORTHOGONAL and SLOW: constexpr bools, True for orthogonal steps and with a
     momentum.
 
-    gy, q, k, v, p, coefficients, memories and momenta as in `_readout`, T, L and the other constexprs too. P and the
-    weights of pairs are read, and their gradients written, only where steps are not orthogonal.
+    gy and q are [B, T, H, X], k and v [B, L, H, X], p [N, G, BC, padded S], memories and momenta [N, G, X, X] those
+    before each chunk. Coefficients are float32: memory_decay and momentum_weight [N, G, C], pair_weights [N, G, C, S],
+    share [N, G, S]. P and the weights of pairs are read, and their gradients written, only where steps are not
+    orthogonal.
     """
     n = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
@@ -516,7 +522,8 @@ def _sum_over_chunks(
     Grid: (cdiv(L, BL), G). part_k and part_v are [N, G, padded S, X]; dk is float32 [B, L, H, X], dv [B, L, H, X] of
     its own dtype.
 
-    N, L, H, X, C, S and BS as in `_scan`.
+    N: chunks; L: tokens. Constexprs: H heads, X head size, C tokens of a chunk, S pairs that it sees, BS pairs of a
+    tile.
     """
     g = tl.program_id(1).to(tl.int64)
     x = tl.arange(0, X)

@@ -57,6 +57,7 @@ def row_sums(weight_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
 def row_attention(logits_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
     """Return softmax of the logits over the visible keys, times v: [B, H, X] of v's dtype.
 
-    A text that sees no key gives 0. Arguments as in `row_weights` and `row_sums`.
+    A text that sees no key gives 0. Logits are in natural units, those of hidden keys may be anything; `seen_BS` is
+    bool, True for visible keys; head h uses the values of KV head h // (H / J).
     """
     return row_sums(row_weights(logits_BHS, seen_BS), v_BSJX, seen_BS).to(v_BSJX.dtype)

@@ -182,6 +182,7 @@ def fused_conv(
 ) -> Tensor:  # fmt: skip
     """Return `row_conv_step` of one row by the Triton kernel, [1, C]; `tails_RWC` is changed in place.
 
-    Arguments as in `row_conv_step`; no gradients.
+    c conv(b u) with [b | c | u] = rms_norm(x) wᵀ + bias; b u is appended to the row `slots_B` [1] of the tails. No
+    gradients.
     """
     return load_kernels(__package__).conv_step(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)

@@ -111,7 +111,9 @@ def _forward_keys(
 
     q holds the queries of the positions p_M; z_ptr points at their rows of P numbers, z_last [M] is the last of each;
     `inside` masks queries that exist. Gates are no longer counted once all rows have reached position P - 1. start and
-    stop count tiles. Other arguments as in `_scores`.
+    stop count tiles. b and j are batch row and KV head; k_desc and v_desc describe keys and values [B, T, J X]. With
+    MASKED the causal mask and the window (in keys, read only when WINDOWED) apply, else all pairs count as visible.
+    FACTOR brings q·k to units of log 2.
 
     z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
     it to the query.
@@ -229,9 +231,12 @@ def _dq_keys(
     """Add the tiles of keys stop - 1, ..., start, nearest first, to dq and dz of a tile of queries.
 
     Also stores `gate_count` and `remaining` before each tile low <= tile < high, at gate_count_ptr and remaining_ptr +
-    (tile - low) stride + at; tiles outside of start to stop keep what they held. Without LEARNS only these are computed, not dq and dz. q and g hold the queries and the
-    output's gradient [M, X], lse and delta (g·o) are [M]. dq lacks the factor ln 2 FACTOR, dz ln 2. Other arguments as
-    in `_forward_keys`.
+    (tile - low) stride + at; tiles outside of start to stop keep what they held. Without LEARNS only these are
+    computed, not dq and dz. q and g hold the queries and the output's gradient [M, X], lse and delta (g·o) are [M]. dq
+    lacks the factor ln 2 FACTOR, dz ln 2. z_ptr points at the rows' P numbers, z_last [M] is the last of each, `inside`
+    masks queries that exist, p_M are their positions. b and j are batch row and KV head; k_desc and v_desc describe
+    keys and values [B, T, J X]. With MASKED the causal mask and the window (in keys, read only when WINDOWED) apply,
+    else all pairs count as visible.
 
     z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
     it to the query. ds and dp are the gradients of scores and positions.

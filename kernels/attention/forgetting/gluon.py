@@ -41,7 +41,10 @@ def _forgetting_forward(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, log_gate_BTH: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (o [B, T, H, X], lse [B, H, T], high and low part of F [B, H, T]) as `.triton.forward` does.
+    """Return (o [B, T, H, X], lse [B, H, T], high and low part of F [B, H, T]) of forgetting attention.
+
+    Scores are factor q·k + F_i - F_j, with F the running sum of the gates in units of log 2. o is in q's dtype, the
+    others are float32. lse is in units of log 2, relative to F, and serves the backward alone.
 
     Args:
         q: Contiguous queries [B, T, H, X] in 16 bits, not scaled; X is 64 or 128.

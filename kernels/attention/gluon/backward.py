@@ -29,7 +29,8 @@ from .shared import (
 def _dq_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
     """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries.
 
-    The longest rows come first. Other arguments as in `_dq`.
+    The longest rows come first. TQ: tokens. window: attention window in keys, read only when WINDOWED. H: query heads,
+    BH: B H.
     """
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
@@ -46,7 +47,8 @@ def _dq_load(
     """Load queries, gradients, keys and values of this program's tiles into shared memory by TMA.
 
     Runs in one warp. Key blocks of 64 go from the diagonal down, STAGES in flight: the loader waits for a stage's
-    `empty` barrier and its copies signal the `full` one. Other arguments as in `_dq`.
+    `empty` barrier and its copies signal the `full` one. Descriptors: q and g [B, T, H X], k and v [B, T, J X], in
+    blocks of 64. TQ: tokens; tiles: tiles of all programs; BH: B H; G: query heads per KV head.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -125,8 +127,10 @@ def _dq_rows(
 ):  # fmt: skip
     """Compute and store dq of rows 64 PART to 64 PART + 63 of every tile of this program.
 
-    Runs in one warpgroup, on the blocks that `_dq_load` copies into shared memory. dq_desc, lse, add and twice as in
-    `_dq`; `full` and `empty` are the barriers of the stages. Other arguments as in `_dq`; PART: constexpr, 0 or 1.
+    Runs in one warpgroup, on the blocks that `_dq_load` copies into shared memory. dq_desc describes dq [B, T, H X];
+    lse, add and twice are float32 [B, H, T], with da = P (g.v + add + twice P). `full` and `empty` are the barriers of
+    the stages. TQ: tokens; tiles: tiles of all programs; BH: B H; window: attention window in keys; PART: constexpr, 0
+    or 1.
     """
     X: gl.constexpr = dq_desc.block_type.shape[2]
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
@@ -189,7 +193,7 @@ def _dq(
 
     Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 queries of one head: one warp loads, two
     warpgroups of 64 rows compute. Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X], all in blocks of 64.
-    lse_ptr, add_ptr and twice_ptr: float32 [B, H, T], as in `softmax.triton.weights_backward`. BH: B H.
+    lse_ptr (units of log 2), add_ptr and twice_ptr: float32 [B, H, T]. BH: B H.
 
     TQ: tokens. tiles: tiles of all programs. window: attention window in keys, read only when WINDOWED. Constexprs: H
     query heads, G query heads per KV head, STAGES blocks in flight.
@@ -228,7 +232,7 @@ def _dkv_tile(t, TQ, window, J: gl.constexpr, BJ, WINDOWED: gl.constexpr):
     """Return (b, j, first key, end) of tile t of 128 keys of one KV head.
 
     The tile needs the queries from its first key on; `end` is the end of their blocks of 64. The tiles with most
-    queries come first. Other arguments as in `_dkv`.
+    queries come first. TQ: tokens. window: attention window in keys, read only when WINDOWED. J: KV heads, BJ: B J.
     """
     n0 = t // BJ * _TILE
     end = gl.cdiv(TQ, _HALF)
@@ -247,7 +251,8 @@ def _dkv_load(
     """Load keys, values, queries, gradients and row statistics of this program's tiles into shared memory by TMA.
 
     Runs in one warp. Blocks of 64 queries of all G heads follow each other, STAGES in flight: the loader waits for a
-    stage's `empty` barrier and its copies signal the `full` one. Other arguments as in `_dkv`.
+    stage's `empty` barrier and its copies signal the `full` one. Descriptors: q and g [B, T, H X], k and v [B, T, J X],
+    in blocks of 64; lse, add and twice float32 [B H, T]. TQ: tokens; tiles: tiles of all programs; BJ: B J.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     J: gl.constexpr = H // G
@@ -334,8 +339,8 @@ def _dkv_keys(
     """Compute and store dk and dv of keys 64 PART to 64 PART + 63 of every tile of this program.
 
     Runs in one warpgroup, on the blocks that `_dkv_load` copies into shared memory; results leave through the buffers
-    of k and v. stats_smem holds lse, add and twice of each stage. Other arguments as in `_dkv`; PART: constexpr, 0 or
-    1.
+    of k and v. stats_smem holds lse, add and twice of each stage. dk_desc and dv_desc describe dk and dv [B, T, J X].
+    TQ: tokens; tiles: tiles of all programs; BJ: B J; window: attention window in keys; PART: constexpr, 0 or 1.
     """
     X: gl.constexpr = dk_desc.block_type.shape[2]
     J: gl.constexpr = H // G

@@ -50,7 +50,8 @@ def _forward_load(
 
     Key blocks of 128 go from the diagonal down, STAGES in flight: the loader waits for a stage's `empty` barrier and
     its copies signal the `full` one. With FADES, fade[0] is a buffer and fade[3] the descriptor of the keys' decays,
-    loaded with each block of keys. Other arguments as in `_forward`.
+    loaded with each block of keys. Descriptors: q [B, T, H X] in blocks of 64, k and v [B, T, J X] in blocks of 128.
+    TQ: tokens; tiles: tiles of all programs; BH: B H; window: attention window in keys, read only when WINDOWED.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -163,10 +164,12 @@ def _forward_rows(
 ):  # fmt: skip
     """Compute and store the outputs of rows 64 PART to 64 PART + 63 of every tile; runs in one warpgroup.
 
-    Without a FACTOR this is polar attention: c, magnitude, lse, n_eff and inverse are written; `null` is the tuple of
-    its pointers as in `_forward`, then the floor's bits. With a FACTOR it is forgetting attention: output and lse. The
-    inputs are the blocks that `_forward_load` copies into shared memory; `full` and `empty` are the barriers of the
-    stages. Other arguments as in `_forward`; PART: constexpr, 0 or 1.
+    Without a FACTOR this is polar attention: c, magnitude, lse, n_eff and inverse are written; `null` is then the tuple
+    (null, v_null, beta, mag, n_eff, inverse, bits of the floor), all but the last pointers. With a FACTOR it is
+    forgetting attention: output and lse. The inputs are the blocks that `_forward_load` copies into shared memory;
+    `full` and `empty` are the barriers of the stages. c_desc describes the output [B, T, H X], lse_ptr is float32 [B,
+    H, T] in units of log 2. TQ: tokens; tiles: tiles of all programs; BH: B H; window: attention window in keys; PART:
+    constexpr, 0 or 1. anchor_smem, float32 [2, 64], is written and never read: the stores order instructions.
     """
     X: gl.constexpr = c_desc.block_type.shape[2]
     DTYPE: gl.constexpr = c_desc.dtype
@@ -288,14 +291,14 @@ def _forward_roles(
 ):  # fmt: skip
     """Run one warp that loads and two warpgroups of 64 rows each, over this program's tiles.
 
-    Allocates shared memory and barriers, then splits the program's warps. Descriptors, TQ, tiles, BH and window as in
-    `_forward`.
+    Allocates shared memory and barriers, then splits the program's warps. Polar attention without a FACTOR, forgetting
+    attention with one.
 
     Args:
-        q_desc: Descriptor of queries.
-        k_desc: Descriptor of keys.
-        v_desc: Descriptor of values.
-        c_desc: Descriptor of the output, written.
+        q_desc: Descriptor of queries [B, T, H X], in blocks of 64.
+        k_desc: Descriptor of keys [B, T, J X], in blocks of 128.
+        v_desc: Descriptor of values [B, T, J X], in blocks of 128.
+        c_desc: Descriptor of the output [B, T, H X], in blocks of 64, written.
         lse_ptr: float32 [B, H, T], written.
         null: Pointers of polar attention, from null to inverse, and the floor's bits; () for forgetting attention.
         fade: (buffer, high part of F, low part of F, descriptor of decays) of forgetting attention; () for polar.

@@ -200,7 +200,8 @@ def fla_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v, w and beta, in their dtypes, from g_o, that of the output.
 
-    The forward runs again, so that only fla's public function is called. Other arguments as in `fla_forward`.
+    The forward runs again, so that only fla's public function is called. q, k, v, w, beta and scale are the inputs of
+    `fla_forward`.
     """
     args = [x.detach().requires_grad_() for x in (q, k, v, w, beta)]
     with torch.enable_grad():

@@ -198,7 +198,7 @@ def schedules(
     """Return (temperature, null score), each [T, H] in `dtype`, at the positions 0 .. T - 1.
 
     Both depend on the number of visible keys, min(i + 1, window) at position i; the null score is not yet multiplied by
-    the temperature. The parameters are raw, as in `null_schedule`.
+    the temperature. Slope and gain are raw: softplus is applied here; the base is used as it is.
     """
     n_T1 = torch.arange(1, t + 1, dtype=dtype, device=null_base_H.device).unsqueeze(1)
     if window is not None:

@@ -140,7 +140,9 @@ def polar_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the inputs of `weights_backward`, g, add and twice, and the gradients of null_TH, beta_H and v_null_HX.
 
-    g is like gc; add and twice are float32 [B, H, T]; the gradients are float32. Arguments as in `polar_backward`.
+    g is like gc; add and twice are float32 [B, H, T]; the gradients are float32. gc and g_mag are the gradients of c
+    and mag; null_TH, beta_H and v_null_HX are inputs of `polar_forward`, and c, lse, n_eff and inverse its results. All
+    are contiguous.
     """
     b, t, h, d = gc.shape
     g, (add, twice, d_null) = torch.empty_like(gc), (torch.empty_like(lse) for _ in range(3))

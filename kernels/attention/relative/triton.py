@@ -56,7 +56,9 @@ def _forward_keys(
     """Add the tiles of keys stop - 1, ..., start, nearest first, to the running softmax of a tile of queries.
 
     q holds the queries of the positions p_M from m0 on; v_desc describes values [B, T, J X]. start and stop count
-    tiles. Other arguments as in `_logits`.
+    tiles. bias_ptr points at the head's R + 1 biases in units of log 2; b and j are batch row and KV head; k_desc
+    describes keys [B, T, J X]. With MASKED the causal mask and the window (in keys, read only when WINDOWED) apply,
+    else all pairs count as visible. FACTOR brings q·k to units of log 2.
 
     Returns:
         (acc [M, X], row_max [M], row_sum [M]) of `online_softmax_step` with these tiles included.
@@ -137,7 +139,9 @@ def _dq_keys(
 
     The sums of a tile within the reach go to parts_ptr, at the row of 2 BN numbers that counts its tiles from the
     query's. q and g hold the queries and the output's gradient [M, X]; lse and delta (g·o) are [M]. dq lacks the factor
-    ln 2 FACTOR. Other arguments as in `_forward_keys`.
+    ln 2 FACTOR. bias_ptr points at the head's R + 1 biases in units of log 2; b and j are batch row and KV head; k_desc
+    and v_desc describe keys and values [B, T, J X]. With MASKED the causal mask and the window (in keys, read only when
+    WINDOWED) apply, else all pairs count as visible.
 
     ds is the gradient of the logits.
 

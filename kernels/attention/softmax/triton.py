@@ -66,8 +66,9 @@ def _forward_keys(
     """Add the keys start <= n < stop, BN at a time, to the running softmax of a tile of queries.
 
     q holds the queries of the positions p_M, b and j are batch row and KV head. k_desc and v_desc describe keys and
-    values [B, TK, J X]. hi_ptr, lo_ptr, `row`, from_hi and from_lo as in `_decay_between`, anchored at the tile's first
-    query; read only with FORGETS. With MASKED the causal mask and the window apply, else all keys count as visible.
+    values [B, TK, J X]. hi_ptr and lo_ptr are the parts of F, float32 [B, H, TK] in units of log 2, `row` the offset of
+    the head's F, from_hi and from_lo F at the tile's first query; read only with FORGETS. With MASKED the causal mask
+    and the window apply, else all keys count as visible.
 
     Returns:
         (acc [M, X], row_max [M], row_sum [M], square [M]) with these keys included: sum of weights times values,
@@ -213,7 +214,10 @@ def _dq_keys(
     """Add the keys start <= n < stop, BN at a time, to dq of a tile of queries.
 
     q and g hold the queries and the gradient of the weighted sum [M, X] at the positions p_M; lse, add and twice are
-    [M] as in `weights_backward`. Other arguments as in `_forward_keys`. dq still lacks the factor ln 2 FACTOR.
+    [M], `twice` read only with POLAR. b and j are batch row and KV head; k_desc and v_desc describe keys and values [B,
+    TK, J X]. hi_ptr and lo_ptr are the parts of F, `row` the offset of the head's F, from_hi and from_lo F at the
+    tile's first query; read only with FORGETS. With MASKED the causal mask and the window (in keys, read only when
+    WINDOWED) apply, else all pairs count as visible. dq still lacks the factor ln 2 FACTOR.
 
     With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
     gradient of the scores.
@@ -253,7 +257,9 @@ def _dq(
     float32 [B, H, TQ]: `add` corrected so that each row of da sums to 0. TILE: constexpr, queries of a tile of the
     forward, to whose first query its lse refers.
 
-    TQ, TK, offset, window and the other constexprs as in `_forward`.
+    TQ queries stand at the positions `offset` on of TK keys. window: attention window in keys, read only when WINDOWED.
+    Constexprs: H query heads, G query heads per KV head, X head size, BM and BN queries and keys of a tile, POLAR and
+    FORGETS True for polar and forgetting attention, FACTOR that of q·k with FORGETS.
 
     With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
     gradient of the scores.
@@ -310,9 +316,9 @@ def _dkv_queries(
     """Return dk, dv [BN, X] and df [BN] of a tile of keys with the queries of one head added, BM at a time.
 
     The queries are start <= m < stop of head h; k and v hold the keys n_S and their values. q_desc and g_desc describe
-    queries and the output's gradient [B, TQ, H X]; lse, add and twice are float32 [B, H, TQ] as in `weights_backward`.
-    With FORGETS f_S [BN] is F at the tile's first key less F of each key, from_hi and from_lo are F at that first key.
-    dk still lacks the factor ln 2 FACTOR.
+    queries and the output's gradient [B, TQ, H X]; lse, add and twice are float32 [B, H, TQ], `twice` read only with
+    POLAR. With MASKED the causal mask and the window apply. With FORGETS f_S [BN] is F at the tile's first key less F
+    of each key, from_hi and from_lo are F at that first key. dk still lacks the factor ln 2 FACTOR.
 
     With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
     gradient of the scores.
@@ -361,7 +367,9 @@ def _dkv(
     float32 [B, H, TQ]. With FORGETS it also writes df_ptr, float32 [B, H, TK], the gradient of F in natural units.
     TILE: constexpr, queries of a tile of the forward.
 
-    TQ, TK, offset, window and the other constexprs as in `_forward`.
+    TQ queries stand at the positions `offset` on of TK keys. window: attention window in keys, read only when WINDOWED.
+    Constexprs: H query heads, G query heads per KV head, X head size, BM and BN queries and keys of a tile, POLAR and
+    FORGETS True for polar and forgetting attention, FACTOR that of q·k with FORGETS.
 
     With P = 2^(score - lse) and g the gradient of the weighted sum of values, da = P (g.v + add + twice P) is the
     gradient of the scores.

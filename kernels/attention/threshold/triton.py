@@ -170,7 +170,10 @@ def _dq_keys(
 
     q and g hold the queries and the output's gradient [M, X] at the positions p_M; decay, lse and delta (g·o) are [M].
     With STORES_COUNTS it also stores the row's count of survivors before each of these tiles, at counts_ptr + tile
-    stride + at. Other arguments as in `_forward_keys`. dq lacks the factor ln 2 FACTOR, d_decay ln 2.
+    stride + at. b and j are batch row and KV head; k_desc and v_desc describe keys and values [B, T, J X]; `upper` is
+    the triangle of ones of `_upper`. start and stop count tiles of BN keys. With MASKED the causal mask and the window
+    (in keys, read only when WINDOWED) apply, else all pairs count as visible. dq lacks the factor ln 2 FACTOR, d_decay
+    ln 2.
 
     Returns:
         (dq [M, X], d_decay [M], count [M]).

@@ -46,7 +46,8 @@ assert BLOCK == HALF, "a warpgroup's queries are one block of gates"
 def _tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
     """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries.
 
-    The longest rows come first. Other arguments as in `_wall_forward`.
+    The longest rows come first. TQ: tokens. window: attention window in keys, read only when WINDOWED. H: query heads,
+    BH: B H.
     """
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
@@ -63,7 +64,9 @@ def _load(
     """Load queries, keys and values of this program's tiles into shared memory by TMA; runs in one warp.
 
     Key blocks of 64 go from the diagonal down, STAGES in flight: the loader waits for a stage's `empty` barrier and its
-    copies signal the `full` one. Other arguments as in `_wall_forward`.
+    copies signal the `full` one. Descriptors in blocks of 64: q' [B, T, H X], k' [B, T, Y X], v [B, T, J X]. TQ:
+    tokens; tiles: tiles of all programs; BH: B H; window: attention window in keys; H, J and Y: query, KV and gate
+    heads.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -162,10 +165,12 @@ def _rows(
 ):  # fmt: skip
     """Compute and store output and lse of rows 64 PART to 64 PART + 63 of every tile of this program.
 
-    Runs in one warpgroup, on the blocks that `_load` copies into shared memory. o_desc, lse_ptr and total_ptr as in
-    `_wall_forward`; `full` and `empty` are the barriers of the stages. anchor_smem, float32 [2, 64], is written for
-    every block of keys and never read: the store orders instructions, so it must be memory of its own. Other arguments
-    as in `_wall_forward`; PART: constexpr, 0 or 1.
+    Runs in one warpgroup, on the blocks that `_load` copies into shared memory. o_desc describes the output [B, T, H
+    X]; lse_ptr is float32 [B, H, T] in units of log 2, written; total_ptr holds the block sums of the gates, float32
+    [B, Y, N, X] in units of log 2; `full` and `empty` are the barriers of the stages. anchor_smem, float32 [2, 64], is
+    written for every block of keys and never read: the store orders instructions, so it must be memory of its own. TQ:
+    tokens; N: blocks of gates; tiles: tiles of all programs; BH: B H; window: attention window in keys; PART:
+    constexpr, 0 or 1.
     """
     X: gl.constexpr = o_desc.block_type.shape[2]
     DTYPE: gl.constexpr = o_desc.dtype
@@ -302,7 +307,10 @@ def _wall_forward(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return (o, lse, q', k', E) as `.triton.forward` does, in bfloat16.
+    """Return (o, lse, q', k', E) of wall attention in bfloat16.
+
+    o is [B, T, H, X], lse float32 [B, H, T] in units of log 2, k' [B, T, Y, X] for Y gate heads. E is float32 [2, B, Y,
+    N + 1, X], the high and the low part of the sums before each of N blocks of 64 tokens and before the end.
 
     q' is factor q times the decay from the start of the token's block of 64 up to it, k' is k times the decay from the
     token to the end of its block; E are the sums of the log gates of all blocks before a block.

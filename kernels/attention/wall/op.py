@@ -137,7 +137,7 @@ def _scores_before_block(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: 
     """Return the scores of the queries start <= i < stop and the keys first <= j < start before them.
 
     They are [B, H, stop - start, start - first] in natural units. The decay is split at `start`, so that both exponents
-    are at most 0. Arguments as in `_logits`.
+    are at most 0. Queries are scaled already; p_BTPX are the running sums of the natural log gates, float64.
     """
     anchor = p_BTPX[:, start : start + 1]
     dtype, heads = q_BTHX.dtype, q_BTHX.shape[2]
