@@ -32,8 +32,9 @@ KernelConfigs = dict[str, KernelConfig]
 def shared_configs(head_dim: int) -> KernelConfigs:
     """Return the wanted configurations of the two kernels that carry the state across chunks in both delta rules.
 
-    Keys are "module below fla:name of the kernel", for the forward and the backward. A program handles BV rows of the
-    state: 64 for heads of up to 128, else 32. `pin_configs` takes the nearest configurations that fla lists.
+    Keys are "module below fla:name of the kernel", for the forward and the backward. Both take 4 warps and 2 stages. A
+    program handles BV rows of the state: 64 for heads of up to 128, else 32. `pin_configs` takes the nearest
+    configurations that fla lists.
     """
     # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 need over 227 KB
     # backward and over 99 KB forward

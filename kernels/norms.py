@@ -44,6 +44,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """Return `rms_norm` of x [..., D], computed row by row; slow, for tests.
 
+    That is x / sqrt(mean(x^2) + eps) over the last axis, times `weight` if given, in x's shape and dtype, with float32
+    statistics (float64 for float64).
+
     `weight` is not checked. `eps` None is the machine epsilon of the statistics' dtype: 1.19e-7, or 2.2e-16 in float64.
     x needs a row.
     """

@@ -140,7 +140,11 @@ class Block(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        """Build block `layer` (0-based); the config decides if it is a global attention layer."""
+        """Build block `layer` (0-based); the config decides if it is a global attention layer.
+
+        Block i is global attention if i mod attn_every = attn_offset, else a gated convolution. Weights are undefined
+        until `Backbone.init_weights`.
+        """
         super().__init__()
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
         self.mix: Attention | GatedConv = Attention(config, layer) if config.is_global(layer) else GatedConv(config)

@@ -59,7 +59,10 @@ def compile_full_graph(
     graph = torch.compile(part, fullgraph=True, dynamic=False, backend=backend, options=options)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        """Call the compiled graph, compiling it for new shapes; turn the compiler's refusals into CompileError."""
+        """Call the compiled graph, compiling it for new shapes; turn the compiler's refusals into CompileError.
+
+        Refusals are exceptions of torch._dynamo; others pass through.
+        """
         try:
             return graph(*args, **kwargs)
         except refusals as refused:

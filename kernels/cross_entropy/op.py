@@ -204,7 +204,11 @@ def _empty_sum(
     gradient: bool,
     backend: str,
 ) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `cross_entropy_sum`."""
+    """Return uninitialised results of `cross_entropy_sum`, for torch.compile; nothing is computed.
+
+    They are the sum, a scalar of the statistics' dtype, and tensors like h, w and b (empty without a bias), which are
+    empty without `gradient`.
+    """
     total = h_ND.new_empty((), dtype=statistics_dtype(h_ND.dtype))
     d_h, d_w = (x.new_empty(x.shape if gradient else (0,)) for x in (h_ND, w_VD))
     like = w_VD if b_V is None or not gradient else b_V
@@ -309,7 +313,11 @@ def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float)
 def linear_cross_entropy_reference(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float
 ) -> Tensor:
-    """Return `linear_cross_entropy` computed from one matrix [N, V] of all logits; differentiable by autograd."""
+    """Return `linear_cross_entropy` computed from one matrix [N, V] of all logits; differentiable by autograd.
+
+    These are each token's cross-entropy of softmax(softcap(h wᵀ + b)) in nats, [N], float32 (float64 for float64); a
+    negative target gives 0. A cap of infinity is none.
+    """
     _check(h_ND, w_VD, b_V, targets_N)
     z_NV = h_ND @ w_VD.to(h_ND.dtype).t()
     if b_V is not None:
@@ -345,7 +353,10 @@ class _CappedLosses(torch.autograd.Function):
 
 
 def _check(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor) -> None:
-    """Raise ValueError when hidden states, weight, bias and targets do not fit each other."""
+    """Raise ValueError when hidden states, weight, bias and targets do not fit each other.
+
+    They need h [N, D], w [V, D], b [V] or None, and targets [N]. Dtypes and the range of the targets are not checked.
+    """
     n, d = h_ND.shape
     if w_VD.shape[1] != d or (b_V is not None and b_V.shape != w_VD.shape[:1]):
         b = "none" if b_V is None else tuple(b_V.shape)

@@ -113,7 +113,9 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why flash-linear-attention cannot run on such tensors, or None when it can.
 
-    Adds to `dispatch.why_no_fla` the versions of Triton that miscompile its backward (`fla_is_right`).
+    It needs CUDA, 16-bit activations, installed fla and Triton, torch outside of its deterministic mode, and on compute
+    capability 9 a Triton other than 3.4.0 to 3.7.0, which miscompile its backward. Nothing is run, and
+    `use_torch_backend` is not considered.
     """
     why = dispatch.why_no_fla(device, dtype)
     if why is not None:
@@ -245,7 +247,9 @@ def _chunked(
     """Return (readout in q's dtype, last state [B, H, X_v, X_k]) in plain torch, a chunk of tokens at a time.
 
     The state is float32 (float64 for float64). Within a chunk the writes come from one triangular solve; states pass
-    from chunk to chunk. Arguments as in `gated_delta`; T is at least 1, and `chunk` is cut to T.
+    from chunk to chunk. log_gamma is the natural log decay and beta the write strength of each token; keys and queries
+    are scaled to unit length here; initial_state [B, H, X_v, X_k] or None for zeros. T is at least 1, and `chunk`, the
+    tokens solved together, is cut to T.
     """
     b, t, h, d = q_BTHX.shape
     dtype = statistics_dtype(q_BTHX.dtype)
@@ -288,8 +292,8 @@ def _fla(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (readout in q's dtype, last state float32 [B, H, X_v, X_k]) by flash-linear-attention's kernels.
 
-    Arguments as in `gated_delta`. KV heads are repeated for all heads first. fla's autotuners are restricted
-    (`pin_configs`).
+    log_gamma is the natural log decay and beta the write strength of each token; initial_state [B, H, X_v, X_k] or None
+    for zeros. KV heads are repeated for all heads first. fla's autotuners are restricted (`pin_configs`).
 
     Raises:
         ValueError: The tensors are not 16-bit CUDA tensors.

@@ -16,7 +16,11 @@ NUM_PLANES = 7
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `forward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `forward`, for torch.compile; only shapes, dtypes and device count.
+
+    They are the readout like q, the last state [B, H, X, X] and stats [7, B, H, N C] in float32, then T and P [B, H, N,
+    C, C], S [B, H, N, X, X] and u [B, H, N, X, C] in q's dtype (float32 for float16), with C = 64.
+    """
     b, t, h, d = q.shape
     n = -(-t // CHUNK)
     saved_dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
@@ -91,7 +95,11 @@ differentiate(forward, backward, keep_inputs(6, 2), results=2, zeros_like=0)
 
 
 def _empty_fla_results(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `fla_forward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `fla_forward`, for torch.compile; only shapes, dtypes and device count.
+
+    They are readout like q, last state float32 [B, H, X, X], unit queries like q, their scales [B, T, H], unit keys
+    like k, their scales and running log decays [B, T, H], all float32, and inverse matrices [B, T, H, 64] in q's dtype.
+    """
     b, t, h, d = q.shape
     row = [q.new_empty(b, t, h, dtype=torch.float32) for _ in range(3)]
     last = q.new_empty(b, h, d, d, dtype=torch.float32)

@@ -654,7 +654,8 @@ class Tile(NamedTuple):
 def _tiles(d: int, dtype: torch.dtype) -> dict[str, Tile]:
     """Return the launch configuration of each kernel for a head size and dtype; measured on an H200.
 
-    Keys: inverse, scan, readout, scan_back, pair_gradients, key_gradients, sum_heads.
+    Keys: inverse, scan, readout, scan_back, pair_gradients, key_gradients, sum_heads; values: `Tile` (rows or columns
+    at a time, warps, stages, cap on registers or None). Float32 gets the smallest tiles.
     """
     if dtype == torch.float32:
         names = ("scan", "readout", "scan_back", "pair_gradients", "key_gradients", "sum_heads")

@@ -69,7 +69,11 @@ class ChunkCoefficients:
         return share if self._slow is None else _decay_ratios(self._slow) @ share
 
     def last_momentum_shares(self) -> Tensor:
-        """Return the share of each pair's gradient in the last token's momentum, [..., S]; as in `momentum_shares`."""
+        """Return the share of each pair's gradient in the last token's momentum, [..., S].
+
+        It sums the pair's weight over the chunk's tokens whose window holds it, each with the momentum's decay since.
+        Without such a decay only the last token's own window counts.
+        """
         if self._slow is None:
             return self._inside[-1] * self._weight
         total = running_sum(self._slow)

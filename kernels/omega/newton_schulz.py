@@ -56,7 +56,11 @@ class NewtonSchulzTape:
     """
 
     def __init__(self, x: Tensor) -> None:
-        """Run the forward on all matrices x [N, G, R, C] and save the results of every step."""
+        """Run the forward on all matrices x [N, G, R, C] and save the results of every step.
+
+        `result` is then [N, G, R, C], as `newton_schulz` gives it. Five matrices per input matrix, their Gram matrices
+        and factors stay in memory.
+        """
         self._start, self._length = _wide_and_norm(x)
         m = self._start / (self._length + EPS)
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []

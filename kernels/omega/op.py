@@ -176,7 +176,8 @@ def omega(
 def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window: int, chunk: int) -> None:
     """Raise ValueError when queries, keys, values and state do not belong together, or a size is below 1.
 
-    The rates and the number of values' channels are not checked.
+    q and k must be equal in shape, v agree in B, T and H, and the state fit B, H, F and the window. The rates and the
+    number of values' channels are not checked.
     """
     b, t, h, f = k_BTHF.shape
     if q_BTHF.shape != k_BTHF.shape or v_BTHX.shape[:3] != (b, t, h):

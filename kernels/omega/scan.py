@@ -25,7 +25,10 @@ def _empty_memories(
     keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None, keep: Tensor, to: Tensor, old: Tensor,
     memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return uninitialised results of `scan`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `scan`, for torch.compile; only shapes, dtypes and device count.
+
+    They are memories and momenta, [N + 1, G, X, F] each; the momenta are empty without `share`.
+    """
     n = len(keys) + 1
     return memory.new_empty(n, *memory.shape), memory.new_empty(0 if share is None else n, *memory.shape)
 
@@ -34,7 +37,11 @@ def _empty_gradients(
     g_memories: Tensor, g_momenta: Tensor, keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None,
     keep: Tensor, to: Tensor, old: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `scan_backward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `scan_backward`, for torch.compile; only shapes, dtypes and device count.
+
+    They are like keys, values, pair_weights, share, keep, to, old and twice the memory [G, X, F]; those of pair_weights
+    and share are empty where these are None.
+    """
     coefficient_grads = [keep.new_empty(0) if x is None else torch.empty_like(x) for x in (pair_weights, share)]
     rest = (torch.empty_like(x) for x in (keep, to, old, memories[0], memories[0]))
     return torch.empty_like(keys), torch.empty_like(values), *coefficient_grads, *rest

@@ -17,7 +17,12 @@ from .tiles import operands, sizes
 def _empty_results(
     q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `forward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `forward`, for torch.compile; only shapes, dtypes and device count.
+
+    They are the readout in v's dtype, last memory and momentum [G, X, X] in memory's dtype, q, k, memories, momenta and
+    P in the operands' dtype. With orthogonal steps memories and momenta hold N + 1 chunks in memory's dtype, and P is
+    empty; momenta are empty without `share`.
+    """
     size, orthogonal, memory = sizes(q, k, memory_decay), pair_weights is None, rest[2]
     kind = operands(v.dtype, orthogonal)
     square = memory.shape
@@ -38,7 +43,11 @@ def _empty_gradients(
     g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `backward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `backward`, for torch.compile; only shapes, dtypes and device count.
+
+    They have the shapes of the eleven inputs, empty for those that are None (the first momentum's without `share`); v's
+    has v's dtype, those of q and k are float32, the others like memory_decay.
+    """
     *optional_rates, memories, _, _ = rest
     wide = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k)]
     rates = [memory_decay.new_empty(0 if x is None else x.shape) for x in optional_rates]
@@ -125,7 +134,8 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the inputs of `forward`, None for inputs that are None.
 
-    A gradient g_y of None counts as zeros. The gradient of the first momentum is None without a momentum.
+    g_y, g_last and g_last_momentum are those of readout, last memory and last momentum. None counts as zeros. The
+    gradient of the first momentum is None without a momentum.
     """
     q, v, saved_inputs = ctx.saved_tensors[0], ctx.saved_tensors[2], ctx.saved_tensors[2:9]
     has_momentum = saved_inputs[4] is not None

@@ -189,6 +189,7 @@ class PagedDecoder:
     def _prepare_step(self, count: int, compiled: bool) -> PreparedStep:
         """Compile and capture a step of `count` rows, as far as requested and possible.
 
+        The result is (functions, input buffer int64 [count], (CUDA graph, logits [count, V]) or None without a graph).
         Trial runs use padding rows only, so no sequence changes. A failed compilation sets `not_compiled` and leaves
         the eager functions; a failed capture raises torch's error. `compiled` False skips the compilation.
         """
@@ -388,6 +389,8 @@ class RecomputeDecoder:
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
         """Start a sequence from int64 tokens [T], one or more; return (slot, logits [V] after the last).
 
+        Logits are soft-capped, on the network's device, float32 (float64 in a float64 network).
+
         Raises:
             CacheFull: no slot is free, or the sequence is too long; nothing has changed.
         """
@@ -404,7 +407,8 @@ class RecomputeDecoder:
     def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
         """Append one token to each of these sequences, int64 [B], and return the logits [B, V] after it.
 
-        Sequences are computed one after the other. Tokens must be on the device of those passed to `begin`.
+        Sequences are computed one after the other, each as a whole. Slots may come once each. Logits are those of
+        `begin`. Tokens must be on the device of those passed to `begin`.
 
         Raises:
             CacheFull: a sequence gets too long; nothing has changed.

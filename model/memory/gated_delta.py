@@ -278,7 +278,7 @@ class KDA(DeltaMemory):
     def forward_flops(cls, model: ModelConfig, config: KDAConfig) -> float:
         """Return KDA's FLOPs per token and layer: gate, output projection, recurrence, and projections of the rates.
 
-        The rates' are the bottleneck D to X, from it to H X gates, and beta.
+        The rates' are the bottleneck D to X, from it to H X gates, and beta. `config` is ignored.
         """
         d, heads, size = model.d_model, model.n_heads, model.head_dim
         return delta_flops(model, d * size + size * heads * size + d * heads)

@@ -106,7 +106,7 @@ class Omega(Recurrent):
 
     @classmethod
     def check(cls, model: ModelConfig, config: OmegaConfig) -> None:
-        """Raise ValueError for an odd `degree` or for features of more than MAX_COLUMNS columns."""
+        """Raise ValueError for an odd `degree` or for features of more than MAX_COLUMNS columns (65,536)."""
         if config.degree % 2:
             raise ValueError(f"degree ({config.degree}) must be even")
         columns = cls.columns(model, config)
@@ -131,8 +131,9 @@ class Omega(Recurrent):
     def forward_flops(cls, model: ModelConfig, config: OmegaConfig) -> float:
         """Return an omega memory's FLOPs per token and layer: projections, gradients and readouts.
 
-        Projections are those of the rates, the readout gate and the output. The computation of the features is not
-        counted.
+        Two FLOPs per multiply-add. Projections are those of the rates, the readout gate and the output. With K = chunk
+        + window - 1 pairs per chunk, a matrix [out, in] of a head adds 2 out in (2 K / chunk + 1) + 2 K (in + out). The
+        computation of the features is not counted.
         """
         d, inner = model.d_model, model.n_heads * model.head_dim
         surround = 2.0 * (len(cls.RATES) * d * model.n_heads + 2 * d * inner)
@@ -248,8 +249,9 @@ class Omega(Recurrent):
     def _features(self, x_BTHX: Tensor) -> Tensor:
         """Map keys or queries [B, T, H, X] to features [B, T, H, F] in float32 (float64 for float64).
 
-        They are L2-normalised, expanded as the setting `features` says, and (setting `normalise`, unless "identity")
-        normalised again.
+        They are L2-normalised (a zero vector stays zero) and expanded as the setting `features` says: "identity" leaves
+        them, "poly2" gives 1, the channels and all products of two (1 + X + X (X + 1) / 2 columns), "sketch" random
+        sums of products (sketch^2 columns). With `normalise` the last two are normalised again.
         """
         x = unit(x_BTHX)
         if self.config.features == "poly2":
@@ -261,7 +263,10 @@ class Omega(Recurrent):
         return unit(x) if self.config.normalise else x
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Return {"memory": "backend chunk N (reason)"} for tensors of that device and dtype."""
+        """Return {"memory": "backend chunk N (reason)"} for tensors of that device and dtype.
+
+        The backend is "triton" or "torch", and N the setting `chunk`. The first call for a case may run a self-test.
+        """
         is_plain_matrix = self.config.features == "identity" and self.config.memory == "matrix"
         choice = choose_backend(
             device, dtype, self.head_dim if is_plain_matrix else 0, self.config.window, self.config.chunk, self.orthogonal,
@@ -299,7 +304,8 @@ class Atlas(Omega):
     def forward_flops(cls, model: ModelConfig, config: Any) -> float:
         """Return an atlas memory's FLOPs per token and layer: those of omega plus five Newton-Schulz iterations.
 
-        They count once per token or per chunk (`orthogonal`), or not at all.
+        An iteration on a matrix of short and long sides s and l takes 2 (2 s^2 l + s^3). They count once per token with
+        `orthogonal: token`, once per chunk with `chunk`, not at all with `none`.
         """
         flops = super().forward_flops(model, config)
         if config.orthogonal == "none":

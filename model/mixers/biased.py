@@ -256,7 +256,8 @@ class CoPE(QueryBlockMixer):
     def forward_flops(cls, model: ModelConfig, config: CoPEConfig, keys: float) -> float:
         """Return FLOPs per token of contextual positions: attention plus products of queries with position vectors.
 
-        The projections around the mixer are not counted. See `Mixer.forward_flops` for the arguments.
+        That is 4 H X keys + 2 H X positions, where `keys` is the mean number of keys per query. The projections around
+        the mixer are not counted.
         """
         return attention_flops(model, keys) + 2.0 * model.n_heads * model.head_dim * config.positions
 

@@ -53,9 +53,10 @@ class PaTH(QueryBlockMixer):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: PaTHConfig, keys: float) -> float:
-        """Return FLOPs per token: attention, projections of w and beta, and transitions in chunks of CHUNK tokens.
+        """Return FLOPs per token: attention, projections of w and beta, and transitions in chunks of CHUNK tokens (64).
 
-        The chunk is that of this estimate; kernels may take another. See `Mixer.forward_flops` for the arguments.
+        The chunk is that of this estimate; kernels may take another. Two FLOPs per multiply-add; `keys` is the mean
+        number of keys per query, causal mask and window considered.
         """
         heads, inner, size = model.n_kv_heads, model.n_kv_heads * model.head_dim, model.head_dim
         width = model.d_model if config.rank is None else config.rank

@@ -90,7 +90,11 @@ class Wall(QueryBlockMixer):
         return attention_flops(model, keys) + 2.0 * cls.gate_inputs(model, config) * heads * size
 
     def __init__(self, model: ModelConfig, config: WallConfig) -> None:
-        """Create the gate's projection; with `subdim: 0` no channel is gated, and there is none."""
+        """Create the gate's projection; with `subdim: 0` no channel is gated, and there is none.
+
+        Its matrix is drawn from torch's global generator, normal with deviation `gate_std`; its bias starts at
+        `gate_bias`.
+        """
         super().__init__(model, config)
         self.gate_heads, self.gated_channels = self.gate_shape(model, config)
         self.kv_heads, self.size, self.window = model.n_kv_heads, model.head_dim, model.window_size

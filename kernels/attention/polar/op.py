@@ -287,7 +287,11 @@ class _PolarFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k, v, null_TH, beta_H and v_null_HX, and None for the four options."""
+        """Return the gradients of q, k, v, null_TH, beta_H and v_null_HX, and None for the four options.
+
+        Of rows that the floor binds the gradient is that of the bounded n_eff, or with `exact_floor` False as if the
+        floor never bound.
+        """
         q, k, v, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag = ctx.saved_tensors
         window, query_block = ctx.options
         b, j, g, t, d = q.shape

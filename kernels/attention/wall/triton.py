@@ -499,8 +499,9 @@ def _dkv(
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Return the launch configuration of a kernel, "forward", "dq" or "dkv", for a head size and dtype.
 
-    A tile of keys is one block of gates, 64. So is a tile of queries, except for float32 or heads above 128 in "dkv",
-    where it is half of one.
+    The result is (queries, keys, warps, stages), with 4 warps and 3 stages for "forward", 2 for the others, 1 for
+    float32 or heads above 128. A tile of keys is one block of gates, 64. So is a tile of queries, except for float32 or
+    heads above 128 in "dkv", where it is half of one.
     """
     if launcher.needs_small_tiles(d, dtype):
         rows, stages = {"forward": (BLOCK, 1), "dq": (BLOCK, 1), "dkv": (BLOCK // 2, 1)}[kernel]
