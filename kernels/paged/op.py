@@ -209,7 +209,8 @@ def attend(
             X].
         scale: Factor of q·k in natural units; polar attention multiplies it by its temperature.
         window: Attention window in keys, 0 for none.
-        floor: Lower bound of the sum of squared weights, in units of the largest weight; for polar attention.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1; for
+            polar attention.
     """
     return load_kernels(__package__).attend(
         q_BHX, k_pool, v_pool, tables_BP, lengths_B, null, scale=scale, window=window, floor=floor

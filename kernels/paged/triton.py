@@ -51,6 +51,10 @@ def _store_outputs(
 ):  # fmt: skip
     """Normalise and store the outputs of some heads of one text, from sums over all of its keys.
 
+    Without POLAR y is the mean of the values, 0 for a text without keys. With POLAR y is s / max(|s|, 1e-6) for the
+    softmax mean s of the values, null key included, and the magnitude is tanh(softplus(beta) ln(1 + n_eff r)), with r
+    the weight of all real keys; a text without keys gives the direction of v_null and magnitude 0.
+
     Args:
         row_max: float32 [rows], largest score, in units of log 2.
         row_sum: float32 [rows], sum of the weights relative to 2^row_max.
@@ -67,8 +71,8 @@ def _store_outputs(
         v_null_ptr: float32 [H, X], value of the null key.
         y_ptr: [B, H, X], written in its own dtype.
         mag_ptr: float32 [B, H], written with POLAR.
-        window: Largest number of visible keys.
-        floor: Lower bound of the sum of squared weights.
+        window: Largest number of visible keys; 2^30 for no window.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1.
         H: constexpr, query heads.
         X: constexpr, head size.
         POLAR: constexpr bool, True for polar attention.
@@ -117,15 +121,16 @@ def _attend_range(
         gain_ptr: float32 [H].
         beta_ptr: float32 [H].
         v_null_ptr: float32 [H, X], value of the null key.
-        top_ptr: float32 [B, H, SPLITS], largest score of the range, written.
+        top_ptr: float32 [B, H, SPLITS], largest score of the range in units of log 2, -inf without keys; written, as
+            the next three, unless SPLITS is 1.
         sum_ptr: float32 [B, H, SPLITS], sum of weights, written.
         square_ptr: float32 [B, H, SPLITS], sum of squared weights, written.
         part_ptr: float32 [B, H, SPLITS, X], sum of weights times values, written.
         y_ptr: [B, H, X], written when SPLITS is 1.
         mag_ptr: float32 [B, H], written when SPLITS is 1 with POLAR.
         scale: Factor of q·k in natural units.
-        window: Largest number of visible keys.
-        floor: Lower bound of the sum of squared weights.
+        window: Largest number of visible keys; 2^30 for no window.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1.
         P: Pages of a table.
         q_text: Elements from one text of q to the next.
         q_head: Elements from one head of q to the next.
@@ -207,7 +212,7 @@ def _merge_ranges(
     Grid: (B, H).
 
     Args:
-        top_ptr: float32 [B, H, SPLITS], largest score of each range, -inf for one without keys.
+        top_ptr: float32 [B, H, SPLITS], largest score of each range in units of log 2, -inf for one without keys.
         sum_ptr: float32 [B, H, SPLITS], sum of weights.
         square_ptr: float32 [B, H, SPLITS], sum of squared weights.
         part_ptr: float32 [B, H, SPLITS, X], sum of weights times values.
@@ -219,8 +224,8 @@ def _merge_ranges(
         v_null_ptr: float32 [H, X], value of the null key.
         y_ptr: [B, H, X], written in its own dtype.
         mag_ptr: float32 [B, H], written with POLAR.
-        window: Largest number of visible keys.
-        floor: Lower bound of the sum of squared weights.
+        window: Largest number of visible keys; 2^30 for no window.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1.
         H: constexpr, query heads.
         X: constexpr, head size.
         SPLITS: constexpr, number of ranges, a power of two.
@@ -262,7 +267,8 @@ def attend(
             X].
         scale: Factor of q·k in natural units.
         window: Attention window in keys, 0 for none.
-        floor: Lower bound of the sum of squared weights, in units of the largest weight; for polar attention.
+        floor: Lower bound of the sum of squared weights, where the largest weight, null included, counts as 1; for
+            polar attention.
         splits: Number of ranges of keys, a power of two; None: as many as fill the GPU.
     """
     (b, h, x), j, page = q.shape, k_pool.shape[2], k_pool.shape[1]

@@ -407,8 +407,9 @@ class RecomputeDecoder:
     def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
         """Append one token to each of these sequences, int64 [B], and return the logits [B, V] after it.
 
-        Sequences are computed one after the other, each as a whole. Slots may come once each. Logits are those of
-        `begin`. Tokens must be on the device of those passed to `begin`.
+        Sequences are computed one after the other, each as a whole. A slot may come only once. Logits are soft-capped,
+        in float32 (float64 in a float64 network), as `begin` returns them. Tokens must be on the device of those passed
+        to `begin`.
 
         Raises:
             CacheFull: a sequence gets too long; nothing has changed.

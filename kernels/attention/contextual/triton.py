@@ -439,8 +439,7 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Return the launch configuration of a kernel, "forward", "dq" or "dkv", for a head size and dtype.
 
     It depends on the sizes only, so that every process rounds alike. The result is (queries, keys, warps, stages): (64,
-    64, 8, 2) for "forward", else (64, 64, 8, 1). Float32 and heads above 128 get (32, 32, 4, 1). Other names count as
-    "dkv".
+    64, 8, 2) for "forward", else (64, 64, 8, 1). Float32 and heads above 128 get (32, 32, 4, 1).
     """
     if launcher.needs_small_tiles(d, dtype):
         return launcher.SMALL_TILES
