@@ -202,8 +202,8 @@ def attention_choice(
     """Return the choice of "triton" where it can run and passes its self-test, else of "torch" with the reason.
 
     It can run on CUDA with compute capability 8.0 or higher, on bfloat16 or float16 (`why_no_triton`). The reason of
-    "triton" is the version of Triton. The first call for a case compiles and runs the kernels, which takes seconds; results are cached
-    (`self_test_failure`).
+    "triton" is the version of Triton. The first call for a case compiles and runs the kernels, which takes seconds;
+    results are cached (`self_test_failure`).
 
     Args:
         op: Name of the op; it appears in the reason and is part of the key of the cache.
@@ -240,8 +240,8 @@ def gluon_choice(
     """Return the choice of "gluon" where it can run and passes its self-test, else that of `attention_choice`.
 
     The latter is "triton" or "torch". Gluon needs compute capability 9.0, heads of 64 or 128, and no window below 128
-    (`why_not_gluon`). Both backends have to pass: "gluon" is tried only where "triton" was chosen. Where Gluon is refused, the reason of
-    the returned "triton" also says why. The reason of "gluon" is the version of Triton.
+    (`why_not_gluon`). Both backends have to pass: "gluon" is tried only where "triton" was chosen. Where Gluon is
+    refused, the reason of the returned "triton" also says why. The reason of "gluon" is the version of Triton.
 
     Args:
         op: Name of the op; it appears in the reason and is part of the key of the cache.

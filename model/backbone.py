@@ -306,8 +306,8 @@ class Backbone(nn.Module):
         Compilation happens at the first call per input shape, and for the backward at its first use. Random numbers are
         drawn outside, and nothing in the graph depends on the step's number, data or learning rate, so a shape is
         compiled once. The first call of `features` raises CompileError if the network does not become a single graph,
-        for example because a mixer reads values of its tensors. Evaluation in chunks and decoding stay eager. Call it after
-        `use_fp8`, on the final device: it chooses kernels, which runs their self-tests.
+        for example because a mixer reads values of its tensors. Evaluation in chunks and decoding stay eager. Call it
+        after `use_fp8`, on the final device: it chooses kernels, which runs their self-tests.
 
         Args:
             backend: backend of torch.compile, by its name there.
@@ -639,7 +639,8 @@ class Backbone(nn.Module):
         Always has "blocks" ("eager", or the compiler), "sketch" and "cross_entropy". Each kind of block adds its ops
         ("gated_conv", "canon", the mixer's, "memory"), and 8-bit products add "projections" and "casts". Most texts
         read "backend (reason)", with "gluon", "triton", "fla", "cudnn" or "torch". "memory" may read "backend chunk N
-        (reason)", and "projections" reads "fp8 by scaled_mm (reason)" or "fp8 by torch (reason)". Chooses kernels where none was chosen yet, which may run their self-tests.
+        (reason)", and "projections" reads "fp8 by scaled_mm (reason)" or "fp8 by torch (reason)". Chooses kernels where
+        none was chosen yet, which may run their self-tests.
         """
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
         for block in self.blocks:

@@ -93,6 +93,8 @@ def causal_conv(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
 def causal_conv_reference(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
     """Return `causal_conv` of x, computed by torch's grouped convolution.
 
+    y_t = sum_j w[:, j] x_{t-W+1+j}, depthwise and causal, with zeros before the start. [B, T, C] of x's dtype.
+
     Args:
         x_BTC: Inputs.
         w_CW: Filters, of x's dtype; w[:, -1] multiplies the current token.
@@ -142,9 +144,8 @@ def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
 def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> BackendChoice:
     """Return the backend of `gated_causal_conv` and `canon`, "triton" or "torch", with the reason.
 
-    "triton" needs CUDA with compute capability 8.0 or higher, 16-bit activations and at most 4 taps; else it is "torch".
-    The kernels must pass a self-test on small tensors, which the first
-    call for a device and dtype runs.
+    "triton" needs CUDA with compute capability 8.0 or higher, 16-bit activations and at most 4 taps; else it is
+    "torch". The kernels must pass a self-test on small tensors, which the first call for a device and dtype runs.
     """
     device = torch.device(device)
     why = why_no_triton(device, dtype)

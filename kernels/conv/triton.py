@@ -253,8 +253,8 @@ def _canon_backward(
 ):  # fmt: skip
     """Store the gradient of x, and a share of that of w, for R tokens of one head of Canon.
 
-    Canon is y = n + conv(n), with n = x or, with NORM, the RMS norm of x over X. Grid: (cdiv(T, R), H, B), one warp each. The warp walks down its rows, plus W - 1 before and after, and holds the
-    last W in registers.
+    Canon is y = n + conv(n), with n = x or, with NORM, the RMS norm of x over X. Grid: (cdiv(T, R), H, B), one warp
+    each. The warp walks down its rows, plus W - 1 before and after, and holds the last W in registers.
 
     Args:
         x_ptr: [B, T, H, X] with unit stride in X; batch rows follow each other without a gap.

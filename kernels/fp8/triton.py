@@ -55,7 +55,9 @@ def _gate_backward(
 ):  # fmt: skip
     """Store the gradient of the gate's input, its 8-bit numbers and scales, and a share of its sums over rows.
 
-    Grid: (PROGRAMS,). Program p takes the rows p, p + PROGRAMS, p + 2 PROGRAMS, ...
+    With the result g relu(a)^2 of the gate, d_a = 2 relu(a) g dy and d_g = relu(a)^2 dy; d = q s up to rounding, with
+    one scale s, a power of two, for both halves of a row. Grid: (PROGRAMS,). Program p takes the rows p, p + PROGRAMS,
+    p + 2 PROGRAMS, ...
 
     Args:
         ag_ptr: Contiguous [M, 2 F], input [a | g] of the gate.

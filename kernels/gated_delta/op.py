@@ -83,8 +83,9 @@ def gated_delta(
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """Return the backend of `gated_delta`: our "triton" kernels, else "fla", else "torch", with the reason.
 
-    "triton" needs CUDA with compute capability 8.0 or higher, 16 bits and heads of 16, 32, 64, 128 or 256. Ours must pass a self-test, forward and backward, on a small input; the first call for a case runs it. "fla" is
-    accepted by its version: only its backward is known to be wrong, on some versions. A process set to torch only
+    "triton" needs CUDA with compute capability 8.0 or higher, 16 bits and heads of 16, 32, 64, 128 or 256. Ours must
+    pass a self-test, forward and backward, on a small input; the first call for a case runs it. "fla" is accepted by
+    its version: only its backward is known to be wrong, on some versions. A process set to torch only
     (`use_torch_backend`) and a device other than CUDA get "torch".
     """
     device = torch.device(device)

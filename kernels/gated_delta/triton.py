@@ -594,7 +594,8 @@ def _sum_heads(
 ):  # fmt: skip
     """Store dk and dv of one KV head and chunk, BD columns, as the ordered sum over its G heads.
 
-    Grid: (N, B J, X / BD). With G = 1 only dv is written.
+    Grid: (N, B J, X / BD). dk is the sum of the shares in `part_desc`, dv that of beta dy. With G = 1 only dv is
+    written.
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
     (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the

@@ -201,7 +201,8 @@ def choose_backend(
     """Return the backend of `omega`, "triton" or "torch", with the reason.
 
     The kernels must pass a self-test of exactly this case, which the first call runs. They need CUDA with compute
-    capability 8.0 or higher and 16-bit activations. They take one square matrix of 16, 32, 64 or 128 rows, no orthogonal steps per token, chunks of at most 64, and at most 128 pairs seen by a chunk.
+    capability 8.0 or higher and 16-bit activations. They take one square matrix of 16, 32, 64 or 128 rows, no
+    orthogonal steps per token, chunks of at most 64, and at most 128 pairs seen by a chunk.
 
     Args:
         device: Device of the tensors.

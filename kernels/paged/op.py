@@ -59,7 +59,8 @@ def paged_polar(
 
     The direction is s / |s| (s / 1e-6 for a shorter s), with s the softmax mean of the values, null included. The
     magnitude is tanh(softplus(mag_beta) ln(1 + n_eff r)), from 0 to 1, where r is the weight of all real keys together
-    and n_eff is (sum of weights)^2 / (sum of squared weights) over them. An empty text has the direction v_null, scaled to unit length (0 for a v_null of 0), and magnitude 0. No gradients.
+    and n_eff is (sum of weights)^2 / (sum of squared weights) over them. An empty text has the direction v_null, scaled
+    to unit length (0 for a v_null of 0), and magnitude 0. No gradients.
 
     Args:
         q_BHX: Queries of the new tokens.

@@ -72,7 +72,8 @@ def row_conv_step(
 ) -> Tensor:  # fmt: skip
     """Return `gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C] of x's dtype; the tails are changed in place.
 
-    With [b | c | u] = rms_norm(x) wᵀ + bias that is c conv(b u), the convolution continued from the tails. These are the first operations of a block with a convolution. No gradients.
+    With [b | c | u] = rms_norm(x) wᵀ + bias that is c conv(b u), the convolution continued from the tails. These are
+    the first operations of a block with a convolution. No gradients.
 
     Args:
         x_BD: Rows.

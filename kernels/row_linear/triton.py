@@ -85,7 +85,8 @@ def _row_kernel(
 ):  # fmt: skip
     """Store BN outputs of under + gate(rms_norm(x) wᵀ + bias) of one row.
 
-    With a gate, the first N products a and the second N products g give g relu(a)^2 or g silu(a). Grid: (cdiv(N, BN),). Sums are float32; the norm's scale is applied after the product.
+    With a gate, the first N products a and the second N products g give g relu(a)^2 or g silu(a). Grid: (cdiv(N, BN),).
+    Sums are float32; the norm's scale is applied after the product.
 
     Args:
         x_ptr: The row [K].

@@ -172,8 +172,8 @@ class Wall(QueryBlockMixer):
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """Return the natural log of each channel's gate, [B, T, P, X] <= 0 in float32 (float64 for float64).
 
-        P is the number of heads with gates of their own: the query heads H, or with `tie: kv` the KV heads J. The first `subdim` channels of a head have gates; the others have 0. With `g_max` values are soft-clamped to
-        above -g_max.
+        P is the number of heads with gates of their own: the query heads H, or with `tie: kv` the KV heads J. The first
+        `subdim` channels of a head have gates; the others have 0. With `g_max` values are soft-clamped to above -g_max.
 
         Args:
             x_BTD: the block's normed input; read with `gate_source: input`.

@@ -151,7 +151,8 @@ def _forward(
     factor of q·k.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
     it to the query.
@@ -295,11 +296,13 @@ def _dq(
     without its part through z, and dz, float32 [B, H, T, P], the gradient by z in units of log 2. In every case it
     writes `gate_count`, the sum of the gates of all keys nearer than a key tile, and `remaining`, the sum of dp over
     the tile and all farther keys. Both are written at the key tiles low <= tile < high that this tile of queries sees:
-    float32 [high - low, B, H, T], whose tiles are `stride` elements apart; the rest stays as it was. z is float32 [B, H, T, P] in units of log 2; lse and delta (g·o) are
-    float32 [B, H, T]. BP: constexpr, P rounded up to a power of two.
+    float32 [high - low, B, H, T], whose tiles are `stride` elements apart; the rest stays as it was. z is float32 [B,
+    H, T, P] in units of log 2; lse and delta (g·o) are float32 [B, H, T]. BP: constexpr, P rounded up to a power of
+    two.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
     it to the query. ds and dp are the gradients of scores and positions.
@@ -404,7 +407,8 @@ def _dkv(
     H, T].
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
     it to the query. ds and dp are the gradients of scores and positions.

@@ -135,8 +135,9 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend of `polar_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
-    Both kernels need 16-bit activations; heads other than 16, 32, 64, 128 and 256 get "torch". The kernels must pass a self-test, forward and backward, on a small input, which the first call for a case runs.
-    "gluon" also needs heads of 64 or 128 and no window below 128 (`gluon_choice`).
+    Both kernels need 16-bit activations; heads other than 16, 32, 64, 128 and 256 get "torch". The kernels must pass a
+    self-test, forward and backward, on a small input, which the first call for a case runs. "gluon" also needs heads of
+    64 or 128 and no window below 128 (`gluon_choice`).
     """
     return gluon_choice("polar attention", torch.device(device), dtype, head_dim, window, _error)
 
@@ -398,8 +399,8 @@ def polar_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]) by the kernels.
 
-    c and mag, tanh(beta ln(1 + n_eff r)), have gradients. c is in q's dtype, the others are float32, lse in units of log 2. Negative n_eff marks a
-    row that the floor binds, negative inverse (1/|s|) a row with |s| below 1e-6.
+    c and mag, tanh(beta ln(1 + n_eff r)), have gradients. c is in q's dtype, the others are float32, lse in units of
+    log 2. Negative n_eff marks a row that the floor binds, negative inverse (1/|s|) a row with |s| below 1e-6.
 
     Args:
         q: Queries scaled so that weights are 2^(q·k - lse).

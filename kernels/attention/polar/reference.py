@@ -71,8 +71,8 @@ def polar_streaming_reference(
     """Return (c [B, T, H, X], mag [B, T, H]) by the online recurrence over blocks of keys.
 
     c has unit length (s / 1e-6 for an s shorter than that) and mag = tanh(softplus(mag_beta) ln(1 + n_eff r)) lies from
-    0 to 1, as in `polar_attention_reference`. The null is folded in last. The running maximum, sum, sum of squares and weighted values are rescaled at each new
-    maximum. There is no floor of the sum of squared weights.
+    0 to 1, as in `polar_attention_reference`. The null is folded in last. The running maximum, sum, sum of squares and
+    weighted values are rescaled at each new maximum. There is no floor of the sum of squared weights.
 
     Args:
         q_BTHX: Queries, in the dtype of all arithmetic.

@@ -23,10 +23,11 @@ def _rows(
     """Compute the part of the backward that belongs to single rows, for BM queries of one head.
 
     c is s / |s|, or s / TINY with |s| below TINY (1e-6); the magnitude is tanh(beta ln(1 + n_eff r)), where r is the
-    softmax weight of all real keys together against the null key. Grid: (cdiv(T, BM), B H). Read: c, its gradient gc and the magnitude's gradient g_mag, [B, T, H, X] and [B, T, H];
-    null [T, H] in units of log 2, v_null [H, X], beta [H]; lse, n_eff and inverse [B, H, T] as the forward stored them.
-    Written: g [B, T, H, X], gradient of the weighted sum over real keys; float32 add, twice and d_null [B, H, T];
-    float32 d_beta [parts, B, H] and d_v_null [parts, B, H, X], which the caller sums. TQ: number of queries T.
+    softmax weight of all real keys together against the null key. Grid: (cdiv(T, BM), B H). Read: c, its gradient gc
+    and the magnitude's gradient g_mag, [B, T, H, X] and [B, T, H]; null [T, H] in units of log 2, v_null [H, X], beta
+    [H]; lse, n_eff and inverse [B, H, T] as the forward stored them. Written: g [B, T, H, X], gradient of the weighted
+    sum over real keys; float32 add, twice and d_null [B, H, T]; float32 d_beta [parts, B, H] and d_v_null [parts, B, H,
+    X], which the caller sums. TQ: number of queries T.
     """
     i_M = tl.program_id(0) * BM + tl.arange(0, BM)
     b = tl.program_id(1) // H

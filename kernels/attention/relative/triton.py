@@ -83,7 +83,8 @@ def _forward(
     float32 [H, R + 1] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
     """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -176,7 +177,8 @@ def _dq(
     written.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     ds is the gradient of the logits.
     """
@@ -250,7 +252,8 @@ def _dkv(
     in units of log 2; lse and delta (g·o) are float32 [B, H, T].
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
     """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)

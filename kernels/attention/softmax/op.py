@@ -93,7 +93,8 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """Return the backend of `softmax_attention`: "cudnn", "triton" or "torch", with the reason.
 
     With a window it is that of `attention_choice`. Full attention on a GPU takes cuDNN on Hopper and later, "triton"
-    there in deterministic runs, and "torch" before Hopper. The first call for a case runs self-tests.
+    there in deterministic runs, and "torch" before Hopper. Where our kernels cannot run, as in float32 or with heads
+    other than 16, 32, 64, 128 and 256, it is "torch" in every case. The first call for a case runs self-tests.
 
     Args:
         device: Device of the tensors.

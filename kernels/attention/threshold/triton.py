@@ -123,7 +123,8 @@ def _forward(
     float32 [B, H, T] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
@@ -211,7 +212,8 @@ def _dq(
     stays as it was.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
@@ -261,7 +263,8 @@ def _count(
     whose tiles are `stride` elements apart, written for tiles that this tile of queries sees; the rest stays as it was.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
@@ -336,7 +339,8 @@ def _dkv(
     at these tiles, float32 [tiles, B, H, T], `stride` elements apart.
 
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
-    tile. Other constexprs as in `launcher.constants`.
+    tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
+    input precision of products, FACTOR that brings q·k to units of log 2.
 
     A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
