@@ -50,6 +50,8 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (cos, sin), each [T, X/2] in `dtype`, of the angles at positions 0 .. T - 1.
 
+    An angle is the position times the frequency of the pair (`frequencies`), in radians.
+
     Args:
         kind: Rotary embedding.
         length: Number of positions T.
@@ -90,7 +92,9 @@ _tables = torch_op("rotary_tables", _empty_tables)(_cos_and_sin)
 def rotate(x_BTHX: Tensor, kind: Kind | Literal["none"], base: float, positions_BT: Tensor | None = None) -> Tensor:
     """Return x rotated to its tokens' positions, in x's shape and dtype; "none" returns x itself.
 
-    Angles and rotation are float32 (float64 for float64). Positions beyond the trained length are not scaled.
+    Channels m and m + X/2 form a pair (x1, x2), which becomes (x1 cos + x2 sin, x2 cos - x1 sin) with the angle
+    position times frequency. Angles and rotation are float32 (float64 for float64). Positions beyond the trained length
+    are not scaled.
 
     Args:
         x_BTHX: Queries or keys.

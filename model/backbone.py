@@ -479,7 +479,8 @@ class Backbone(nn.Module):
     def begin(self, tokens_T: Tensor, states: list[Any], step: DecodeStep, *, chunk: int) -> Tensor:
         """Prefill: return the logits [V] after the last token of one new sequence; store in `states` what `step` needs.
 
-        Logits are soft-capped, float32 (float64 in a float64 network).
+        Logits are soft-capped (z -> cap z / sqrt(z^2 + cap^2), if there is a cap), float32 (float64 in a float64
+        network).
 
         Args:
             tokens_T: int64 [T], the whole sequence so far, one token or more, on the network's device.
@@ -497,6 +498,9 @@ class Backbone(nn.Module):
         functions: StepFunctions | None = None,
     ) -> Tensor:  # fmt: skip
         """Decode one token of each of B sequences; return the soft-capped logits [B, V] after it.
+
+        The soft cap, if there is one, is z -> cap z / sqrt(z^2 + cap^2). Logits are float32 (float64 in a float64
+        network).
 
         Rows with the padding slot give meaningless logits and change no sequence. Never waits for the device if
         `is_capturable`.
@@ -521,7 +525,8 @@ class Backbone(nn.Module):
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Return the cross-entropy of each token in nats, float32 [B, T] (float64 in a float64 network).
 
-        Differentiable; with more than `chunk` tokens the backward computes the logits again.
+        Logits are soft-capped first: z -> cap z / sqrt(z^2 + cap^2), if there is a cap. Differentiable; with more than
+        `chunk` tokens the backward computes the logits again.
 
         Args:
             hidden_BTD: hidden states from `features`.
@@ -538,8 +543,8 @@ class Backbone(nn.Module):
     def total_loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Return the sum over all tokens of the cross-entropy in nats, a float32 scalar, for training.
 
-        The gradient is computed together with the loss, so logits are neither stored nor computed twice. float64 in a
-        float64 network.
+        Logits are soft-capped first: z -> cap z / sqrt(z^2 + cap^2), if there is a cap. The gradient is computed
+        together with the loss, so logits are neither stored nor computed twice. float64 in a float64 network.
 
         Args:
             hidden_BTD: hidden states from `features`.
@@ -554,7 +559,7 @@ class Backbone(nn.Module):
         return linear_cross_entropy_sum(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Return logits [..., V], soft-capped to |logit| < logit_cap if there is a cap.
+        """Return logits [..., V], soft-capped if there is a cap: z -> cap z / sqrt(z^2 + cap^2), so |logit| < cap.
 
         The product runs in the type of the hidden states; logits are float32, or float64 in a float64 network.
 
@@ -592,6 +597,8 @@ class Backbone(nn.Module):
     def fused_logits(self, x_BD: Tensor) -> Tensor:
         """Return soft-capped logits [B, V] of the stream [B, D] before the final norm, which is fused into the product.
 
+        The soft cap, if there is one, is z -> cap z / sqrt(z^2 + cap^2). Logits are float32.
+
         Where the head's matrix has another type than the stream, norm and product run separately, as in `logits`.
         """
         weight_VD, bias_V = self._head
@@ -609,7 +616,8 @@ class Backbone(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Return the logits [B, T, V] of int64 tokens [B, T], soft-capped, with the config's attention window.
 
-        Without dropout and auxiliary losses, as `features` with `auxiliary` None. All logits exist at once.
+        The soft cap, if there is one, is z -> cap z / sqrt(z^2 + cap^2); logits are float32 (float64 in a float64
+        network). Without dropout and auxiliary losses, as `features` with `auxiliary` None. All logits exist at once.
         """
         return self.logits(self.features(tokens_BT).hidden_BTD)
 

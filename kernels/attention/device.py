@@ -46,7 +46,8 @@ def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.const
 
     Returns:
         (first, unmasked_from, unmasked_to, last), indices of key tiles: the tiles first <= n < last have a visible
-        pair; in those of unmasked_from <= n < unmasked_to every query sees every key.
+        pair; in those of unmasked_from <= n < unmasked_to every query sees every key. The tiles from unmasked_to on are
+        cut by the causal mask, those before unmasked_from by the window.
     """
     last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
     unmasked_to = (m0 + 1) // BN
@@ -73,8 +74,9 @@ def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl
         WINDOWED: constexpr bool, True with an attention window.
 
     Returns:
-        (first, unmasked_from, unmasked_to, end), positions of queries; all but `end` are multiples of BM. Queries first
-        <= m < end see a key of the tile; those of unmasked_from <= m < unmasked_to, whole tiles, see all of its keys.
+        (first, unmasked_from, unmasked_to, end), positions of queries; all but `end` are multiples of BM. Queries
+        outside of first <= m < end see no key of the tile; `first` is rounded down to a tile; those of unmasked_from <=
+        m < unmasked_to, whole tiles, see all of its keys.
     """
     # queries at m see key n when n <= m < n + window
     first = n0 // BM * BM

@@ -29,7 +29,7 @@ CHUNK = 8192
 
 
 def softcap(z: Tensor, cap: float) -> Tensor:
-    """Return cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, absolute value at most cap.
+    """Return cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, absolute value at most cap; no tanh.
 
     In float32 (float64 stays float64). A cap of infinity, here and below, is no cap: z itself in that dtype.
     """
@@ -44,9 +44,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return each token's cross-entropy of softmax(softcap(h wᵀ + b)) in nats, float32 [N] (float64 for float64).
 
-    The product runs in h's dtype, cap and log-sum-exp in float32. More than `chunk` tokens are done in chunks, whose
-    logits the backward computes again instead of saving them. Differentiable in h, w and b. With gradients enabled the
-    losses come from torch; without, `choose_backend` decides.
+    softcap(z) = cap z / sqrt(z^2 + cap^2). The product runs in h's dtype, cap and log-sum-exp in float32. More than
+    `chunk` tokens are done in chunks, whose logits the backward computes again instead of saving them. Differentiable
+    in h, w and b. With gradients enabled the losses come from torch; without, `choose_backend` decides.
 
     Args:
         h_ND: Hidden states.
@@ -82,10 +82,11 @@ def linear_cross_entropy_sum(
 ) -> Tensor:  # fmt: skip
     """Return the sum of `linear_cross_entropy` over the tokens, in nats, scalar float32 (float64 for float64).
 
-    The gradient is computed in the forward, where gradients are enabled and needed: the logits of `chunk` tokens are
-    overwritten by their gradient, which is multiplied into those of h, w and b at once. So no logit outlives its chunk
-    and none is computed twice. The backward only multiplies the saved gradients of h, w and b by that of the sum. 6 N D
-    V FLOPs in all. Products run in h's dtype, the gradient of w is summed in float32.
+    Logits are soft-capped: z -> cap z / sqrt(z^2 + cap^2). The gradient is computed in the forward, where gradients are
+    enabled and needed: the logits of `chunk` tokens are overwritten by their gradient, which is multiplied into those
+    of h, w and b at once. So no logit outlives its chunk and none is computed twice. The backward only multiplies the
+    saved gradients of h, w and b by that of the sum. 6 N D V FLOPs in all. Products run in h's dtype, the gradient of w
+    is summed in float32.
 
     Args:
         h_ND: Hidden states.
@@ -161,7 +162,7 @@ def _sum(
         w_VD: Weight of the output head.
         b_V: Bias, or None.
         targets_N: int64 targets; negative ones do not count.
-        cap: Soft cap; infinity for none.
+        cap: Soft cap, z -> cap z / sqrt(z^2 + cap^2); infinity for none.
         chunk: Tokens of a chunk.
         gradient: False skips the gradients and returns three empty tensors for them.
         backend: Backend of the losses, "triton" or "torch".
@@ -264,7 +265,7 @@ def _losses_overwriting_logits(z_NV: Tensor, targets_N: Tensor, cap: float, grad
     Args:
         z_NV: Contiguous raw logits, before the cap; the gradient is that of the summed losses by these, in their dtype.
         targets_N: int64 targets; a negative one gives loss 0 and a gradient of 0.
-        cap: Soft cap; infinity for none.
+        cap: Soft cap, z -> cap z / sqrt(z^2 + cap^2); infinity for none.
         gradient: True to overwrite `z_NV` by the gradient.
         backend: "triton"; any other name is torch.
     """
@@ -279,7 +280,8 @@ def _losses_overwriting_logits(z_NV: Tensor, targets_N: Tensor, cap: float, grad
 def _torch_losses(z_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
     """Return (log-sum-exp [N], losses [N]) of raw logits in nats, in the statistics' dtype.
 
-    Both are those of the capped logits. For an ignored (negative) target they are infinity and 0.
+    Both are those of the capped logits cap z / sqrt(z^2 + cap^2). For an ignored (negative) target they are infinity
+    and 0.
     """
     capped_NV = softcap(z_NV, cap)
     counts_N = targets_N >= 0
@@ -296,7 +298,7 @@ def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float)
         z_NV: Raw logits, before the cap; left unchanged.
         targets_N: int64 targets; the row of a negative one is 0.
         lse_N: Log-sum-exp of the capped logits in nats, infinite for ignored targets.
-        cap: Soft cap; infinity for none.
+        cap: Soft cap, z -> cap z / sqrt(z^2 + cap^2); infinity for none.
     """
     wide_NV = z_NV.to(lse_N.dtype)
     own_N1, less_N1 = targets_N.clamp(min=0).unsqueeze(1), (targets_N >= 0).to(lse_N.dtype).neg_().unsqueeze(1)
@@ -316,7 +318,7 @@ def linear_cross_entropy_reference(
     """Return `linear_cross_entropy` computed from one matrix [N, V] of all logits; differentiable by autograd.
 
     These are each token's cross-entropy of softmax(softcap(h wᵀ + b)) in nats, [N], float32 (float64 for float64); a
-    negative target gives 0. A cap of infinity is none.
+    negative target gives 0. softcap(z) = cap z / sqrt(z^2 + cap^2); a cap of infinity is none.
     """
     _check(h_ND, w_VD, b_V, targets_N)
     z_NV = h_ND @ w_VD.to(h_ND.dtype).t()

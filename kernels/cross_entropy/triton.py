@@ -38,7 +38,7 @@ def _capped_rows(
         target_ptr: int64 [N]; a negative target gives loss 0 and gradient 0.
         loss_ptr: float32 [N], written.
         V: Vocabulary.
-        CAP: constexpr, soft cap, read only when CAPPED.
+        CAP: constexpr, soft cap, z -> CAP z / sqrt(z^2 + CAP^2), read only when CAPPED.
         CAPPED: constexpr bool, True for soft-capped logits.
         BLOCK: constexpr, logits read at a time.
         SAFE: constexpr bool, True when the cap makes a running maximum unnecessary.
@@ -102,7 +102,7 @@ def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
     Args:
         z_NV: Contiguous raw logits on a GPU; with `gradient` overwritten by the gradient of the summed losses.
         targets_N: int64 targets below V, which is not checked.
-        cap: Soft cap; infinity for none.
+        cap: Soft cap, z -> cap z / sqrt(z^2 + cap^2); infinity for none.
         gradient: True to overwrite `z_NV`.
     """
     n, v = z_NV.shape

@@ -90,8 +90,8 @@ def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> 
 def round_to_type(rows: Tensor, kind: torch.dtype) -> Tensor:
     """Round each number to the nearest one of an 8-bit type, ties to even, and return it in the input's dtype.
 
-    Each row is scaled by a power of two of its own first, as `quantise` does, and back. The gradient passes through
-    unchanged.
+    Each row is scaled by a power of two of its own first, which takes its largest number to 2^7 .. 2^8 (e4m3) or 2^14
+    .. 2^15 (e5m2), and back. The gradient passes through unchanged.
 
     Args:
         rows: Finite float numbers [..., K].

@@ -89,7 +89,8 @@ class FoX(QueryBlockMixer):
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
         """Return forgetting attention at one new token per sequence, from the cache: [B, H, X] in q's type.
 
-        Softmax of scale q k + (sum of the log gates of the tokens after the key, the new one included), times v.
+        Softmax of scale q k + (sum of the log gates of the tokens after the key, the new one included), times v. A
+        padding row gives 0. Reads whole sequences from the cache, without a kernel.
 
         Args:
             q_BHX: queries of the new tokens.

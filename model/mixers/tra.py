@@ -112,7 +112,8 @@ class TRA(QueryBlockMixer):
 
         Softmax of s + n ln(gate) over the visible keys with s = scale q k > 0 (the survivors), times v. The gate is the
         new token's, and n counts the survivors from the key to the new token, both included. Without a survivor the
-        result is 0, or with `empty: uniform` the mean of the visible values.
+        result is 0, or with `empty: uniform` the mean of the visible values. A padding row gives 0. Reads whole
+        sequences from the cache, without a kernel.
 
         Args:
             q_BHX: queries of the new tokens.

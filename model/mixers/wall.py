@@ -150,7 +150,8 @@ class Wall(QueryBlockMixer):
         """Return wall attention at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Each channel of a cached key is multiplied by the product of its gates of the tokens after it, the new one
-        included. Then follows softmax of scale q k over the visible keys, times v.
+        included. Then follows softmax of scale q k over the visible keys, times v. A padding row gives 0. Reads whole
+        sequences from the cache, without a kernel.
 
         Args:
             q_BHX: queries of the new tokens, not rotated.
