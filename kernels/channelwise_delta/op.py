@@ -172,7 +172,11 @@ CHUNK_TOKENS = 64
 def _empty_results(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `fla_forward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `fla_forward`, for torch.compile; only shapes, dtypes and device count.
+
+    They are the readout like q, the last state like `state`, running log decays [B, T, H, X] like log_gamma, and two
+    tensors [B, T, H, 64] in k's dtype.
+    """
     inside = k.new_empty(*k.shape[:3], CHUNK_TOKENS)
     row = q.new_empty(q.shape)
     return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)

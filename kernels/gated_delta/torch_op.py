@@ -31,7 +31,10 @@ def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
 
 
 def _empty_gradients(g_r: Tensor, g_last: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `backward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `backward`, for torch.compile; only shapes, dtypes and device count.
+
+    They are like q, k, v, log_gamma and beta, then float32 like the initial state, empty if there was none.
+    """
     *tensors, initial_state, stats = rest[:7]
     return *empty_like(*tensors), stats.new_empty(0 if initial_state is None else initial_state.shape)
 
@@ -113,7 +116,11 @@ def _empty_fla_gradients(
     g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
     q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return uninitialised results of `fla_backward`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `fla_backward`, for torch.compile; only shapes, dtypes and device count.
+
+    They are like q, k, v and twice beta (for log_gamma and beta), then float32 like the initial state, empty if there
+    was none.
+    """
     first = decay.new_empty(0 if initial_state is None else initial_state.shape)
     return *empty_like(q, k, v, beta, beta), first
 

@@ -323,7 +323,11 @@ FinalState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _empty_ends(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Return uninitialised results of `run_chunks_op`, for torch.compile; only shapes, dtypes and device count."""
+    """Return uninitialised results of `run_chunks_op`, for torch.compile; only shapes, dtypes and device count.
+
+    They are the readout [B, H, T, X], then tensors like layer, momentum, layer2 and momentum2, empty where there is no
+    second layer; all in q's dtype.
+    """
     squares = rest[4:8]
     y = q.new_empty(*q.shape[:3], values.shape[-1])
     return y, *(q.new_empty(0 if x is None else x.shape) for x in squares)

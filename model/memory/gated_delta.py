@@ -334,7 +334,8 @@ class KDA(DeltaMemory):
     def together(self, device: torch.device, dtype: torch.dtype) -> int:
         """Return the number of tokens that KDA's kernel solves together: 64 with FLA, else the config's `chunk`.
 
-        FLA (flash-linear-attention) is used where it can run on that device and dtype.
+        FLA (flash-linear-attention) is used where it can run on that device and dtype and passes its self-test, which
+        the first call may run. Chunks of a multiple of the result give the same result.
         """
         fla = channelwise.choose_backend(device, dtype, self.head_dim).backend == "fla"
         return 64 if fla else self.config.chunk

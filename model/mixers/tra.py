@@ -70,7 +70,8 @@ class TRA(QueryBlockMixer):
     def __init__(self, model: ModelConfig, config: TRAConfig) -> None:
         """Create the gate's projection, uniform in +-1/sqrt(D) like torch's Linear.
 
-        Its bias is initialised likewise, or to `gate_bias` if that is set.
+        Values are drawn from torch's global generator. Its bias is initialised likewise, or to `gate_bias` if that is
+        set.
         """
         super().__init__(model, config)
         gates = self.num_gates(model, config)
