@@ -95,7 +95,7 @@ def _taps(w_ptr, at_C, inside_C, W: tl.constexpr):
 
 @triton.jit
 def _conv_transposed(w0, w1, w2, w3, x0, x1, x2, x3, W: tl.constexpr):
-    """Return sum over j < W of w_j x_{t+j}, the transposed convolution, at the token t W - 1 before the newest.
+    """Return sum over j < W of w_j x_{t+j}, the transposed convolution; the newest row is that of t + W - 1.
 
     w0 to w3 are the filter weights of 0 to 3 tokens back; x0 is the newest row, x1 to x3 the rows 1 to 3 tokens before
     it.

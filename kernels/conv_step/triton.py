@@ -90,7 +90,8 @@ def _heads(
 ):  # fmt: skip
     """Store one step of Canon for one text and one head of q, k or v.
 
-    Grid: (B, H + 2 J).
+    y = n + conv(n), with n = x or, for queries and keys with NORM, its RMS norm over X (before the convolution); n is
+    what the tails hold. Grid: (B, H + 2 J).
 
     Args:
         x_ptr: Inputs [B, E]: query heads APART channels apart, then keys and values.

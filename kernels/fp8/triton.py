@@ -130,6 +130,9 @@ def gate_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradient of the gate's input, also in 8 bits, and its sums over rows.
 
+    With the result g relu(a)^2 of the gate and its gradient dy: d_a = 2 relu(a) g dy and d_g = relu(a)^2 dy. d = q s up
+    to rounding, with a power of two s per row.
+
     Args:
         ag_MN: Contiguous input [a | g] of the gate, on a GPU.
         dy_MF: Contiguous gradient of the gate's result, F = N / 2.

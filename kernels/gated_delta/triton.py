@@ -178,7 +178,8 @@ def _inverse(
     Grid: (N, B H), one warp each.
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
-    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays.
+    (I + N)^-1 with N_ps = beta_p e^(g_p - g_s) k_p.k_s for s < p and P_ps = e^(g_p - g_s) q_p.k_s for s <= p. Here k
+    and q have unit length, and g is the running sum of the chunk's log decays, each token's own included.
 
     Args:
         k_ptr: Contiguous keys [B, T, J, X].
@@ -260,10 +261,12 @@ def _scan_states(
 ):  # fmt: skip
     """Store the states at the start of every chunk, the writes u, and the last state, for BV rows of X_v.
 
-    Grid: (X / BV, B H); a program walks through all chunks with its rows of the state in float32 registers.
+    y_p = beta_p (v_p - e^(g_p) S k_p), and S' = e^(g_C) S + sum_s e^(g_C - g_s) u_s k_sᵀ with g_C that of the chunk's
+    last token. Grid: (X / BV, B H); a program walks through all chunks with its rows of the state in float32 registers.
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
-    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays.
+    (I + N)^-1 with N_ps = beta_p e^(g_p - g_s) k_p.k_s for s < p and P_ps = e^(g_p - g_s) q_p.k_s for s <= p. Here k
+    and q have unit length, and g is the running sum of the chunk's log decays, each token's own included.
 
     Args:
         k_desc: Descriptor of keys [B, T, J X].
@@ -326,10 +329,11 @@ def _readout(
 ):  # fmt: skip
     """Store the readout, P, 1/|q| and e^g/|q| of one chunk and head.
 
-    Grid: (N, B H).
+    The readout is r_p = e^(g_p) S q_p + sum_s P_ps u_s. Grid: (N, B H).
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
-    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays.
+    (I + N)^-1 with N_ps = beta_p e^(g_p - g_s) k_p.k_s for s < p and P_ps = e^(g_p - g_s) q_p.k_s for s <= p. Here k
+    and q have unit length, and g is the running sum of the chunk's log decays, each token's own included.
 
     Args:
         q_desc: Descriptor of queries [B, T, H X].
@@ -385,7 +389,8 @@ def _scan_states_backward(
     Grid: (X / BV, B H), from the last chunk to the first.
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
-    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    (I + N)^-1 with N_ps = beta_p e^(g_p - g_s) k_p.k_s for s < p and P_ps = e^(g_p - g_s) q_p.k_s for s <= p. Here k
+    and q have unit length, and g is the running sum of the chunk's log decays, each token's own included. dX is the
     gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
 
     Args:
@@ -467,7 +472,8 @@ def _pair_gradients(
     precision of products.
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
-    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    (I + N)^-1 with N_ps = beta_p e^(g_p - g_s) k_p.k_s for s < p and P_ps = e^(g_p - g_s) q_p.k_s for s <= p. Here k
+    and q have unit length, and g is the running sum of the chunk's log decays, each token's own included. dX is the
     gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
     """
     n = tl.program_id(0)
@@ -538,7 +544,8 @@ def _key_gradients(
     precision of products.
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
-    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    (I + N)^-1 with N_ps = beta_p e^(g_p - g_s) k_p.k_s for s < p and P_ps = e^(g_p - g_s) q_p.k_s for s <= p. Here k
+    and q have unit length, and g is the running sum of the chunk's log decays, each token's own included. dX is the
     gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
     """
     n = tl.program_id(0)
@@ -598,7 +605,8 @@ def _sum_heads(
     written.
 
     Names: S the state at a chunk's start, S' at its end, y = beta (v - what S recalls for k), u = T y the writes, T =
-    (I + N)^-1 with N the pairs' products of keys, P the products of queries and keys, both with decays. dX is the
+    (I + N)^-1 with N_ps = beta_p e^(g_p - g_s) k_p.k_s for s < p and P_ps = e^(g_p - g_s) q_p.k_s for s <= p. Here k
+    and q have unit length, and g is the running sum of the chunk's log decays, each token's own included. dX is the
     gradient of X; `ratio` holds the decays between two tokens, and E = -beta ratio dy uᵀ below the diagonal.
 
     Args:

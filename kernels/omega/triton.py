@@ -87,7 +87,9 @@ def _scan(
 ):  # fmt: skip
     """Store memories (and momenta) before every chunk, and those after the last, for BX rows.
 
-    Grid: (X / BX, G). A program walks through all chunks with its rows in float32 registers.
+    Per chunk M' = a M - c R - (w E)ᵀ K and R' = momentum_decay R + (share E)ᵀ K, with memory M, momentum R, pairs K and
+    V, E = K Mᵀ - V, and the last token's memory_decay a, momentum_weight c and pair_weights w (terms with R only with
+    SLOW). Grid: (X / BX, G). A program walks through all chunks with its rows in float32 registers.
 
     Args:
         k_ptr: Keys [B, L, H, X], operands.
@@ -160,11 +162,12 @@ def _readout(
 ):  # fmt: skip
     """Store the readout Y of one chunk and head, and P [BC, padded S] where steps are not orthogonal.
 
-    Grid: (N, G). q [B, T, H, X] and k [B, L, H, X] are operands, v is [B, L, H, X]; coefficients are float32:
-    memory_decay and momentum_weight [N, G, C], pair_weights [N, G, C, S]; memories and momenta [N, G, X, X] are those
-    before each chunk. y [B, T, H, X] is written in its own dtype, P [N, G, BC, padded S] in operands. k, v,
-    coefficients and P are not touched when ORTHOGONAL. BC: constexpr, C rounded up to a power of two. BS: constexpr,
-    pairs at a time; S is padded to a multiple. SLOW: constexpr bool, True with a momentum.
+    Y = a Q Mᵀ - P E - c Q Rᵀ with P = pair_weights (Q Kᵀ) by element, E = K Mᵀ - V, memory_decay a and momentum_weight
+    c of each token; when ORTHOGONAL, Y = Q Mᵀ. Grid: (N, G). q [B, T, H, X] and k [B, L, H, X] are operands, v is [B,
+    L, H, X]; coefficients are float32: memory_decay and momentum_weight [N, G, C], pair_weights [N, G, C, S]; memories
+    and momenta [N, G, X, X] are those before each chunk. y [B, T, H, X] is written in its own dtype, P [N, G, BC,
+    padded S] in operands. k, v, coefficients and P are not touched when ORTHOGONAL. BC: constexpr, C rounded up to a
+    power of two. BS: constexpr, pairs at a time; S is padded to a multiple. SLOW: constexpr bool, True with a momentum.
 
     T and L: tokens of queries and of keys and values. Constexprs: H heads, X head size, C tokens of a chunk, S pairs
     that it sees, PRECISION input precision of products.
@@ -295,9 +298,10 @@ def _orthogonal_scan(
 ):  # fmt: skip
     """Store memories and momenta of one row and head for all chunks, with orthogonal steps.
 
-    Grid: (G,). memories and momenta are float32 [N + 1, G, X, X]; index 0 is given, the others are written. Keys are
-    operands [B, L, H, X], values [B, L, H, X], coefficients float32: memory_decay [N, G, C], step and momentum_decay
-    [N, G], share [N, G, S].
+    Per chunk R' = momentum_decay R + (share E)ᵀ K with E = K Mᵀ - V, and M' = a M - step N(R'), with N of Newton-Schulz
+    and a the last token's memory_decay. Grid: (G,). memories and momenta are float32 [N + 1, G, X, X]; index 0 is
+    given, the others are written. Keys are operands [B, L, H, X], values [B, L, H, X], coefficients float32:
+    memory_decay [N, G, C], step and momentum_decay [N, G], share [N, G, S].
 
     N: chunks; L: tokens of keys and values. Constexprs: H heads, X head size, C tokens of a chunk, S pairs that it
     sees, BS pairs at a time.

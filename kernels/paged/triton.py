@@ -356,8 +356,8 @@ def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, le
 def splits_for(device: torch.device, programs: int, keys: int, size: int) -> int:
     """Return the number of ranges of keys, a power of two, at least 1.
 
-    It gives `PROGRAMS` programs per multiprocessor, rounded down, but no range below one block of keys, and no more
-    ranges than one program can merge. A device other than CUDA counts as four multiprocessors.
+    It gives `PROGRAMS` (4) programs per multiprocessor, rounded down, but no range below one block of 64 keys, and no
+    more ranges than one program can merge, 2^15 / size. A device other than CUDA counts as four multiprocessors.
 
     Args:
         device: Device of the launch.

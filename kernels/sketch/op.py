@@ -157,7 +157,7 @@ def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Ten
 
     Args:
         xs: L tensors [N, D] of one 16-bit dtype, or float32.
-        s_PLKD: Directions as `split_precision` returns them.
+        s_PLKD: Directions in xs' dtype, as P parts that add up: 1 for float32, 2 for 16 bits (`split_precision`).
         squares: True to compute the squared lengths.
     """
     z_LNK, square_LN = load_kernels(__package__).forward([x.contiguous() for x in xs], s_PLKD.contiguous(), squares)
@@ -174,7 +174,7 @@ def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tenso
         g_LNK: Gradient of the projections, float32.
         h_LN: Gradient of the squared lengths, float32; ignored without `squares`.
         xs: L tensors [N, D], inputs of the forward.
-        s_PLKD: Directions as `split_precision` returns them.
+        s_PLKD: Directions in xs' dtype, as P parts that add up: 1 for float32, 2 for 16 bits (`split_precision`).
         squares: False leaves out the term 2 h x.
     """
     return load_kernels(__package__).backward(

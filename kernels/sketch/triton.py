@@ -147,7 +147,8 @@ def forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Te
 
     Args:
         xs: L contiguous tensors [N, D] on a GPU.
-        s_PLKD: Contiguous directions as `split_precision` returns them.
+        s_PLKD: Contiguous directions in xs' dtype, as P parts that add up: 1 for float32, 2 for 16 bits
+            (`split_precision`).
         squares: True to compute the squared lengths.
     """
     parts, layers, k, c = s_PLKD.shape
@@ -173,7 +174,8 @@ def backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squa
         g_LNK: Gradient of the projections, contiguous float32.
         h_LN: Gradient of the squared lengths, contiguous float32.
         xs: L contiguous tensors [N, D].
-        s_PLKD: Contiguous directions as `split_precision` returns them.
+        s_PLKD: Contiguous directions in xs' dtype, as P parts that add up: 1 for float32, 2 for 16 bits
+            (`split_precision`).
         squares: True to add the term 2 h x.
     """
     parts, _, k, c = s_PLKD.shape
