@@ -72,7 +72,11 @@ def rotary_tables(
 def _cos_and_sin(
     kind: str, length: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return (cos, sin), each [T, X/2] in `dtype`, of the angles at positions 0 .. T - 1; as `rotary_tables`."""
+    """Return (cos, sin), each [T, X/2] in `dtype`, of the angles at positions 0 .. T - 1.
+
+    An angle is the position times the frequency of the pair (`frequencies`), in radians. `length` is T; positions and
+    angles have `dtype`, frequencies are rounded to it.
+    """
     position = torch.arange(length, dtype=dtype, device=device)
     angle_TF = torch.outer(position, frequencies(cast(Kind, kind), head_dim, base, device).to(dtype))
     return angle_TF.cos(), angle_TF.sin()

@@ -27,7 +27,7 @@ MAX_TAPS = 4
 def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None) -> Tensor:
     """Return c conv(b u) of x = [b | c | u], [B, T, C] of x's dtype; conv as in `causal_conv`, without residual.
 
-    Differentiable in x and w.
+    conv(n)_t = sum_j w[:, j] n_{t-W+1+j}, depthwise, with zeros before the start. Differentiable in x and w.
 
     Args:
         x_BTE: [B, T, 3 C], the three parts side by side in that order.
@@ -48,7 +48,8 @@ def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None
 def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = None) -> Tensor:
     """Return n + conv(n) over the C = H X flattened heads, [B, T, H, X] of x's dtype; conv as in `causal_conv`.
 
-    n is `rms_norm(x)` over X without a weight with `norm`, else x itself. Differentiable in x and w.
+    n is `rms_norm(x)` over X without a weight with `norm`, else x itself. conv(n)_t = sum_j w[:, j] n_{t-W+1+j},
+    depthwise, with zeros before the start. Differentiable in x and w.
 
     Args:
         x_BTHX: Queries, keys or values.

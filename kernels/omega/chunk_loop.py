@@ -342,8 +342,10 @@ def run_chunks_op(
     """Run `run_chunks` as one torch op, with optional tensors in place of tuples.
 
     keep is ln alpha, step eta, log_momentum ln theta or None. layer2 and momentum2 are the second matrix of a network
-    and its momentum, or None. Other arguments and the results as in `run_chunks`; results are copies, and those of a
-    missing second layer are empty.
+    and its momentum, or None. q [B, H, T, F] are the features of the queries; keys and values start with the window - 1
+    tokens before; weights are those of the pairs; chunk is the tokens of a chunk, and orthogonal "none", "token" or
+    "chunk". The results are the readout [B, H, T, X], then layer, momentum, layer2 and momentum2 after the last token:
+    copies, and those of a missing second layer are empty.
     """
     inputs = (q, keys, values, keep, step, log_momentum, weights, layer, momentum, layer2, momentum2)
     return _run_eagerly(inputs, window, chunk, orthogonal)

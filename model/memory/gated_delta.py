@@ -115,8 +115,8 @@ class DeltaMemory(Recurrent):
     ) -> Tensor:
         """Return the output [B, D] for one new token of each sequence; updates rows `slots_B` of `states` in place.
 
-        Per sequence M <- gamma M, then M <- M + beta (v - M k) kᵀ, then the readout M q, normed, gated and projected as
-        in `forward`. Never waits for the device.
+        Per sequence M <- gamma M, then M <- M + beta (v - M k) kᵀ, then the readout r = M q; the output is
+        proj(rmsnorm(r) sigmoid(gate(x))), normed per head without weight. Never waits for the device.
 
         Args:
             x_BD: the block's normed input.

@@ -207,19 +207,20 @@ class Omega(Recurrent):
 
         At each token, g is the gradient of the sum over the last `window` pairs of gamma ||M(k) - v||^2 / 2, taken at
         the memory before the token's chunk. Then S <- theta S + g (S = g without momentum) and M <- alpha M - eta S,
-        where Atlas orthogonalises S by Newton-Schulz. The token's readout M(q) follows its step, except with
-        `orthogonal: chunk`, where a chunk reads the memory before it. Pairs of the last `window` - 1 tokens before the
-        sequence come from the state.
+        where Atlas orthogonalises S by Newton-Schulz (with `orthogonal: chunk` once per chunk, with the chunk's mean
+        eta). The token's readout M(q) follows its step, except with `orthogonal: chunk`, where a chunk reads the memory
+        before it. Pairs of the last `window` - 1 tokens before the sequence come from the state.
 
         Args:
             rates: from `read_rates`.
             q_BTHX: queries; mapped to features here.
             k_BTJX: keys; mapped to features here.
             v_BTJX: values.
-            state: state before the first token, which must start a chunk; None: the initial memory.
+            state: state before the first token, which must start a chunk; None: the initial memory, 0 or with `memory:
+                mlp2` its learned weights.
 
         Returns:
-            (readout [B, T, H, X], the state after the last token).
+            (readout [B, T, H, X] in v's type, the state after the last token, float32, or float64 for float64).
         """
         b, dtype = len(q_BTHX), statistics_dtype(q_BTHX.dtype)
         q, k = self._features(q_BTHX), self._features(expand_kv(k_BTJX, self.heads))

@@ -94,7 +94,8 @@ class FoX(QueryBlockMixer):
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: entries of all tokens as `keep` returned them, the new ones included; its window applies.
+            cache: cached "k", "v" and "fall" (cumulative log gate) of all tokens, the new ones included; its window
+                applies.
             x_BD: ignored, because the new tokens' gates are in the cache already.
         """
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)

@@ -106,7 +106,7 @@ class NoPE(QueryBlockMixer):
 
         Args:
             q_BHX: queries of the new tokens, without positions.
-            cache: entries of all tokens as `keep` returned them, the new ones included; its window applies.
+            cache: cached "k" (with positions) and "v" of all tokens, the new ones included; its window applies.
         """
         q = self.apply_positions(q_BHX[:, None], cache.places[:, None])[:, 0]
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)

@@ -155,7 +155,8 @@ class Wall(QueryBlockMixer):
 
         Args:
             q_BHX: queries of the new tokens, not rotated.
-            cache: entries of all tokens as `keep` returned them, the new ones included; its window applies.
+            cache: cached "k" (rotated), "v" and "fall" (cumulative log gate) of all tokens, the new ones included; its
+                window applies.
             x_BD: ignored, because the new tokens' gates are in the cache already.
         """
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]

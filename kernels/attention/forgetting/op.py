@@ -66,8 +66,8 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend of `forgetting_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
-    With the reason, as `gluon_choice` does: the kernels must pass a self-test, and "gluon" needs heads of 64 or 128 and
-    no window below 128.
+    The kernels need 16-bit activations, heads of 16, 32, 64, 128 or 256, and must pass a self-test, which the first
+    call for a case runs. "gluon" needs heads of 64 or 128 and no window below 128.
     """
     return gluon_choice("forgetting attention", torch.device(device), dtype, head_dim, window, _error)
 

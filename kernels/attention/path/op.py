@@ -216,7 +216,7 @@ def _fla(tensors: list[Tensor], scale: float) -> Tensor:
     Restricts fla's autotuners (`pin_configs`). Differentiable where gradients are enabled.
 
     Args:
-        tensors: [q, k, v, w, beta] as in `fla_forward`.
+        tensors: [q [B, T, H, X], k and v [B, T, J, X] in 16 bits, w [B, T, J, X] and beta [B, T, J] in float32].
         scale: Factor of the products.
     """
     from fla.ops.path_attn import parallel_path_attn

@@ -33,7 +33,7 @@ def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
     window: int | None, floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]), as `.triton.polar_forward` does.
+    """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]) by the Gluon kernel.
 
     c is s / max(|s|, 1e-6) in q's dtype, mag = tanh(beta ln(1 + n_eff r)), lse that of the real keys in units of log 2.
     Negative n_eff marks a row that the floor binds, negative inverse a row with |s| below 1e-6.
@@ -70,7 +70,7 @@ def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of (q', k, v, null_TH, beta_H, v_null_HX), as `.triton.polar_backward` does.
+    """Return the gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag.
 
     The pass over rows is that of `.triton`; dq, dk and dv come from the Gluon kernels. Those of q', k and v are in
     their dtypes, the others float32. Arguments are contiguous; from q to v_null_HX the inputs of `polar_forward`, from
