@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.conv.op import gated_causal_conv
+from ..kernels.conv.op import choose_backend, gated_causal_conv
 from ..kernels.conv_step.op import gated_conv_step, last_inputs
-from ..kernels.gated_delta.op import choose_backend
 from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
 from .config import ModelConfig

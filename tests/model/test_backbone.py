@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from atma_sweep.kernels.conv import op as conv_op
 from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build, count_parameters
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.rng import derive_seed, rng_stream
@@ -221,6 +222,15 @@ def test_kernel_paths(small: Small) -> None:
     # an op that the network lacks has no path
     alone = small(attn_type="nope", mixers={"nope": {"canon": False}}, attn_every=1, attn_offset=0)
     assert not {"gated_conv", "canon", "memory"} & build(alone, seed=0).kernel_paths().keys()
+
+
+def test_gated_conv_path_is_the_choice_of_the_convolutions(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv_op, "why_no_triton", lambda device, dtype: None)
+    monkeypatch.setattr(conv_op, "self_test_failure", lambda *arguments: None)
+    paths = build(small(memory="gated_delta"), seed=0).kernel_paths()
+    assert paths["gated_conv"] == paths["canon"]
+    assert paths["gated_conv"].startswith("triton")
+    assert paths["memory"].startswith("torch")
 
 
 def test_float32_embedding_learns_updates_lost_in_bfloat16(small: Small, tokens: Tensor) -> None:
