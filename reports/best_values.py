@@ -75,8 +75,10 @@ def ranked(
 ) -> tuple[Grid, list[RankedGroup]]:
     """Return the entries with `best` and `p_best` set, and the groups that were compared.
 
-    Groups are columns, or within a row the entries of one probe, metric and length. The direction of a group is that of
-    its first entry; without one nothing is best. Best is decided by printed numbers, `p_best` by simulation.
+    Groups are columns, or within a row the entries of one probe, metric and length. The direction of a group (-1: less
+    is better, 1: more is) is that of its first entry; with 0 nothing is best. Best is decided by the numbers as
+    printed, ties included; `p_best` is simulated from unrounded numbers and the noise between runs, and None without an
+    estimate of that noise.
 
     Args:
         data: The sweep.
@@ -87,7 +89,8 @@ def ranked(
         has_chances: Compute `p_best`.
 
     Returns:
-        (entries [row, column], groups with a best number).
+        (entries [row, column], groups with a best number, in the order of their first entry). A group whose printed
+        numbers are all equal, or that has fewer than two, has no best number and is left out.
     """
     entries = [list(row) for row in grid]
     if rank == "none":

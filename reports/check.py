@@ -25,14 +25,14 @@ Grid = list[list[str]]
 
 
 def _figure_formats() -> tuple[str, ...]:
-    """Return the file formats of figures."""
+    """Return the file formats of figures: svg, pdf and png."""
     from .figures.files import FORMATS
 
     return FORMATS
 
 
 def _format(path: Path) -> str:
-    """Return the format of a file by its suffix (case ignored), such as md, csv or svg.
+    """Return the format of a file by its suffix (case ignored): md, csv, tex, html, json, svg, pdf or png.
 
     Raises:
         ReportError: Files with that suffix cannot be checked.
@@ -51,7 +51,7 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
 
     Args:
         text: Content of the file; for a CSV the content of its trace file.
-        format: Format of the table, a key of RENDERERS.
+        format: Format of the table: "md", "csv", "tex", "html" or "json".
         name: Name of the file, for messages alone.
 
     Raises:
@@ -143,7 +143,8 @@ def sweep_of(path: str | Path) -> str:
 def checkable_files(folder: Path) -> list[Path]:
     """Return the tables and figures in a folder written by `report --all`, sorted by name.
 
-    Subfolders are not searched. Files are recognised by their suffix alone. Files without a trace (index, document,
+    Subfolders are not searched. Files are recognised by their suffix alone: .md, .csv, .tex, .html, .json, .svg, .pdf
+    or .png, in any case. Files without a trace (index, document,
     dashboard, empty JSON) are left out. A CSV of which only the trace file exists is included.
 
     Raises:
@@ -182,7 +183,7 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
         tables_by_request: Cache of tables by request, filled here, for further files and an unchanged database.
 
     Returns:
-        Lines that begin with the file's name; empty for none.
+        Lines that begin with the file's name (without folder); empty if the file is as it would be written now.
 
     Raises:
         ReportError: The file was not written by `report`, or cannot be read.
@@ -214,7 +215,7 @@ def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], t
     Args:
         text: Content of the file.
         fresh: Content as it would be written now.
-        format: Format of both, a key of RENDERERS.
+        format: Format of both: "md", "csv", "tex", "html" or "json".
         trace: Trace of the file.
         table: Table made now.
     """
@@ -235,7 +236,8 @@ def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], t
 def _row_problems(old: Grid, new: Grid, table: Table) -> list[str]:
     """Return a line for each entry that differs, with both texts, and for each row that only one side has.
 
-    Rows are compared by position, headings as row 0.
+    Rows are compared by position, headings as row 0, entries by exact text; so a row inserted in the middle makes all
+    later rows differ. A row has "nothing" as the text of an entry that it lacks.
 
     Args:
         old: Texts of the file, headings first, [row][column].

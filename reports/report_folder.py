@@ -79,15 +79,16 @@ def write_report_folder(
         store: The database.
         sweep: Name of the sweep; None for the one launched last.
         out: Folder, created if necessary.
-        formats: Formats of tables.
+        formats: Formats of tables, out of "md", "csv", "tex", "html" and "json"; all by default.
         reference: Sweep that the comparison table compares with.
         seeds: List every seed in tables that can.
         all_rows: List all rows in tables that can.
-        figures: Names of figures.
-        lengths: Context lengths to show besides the requested ones.
+        figures: Names or numbers of figures; all by default.
+        lengths: Context lengths in tokens to show besides the requested ones; "all" for every measured one and every
+            probe. Tables and figures that take no lengths ignore them.
         look: Appearance of figures; None for the paper's, without titles.
-        highlight: Cells to emphasise in figures.
-        options: Options of figures (by, log, against); each figure gets those that it accepts.
+        highlight: Cells to emphasise in figures, by slug, beginning of an id, or levels such as "polar,memory=on".
+        options: Options of figures (by, log, against); each figure gets those that it accepts and that are not empty.
 
     Returns:
         Written files in order, and the reason of each skipped table ("NAME") or figure ("figure NAME").

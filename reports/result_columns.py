@@ -71,14 +71,15 @@ def complete_columns(
 ) -> list[Column]:
     """Return the columns of the complete results.
 
-    Order: validation loss, clean loss, junk loss, loss of the same last tokens (if measured), needle accuracy, metrics
-    of further probes that have a heading, MFU. They are there without any number, too, except those marked and the
-    further ones.
+    Order: validation loss, clean loss, junk loss, loss of the same last tokens, needle accuracy, metrics of further
+    probes (`extra_metrics`), MFU. All are there without any number, too, except the loss of the same last tokens and
+    the further metrics, which must be measured. A further metric whose heading is taken is headed "PROBE.METRIC".
 
     Args:
         data: The sweep.
         lengths: Requested context lengths by probe; None for those of the sweep.
-        over: Selects the context lengths at which a number with lengths is shown.
+        over: Selects the context lengths at which a number with lengths is shown: `shortest_and_longest`,
+            `longest_only` or `all_lengths`.
     """
     # `over` says at which lengths a number that has them is shown
     requested = data.requested_lengths() if lengths is None else lengths
@@ -102,9 +103,10 @@ def complete_columns(
 
 
 def extra_metrics(data: SweepData) -> list[tuple[str, Metric]]:
-    """Return (probe, metric) of the measured and shown metrics with a heading besides those of FIXED_PROBES.
+    """Return (probe, metric) of the measured and shown metrics with a heading that have no column of their own.
 
-    Those of the package come first, then those of plugins, each in the order of their registry or name.
+    A column of their own have val.val_loss, clean.nats, junk.nats, same_tail.nats, needle.digit_accuracy and
+    throughput.mfu_paper; another metric of these probes, such as throughput.tokens_per_s, is included. Those of the package come first, then those of plugins, each in the order of their registry or name.
     """
     registered = [(probe, metric) for (probe, name), metric in METRICS.items() if FIXED_PROBES.get(probe) != name]
     measured = [
@@ -114,7 +116,10 @@ def extra_metrics(data: SweepData) -> list[tuple[str, Metric]]:
 
 
 def quality_columns(data: SweepData) -> list[Column]:
-    """Return [validation loss, needle accuracy at the longest length], the qualities that speed is compared to."""
+    """Return [validation loss, needle accuracy at the longest length], the qualities that speed is compared to.
+
+    Both are there without any number, too; the needle's length is then -1 if none is known.
+    """
     columns = complete_columns(data)
     needle = [column for column in columns if (column.probe, column.metric) == ("needle", "digit_accuracy")][-1]
     return [next(column for column in columns if column.metric == "val_loss"), needle]

@@ -203,11 +203,15 @@ P_VALUE_FIELDS = {
 
 
 def tested_entry(test: Any, heading: str) -> TableEntry:
-    """Return the entry of a tested difference under a heading of AMOUNT_FIELDS, COUNT_FIELDS or P_VALUE_FIELDS.
+    """Return the entry of a tested difference under a heading, which decides field and format.
+
+    Amounts (Mean, Median, Low, High, Worst) are signed, in the unit of the measure; counts (Up, Down, Pairs, Gained,
+    Lost) are whole numbers; p values are "p", "p corr", "p sign", "p het", "p equiv" and "p McN". A missing number (NaN,
+    or None of a count or an amount) prints as "-".
 
     Args:
         test: PairedTest with a `measure` and the field of the heading.
-        heading: Heading of the column.
+        heading: Heading of the column, one of those above.
 
     Raises:
         KeyError: Unknown heading.
@@ -233,7 +237,7 @@ def _seed_count_text(parts: Sequence[TableEntry]) -> str:
 def _entry_json(entry: TableEntry) -> dict[str, Any]:
     """Return an entry as a JSON object: its fields except `text` and `origins`, and further keys in their place.
 
-    These are `printed` (the text), `cells` (ids), `attempts` (ids) and `attempt_id` (the only attempt, None for several
+    The fields keep the names of TableEntry; numbers are unrounded, shares fractions. The further keys are `printed` (the text), `cells` (ids), `attempts` (ids) and `attempt_id` (the only attempt, None for several
     or none).
     """
     # origins are given as cells and attempts below

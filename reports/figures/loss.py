@@ -60,8 +60,8 @@ def collect(
 ) -> FigureData:
     """Return the validation and training loss (nats per token) of every cell's newest training.
 
-    One row per point of a curve: cell, attempt, configuration, first, second (levels of the axes that distinguish
-    lines), diverged (state of the cell; means leave it out), step, tokens, wall_s, train_loss, val_loss (NaN between
+    One row per point of a curve: cell, attempt, configuration, first, second (levels of the up to two axes that
+    distinguish lines; with one axis only `second` is "", without axes both), diverged (state of the cell; means leave it out), step, tokens, wall_s, train_loss, val_loss (NaN between
     validations), smoothed (exponential mean of train_loss whose span is a 40th of its points). If a sweep has more than
     MOST_POINTS points, every k-th point of a curve and of its validations is kept, smoothed over all points, so that
     neither time nor memory grows with its length.
@@ -114,7 +114,7 @@ def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -
     Args:
         store: The database.
         data: The sweep.
-        axes: Axes whose levels become the columns first and second.
+        axes: Up to two axes whose levels become the columns first and second ("" for an axis that is not there).
         ends: Whether a training without a recorded curve is one point at its end (step and tokens 0), if its last loss
             and its seconds are known.
     """
@@ -264,13 +264,15 @@ def _frame(
 ) -> pd.DataFrame:
     """Return the points of all attempts as one frame; empty, without columns, if there are none.
 
-    Columns: those of `collect`, in its order.
+    Columns, in order: cell (id), attempt (id), configuration, first, second, diverged (bool), step, tokens, wall_s,
+    train_loss, val_loss, smoothed. Rows are attempt by attempt in the order of `parts`.
 
     Args:
         data: The sweep.
         newest: Cell by attempt id.
         parts: Array [points, columns] by attempt id; the columns are CURVE, then the smoothed training loss.
-        axes: Axes whose levels become the columns first and second; empty texts where there are fewer than two.
+        axes: Axes whose levels become the columns first and second: with one axis only `second` is "", without axes
+            both are.
     """
     if not parts:
         return pd.DataFrame()

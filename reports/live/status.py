@@ -28,8 +28,8 @@ SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
 class PauseState:
     """Pause state of a sweep with a pause request.
 
-    `since` is the time of the pause in UTC (None: not yet paused), `asked` the message on who requested it (None: not
-    recorded).
+    `since` is the time in UTC since when the sweep is paused (None: not yet), not the time of the request. `asked` is
+    the message of the request, on who made it (None: not recorded); it is no time either.
     """
 
     since: datetime | None
@@ -38,8 +38,10 @@ class PauseState:
     def text(self, running: bool) -> str:
         """Return the state as one line with the command that continues the sweep.
 
+        The time is to the minute, in UTC; without `since` the text is "about to pause".
+
         Args:
-            running: The sweep has an owner, that is a process that runs it.
+            running: Whether the sweep has an owner, that is a process that runs it; if not, the advice is to launch it.
         """
         state_text = f"paused since {_format_time(self.since)}" if self.since else "about to pause"
         requester_text = f", asked {self.asked}" if self.asked else ""
@@ -72,8 +74,8 @@ class SweepStatus:
     def as_json(self) -> dict[str, Any]:
         """Return the status as a dict for JSON; dates are still datetime objects.
 
-        Keys: sweep, revision, tags, note, counts (cells by standing), owner (None for none), paused (since and asked,
-        or None), cells, and for a study `study`. A cell has the fields of CellState with `measured` as a sorted list,
+        Keys: sweep, revision, tags, note, counts (cells by standing), owner (None for none), paused (None, or since: time
+        at which it paused, and asked: message on who requested it), cells, and for a study `study`. A cell has the fields of CellState with `measured` as a sorted list,
         its `standing`, and `seconds_left` (None unless it trains at a known speed).
         """
         cells = [
@@ -95,7 +97,7 @@ class SweepStatus:
     def text(self) -> str:
         """Return the status as text: a heading with counts, then running cells and cells that need attention.
 
-        Lines on note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new
+        The cells are in the order of `cells`, a line each; counts are sorted by the name of the standing. Lines on note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new
         or pruned have no line; a failed one adds the command that prints the log of the first.
         """
         summary = self.summary
@@ -179,7 +181,8 @@ def printed_source(launched: records.RevisionRecord) -> str | None:
 def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | None:
     """Return the pause state of a sweep; None without a pause request.
 
-    A pause that is older than the newest request, or was followed by a resumption, does not count as paused.
+    Its `since` is the time at which the sweep paused (None: not yet), its `asked` the message of the newest request,
+    on who made it (None: not recorded). A pause that is older than the newest request, or was followed by a resumption, does not count as paused.
     """
     if not summary.request.get("pause"):
         return None

@@ -30,7 +30,7 @@ terminal).
 """
 FORMATS = tuple(RENDERERS)
 SUFFIXES = {f".{format}": format for format in FORMATS if format != "terminal"}
-"""Format by file extension."""
+"""Format by file extension with its dot: .md, .csv, .tex, .html and .json."""
 
 
 def render(
@@ -39,12 +39,14 @@ def render(
     """Return the table as text that ends with a newline.
 
     `csv` has one header line and the printed values, never a trace. `json` is a list of objects, one per row, with the
-    database's column names, the unrounded values and the printed ones.
+    database's column names, the unrounded values and the printed ones. The trace is the JSON text from which
+    `atma-sweep report --check` builds the table again.
 
     Args:
         table: The table.
-        format: A key of RENDERERS.
-        trace: Whether the text carries the table's trace (in a terminal a sentence that summarizes it).
+        format: "terminal", "md", "csv", "tex", "html" or "json".
+        trace: Whether the text carries the table's trace: a comment in Markdown and LaTeX, an attribute in HTML, the
+            key "trace" of every row in JSON, a sentence that summarizes it in a terminal. No effect on CSV.
         color: Whether the terminal shows the best values in bold; no effect on other formats.
         width: Maximum characters per line in a terminal; None for no limit; no effect on other formats.
 
@@ -71,7 +73,7 @@ def rendered_files(table: Table, path: Path, format: str, *, trace: bool = True)
     Args:
         table: The table.
         path: Path of the rendering; its suffix has no effect.
-        format: A key of RENDERERS.
+        format: "terminal", "md", "csv", "tex", "html" or "json".
         trace: Whether the files carry the table's trace.
 
     Raises:

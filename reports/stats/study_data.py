@@ -176,8 +176,9 @@ class Study:
     def levels(self, path: str) -> list[Any]:
         """Return the levels of a setting: declared ones in the grid's order, then further ones of trials.
 
-        Cached. For a setting with a range the list holds just the distinct values of the trials. True and 1 are
-        different levels.
+        Further levels are in the order of the first trial that has them, by trial number; they are not sorted. For a
+        setting with a range the list holds just the distinct values of the trials, in that order too. True and 1 are
+        different levels. The same list object is returned by every call (cached).
 
         Raises:
             KeyError: The search has no such setting.

@@ -125,14 +125,16 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
         number: Number or name of the table, as a key of TABLES or SECOND_VERSION.
         store: The database.
         sweep: Name of the sweep; None: the one launched last.
-        options: Options of the table's function; None or False is the default of each. In addition `revision` (None:
-            the newest), `lengths` (context lengths in tokens to show beyond those of the launch; for table 6 also
-            lengths by probe instead of them) and `only` (filters such as "recipe=intended"; cells must pass all of
-            them).
+        options: Options of the table's function, such as `seeds` or `all_rows`; they are passed on unfiltered
+            (`ReportSpec.select_options` drops those that a table does not take). In addition `revision` (None: the
+            newest), `lengths` (context lengths in tokens to show beyond those of the launch; for table 6 also a mapping
+            of lengths by probe that replaces them) and `only` (filters such as "recipe=intended"; cells must pass all
+            of them).
 
     Raises:
         ReportError: The name is unknown, `lengths` are given for a table without context lengths, `only` for one that
             needs all cells of the sweep, or the table's function raises it.
+        TypeError: The table's function does not take an option, even if it is None or False.
         SweepUnknown, StoreError: The sweep cannot be read.
     """
     # imported late: the help of the command line needs TABLES alone, not the modules that read the database

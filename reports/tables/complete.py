@@ -42,7 +42,8 @@ def table6(
     """Return Table 6, the complete results: one row per configuration, in the grid's order.
 
     Columns: the five axes, the number of seeds if any configuration has several, every extra axis that varies, and
-    those of `complete_columns`. A configuration of several seeds has their mean, standard deviation and number. A
+    those of `complete_columns`: of each loss and of the needle accuracy only the shortest and the longest context
+    length, whatever lengths are given. A configuration of several seeds has their mean, standard deviation and number. A
     missing number prints as the status of its cell (needs-eval for a trained one), an impossible one as the code of its
     reason; no entry is blank.
 
@@ -51,7 +52,8 @@ def table6(
         data: The sweep.
         orphans: Whether the title says that the cells are those that the newest revision dropped; it does not select
             them.
-        lengths: Context lengths in tokens by probe (clean, junk, needle), instead of those of the data.
+        lengths: Context lengths in tokens by probe (clean, junk, needle), instead of those of the data; lengths
+            between the shortest and the longest of a probe have no column.
         seeds: Whether each seed is a row of its own, in the order of the cells' positions, with its seed as a label.
         has_chances: Whether to compute the probability of each bold number being the best, which takes most of the
             time.

@@ -505,9 +505,9 @@ def default_columns(data: SweepData) -> list[Column]:
 def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
     """Return the effects that are shown without --all-rows, in the given order.
 
-    These are the declared contrasts; of the numbers at their longest length all significant effects; and every level
-    against the axis's reference level over the whole sweep. Where the strata of such a row differ (heterogeneity), its
-    rows within a single level of another axis are shown too.
+    The declared contrasts are shown for every number. All other rows are limited to numbers at their longest context
+    length: significant effects, within strata too; every level against the axis's reference level over the whole sweep;
+    and, where the strata of such a row differ (heterogeneity), its rows within a single level of another axis.
 
     Args:
         data: The sweep.

@@ -643,8 +643,10 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
     """Decide if the plain cell with memory has the lowest loss at the longest length.
 
     FALSE if another plain cell has a lower one, or there is none to compare; TRUE if no configuration at all has; else
-    "true among N plain cells only". Numbers: ours, plain (lowest of plain cells), lowest (of all), lower
-    (configurations below ours by more than 1.5 units of the last printed digit), losses in nats per token.
+    "true among N plain cells only", where N counts ours too. Losses that differ by at most 1e-9 count as equal.
+    Numbers: ours, plain (lowest of plain cells, ours included), lowest (of all configurations), losses in nats per
+    token; lower (how many configurations are below ours by more than 1.5 units of the last printed digit), which has
+    no effect on the verdict.
 
     Raises:
         MissingData: The cell or its loss is missing.

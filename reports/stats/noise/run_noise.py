@@ -84,7 +84,7 @@ def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | Non
     Args:
         data: The sweep.
         column: The number.
-        where: Level by axis; only cells at these levels are used. None for all cells.
+        where: Level by axis, as text; only cells at all of these levels are used. None for all cells.
 
     Returns:
         The within-group standard deviation, pooled by degrees of freedom. None without a group of two replicates.
@@ -228,10 +228,15 @@ def _replicate_groups(
 ) -> tuple[str, list[list[_CellValue]]]:
     """Return the kind of replicates and their groups; groups of a single run are included.
 
+    Args:
+        data: The sweep.
+        column: The number; it decides only that the speed probe (throughput) has no near-replicates.
+        cell_values: Cells with their values, which are grouped.
+
     Returns:
         ("seeds", groups by configuration) if any configuration has several seeds; else ("near-replicates", groups by
         configuration without regularizer, and seed), from cells with a negligible regularizer alone; ("", []) if no two
-        runs are replicates.
+        runs are replicates, so for speed whenever no configuration has several seeds.
     """
     near_replicates = [
         cell_value
