@@ -39,7 +39,7 @@ AMPERSANDS = re.compile(r"(?<!\\)&")
 def text(table: Table, *, trace: bool = True) -> str:
     """Return the table as LaTeX: a `table`, or a `longtable` that runs over pages.
 
-    A paged table and one of more than MAX_ROWS_PER_PAGE rows is a `longtable`. The first lines are comments that list
+    A table with `paged` and one of more than 40 rows is a `longtable`, every other a floating `table`. The first lines are comments that list
     the required preamble. The label is "tab:" and the table's number. With `trace` the last line is a comment with the
     trace.
     """
@@ -69,7 +69,7 @@ def text(table: Table, *, trace: bool = True) -> str:
 def tex_breakable(text: str) -> str:
     """Return the text escaped for LaTeX, with break points in long words.
 
-    A word (between spaces) of more than MAX_WORD_CHARS may break every BREAK_EVERY characters. Level names of a plugin
+    A word (between spaces) of more than 24 characters may break after every 12. Level names of a plugin
     can be longer than a column and contain nothing else to break at.
     """
 
@@ -98,7 +98,7 @@ def _stacked(lines: list[str]) -> str:
 
 
 def _sized(table: Table, headings: list[list[str]]) -> str:
-    """Return LaTeX that switches to a smaller font (SIZES) where a longtable would be wider than the line.
+    """Return LaTeX that switches to a smaller font (scriptsize, tiny) where a longtable would be wider than the line.
 
     No box can shrink a longtable. Its width is estimated from the number of characters of its columns; LaTeX decides
     when it knows the width of the line.
@@ -123,8 +123,8 @@ def _sized(table: Table, headings: list[list[str]]) -> str:
 def _columns(table: Table) -> list[str]:
     """Return the LaTeX column type of each column.
 
-    Text has `l`, or a paragraph of WIDEST_COLUMN from MIN_SENTENCE_CHARS characters on. Numbers have `S` (siunitx), and
-    a column without numbers has `r`.
+    A label column has `l`, or a paragraph 5 cm wide if any of its texts has 40 characters or more. A number column has
+    `S[table-format=...]` (siunitx), or `r` if none of its texts is a plain number.
     """
     kinds = []
     for index in range(len(table.columns)):

@@ -30,7 +30,8 @@ Terms = dict[tuple[str, ...], np.ndarray]
 class AnovaResult:
     """Analysis of variance of one measure.
 
-    `frame` has COLUMNS: a row per term, then `residual` and, with several runs of a configuration, `lack of fit` and
+    `frame` has the columns term, df, sum_sq, F, p, p_permuted, p_robust, omega_sq and partial_eta_sq. It has a row per
+    term ("axis x axis"), then `residual` and, with several runs of a configuration, `lack of fit` and
     `pure error`. `sum_sq` is in the squared unit of the measure, shares as fractions; no p is corrected. `numbers`
     holds the observations (as `values_frame`), `remarks` the footnotes. `permutations` is the number of permutations
     behind `p_permuted`.
@@ -166,7 +167,10 @@ def _terms(
 
 
 def _contrasts(levels: pd.Series) -> np.ndarray:
-    """Return the sum contrasts of an axis, [N, levels - 1]; the level that appears last is -1 in all columns."""
+    """Return the sum contrasts of an axis, [N, levels - 1].
+
+    Levels are in the order of first appearance; the last of them is -1 in all columns.
+    """
     codes, levels_present = pd.factorize(levels)
     return np.concatenate([np.eye(len(levels_present) - 1), np.full((1, len(levels_present) - 1), -1.0)])[codes]
 
@@ -185,7 +189,7 @@ def _product(parts: Sequence[np.ndarray]) -> np.ndarray:
 def _table(
     terms: Terms, fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequence[str]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows of a measure as a frame with COLUMNS, and remarks on its residual.
+    """Return the rows of a measure as a frame with the columns of `AnovaResult.frame`, and remarks on its residual.
 
     Rows are the terms in order, `residual` and, where configurations have several runs, `lack of fit` (tested against
     pure error) and `pure error`. Columns that a row lacks are NaN. Without a residual all F, p and effect sizes are

@@ -54,15 +54,16 @@ def audit_differences(
 ) -> list[str]:
     """Return one line for everything that differs between the cells whose numbers are shown.
 
-    Covered are GPU, software, recipe, precision, micro-batch, kernels and probe plugins; except for the paper's sweeps
-    also settings changed by a retry, restarts, shared GPUs and co-tenancy. A last line lists what was not recorded. A
-    setting that follows the levels of one axis is intended and left out, except the micro-batch.
+    In this order: GPU, driver, code (commit), Python, precision, tokenizer, corpus, CPU threads, package versions,
+    kernels, plugins of probes and settings of the config. Except for the paper's sweeps, settings changed by a retry,
+    restarts, shared GPUs and co-tenancy follow. A last line lists what was not recorded. A setting that follows the
+    levels of one axis is intended and left out, except train.micro_batch.
 
     Args:
         store: The database.
         sweep: Name of the sweep; None for the one launched last.
         revision: Revision of the sweep; None for the newest.
-        lengths: Extra context lengths to include.
+        lengths: Extra context lengths in tokens whose numbers are included; "all" for every measured one.
 
     Returns:
         Lines without a final full stop; empty if nothing differs and everything was recorded.
@@ -143,7 +144,7 @@ def _cells_by_value(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
 def _line(name: str, groups: Mapping[str, set[str]]) -> str:
     """Return "<name> differs: VALUE (N cells), ..." with the most frequent values first.
 
-    At most MAX_LISTED values are named and the others counted.
+    At most three values are named and the others counted.
     """
     ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     values_text = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:MAX_LISTED]]
@@ -205,6 +206,8 @@ def _plugin_lines(data: SweepData) -> list[str]:
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return a nested config as dotted path -> value as text; lists are one value, an empty mapping gives none.
 
+    Texts are those of Python's str(), such as True, None and [1, 2]. Paths are in the order of the config.
+
     Args:
         config: Config; mappings at any depth are flattened.
         prefix: Text before every path.
@@ -221,11 +224,13 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str
 def _setting_lines(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each setting that differs between cells and does not follow an axis, sorted by path.
 
-    Settings that begin with one of IGNORED_SETTINGS are left out. A cell that lacks a setting does not count as
-    different. ALWAYS_NAMED is named even if an axis explains it.
+    Settings that cannot change a number or are reported separately are left out: those that begin with seed,
+    resources., checkpoint., plugins, published, data.fingerprint, data.corpus, data.tokenizer, eval.probes or
+    eval.lengths. A cell that lacks a setting does not count as different. train.micro_batch is named even if an axis
+    explains it.
 
     Args:
-        data: The sweep.
+        data: The sweep, whose axes (the seed among them) may explain a setting.
         configs: Config by cell id.
     """
     flattened = {cell: flatten_config(config) for cell, config in configs.items()}
@@ -313,8 +318,8 @@ def _gpu_sharing_lines(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]
 def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
     """Return a list with one line on the largest number of attempts at once per host, on any GPU.
 
-    Empty if all ran alone. Attempts that have not ended are ignored. At most MAX_LISTED hosts are named, in
-    alphabetical order.
+    Empty if all ran alone. Attempts that have not ended are ignored. At most three hosts are named, in alphabetical
+    order; further ones are not mentioned.
     """
     max_concurrent: dict[str, int] = {}
     for host in sorted({attempt.host for attempt in attempts}):
@@ -332,8 +337,8 @@ def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
 def _unrecorded_lines(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> list[str]:
     """Return a list with one line on the facts that were not recorded; empty if all were.
 
-    Facts are code, software and provenance, each with the number of cells that lack it for at least one attempt. The
-    paper's sweeps have a fixed line.
+    Facts are code (commit) and software (packages), with the number of cells of which a recorded attempt lacks them, and
+    provenance, with the number of cells without any recorded attempt. The paper's sweeps have a fixed line.
     """
     lacking = {
         "code": [c for c, provenances in by_cell.items() if any(p.git_commit is None for p in provenances)],

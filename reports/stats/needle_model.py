@@ -32,7 +32,9 @@ Terms = dict[tuple[str, ...], np.ndarray]
 class NeedleModel:
     """Quasi-binomial model of the needle's digit accuracy at one context length.
 
-    `frame` has COLUMNS, with rows of terms first, then the residual, then levels; it is empty without a model.
+    `frame` has the columns term, df, deviance, F, p, odds_ratio, low and high, NaN where a row lacks one. Rows of terms
+    come first, then the residual, then levels (with odds ratio and interval, without deviance and F); it is empty
+    without a model.
     `numbers` are the cells it was fitted to, with `value` (share of right digits) and `trials`. `scale` is the
     dispersion: the variance as a multiple of that of independent trials (NaN without a model, 0 if it explains
     everything). `remarks` are footnotes.
@@ -221,7 +223,7 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
 def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
     """Return one row per term with its deviance, F and p, and a last row for the residual.
 
-    Rows are dicts with keys of COLUMNS. The deviance of a term is the drop against the model without it and all terms
+    Rows are dicts with the keys term ("axis x axis"), df, deviance, F and p; the residual's has no F and p. The deviance of a term is the drop against the model without it and all terms
     that contain it (type II), at least 0. F is that per degree of freedom over `scale`; F and p are absent if a model
     cannot be fitted.
 
@@ -229,7 +231,7 @@ def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> 
         cells: One row per cell, with trials and share of right digits.
         terms: Design columns by term.
         fitted: GLM with all terms.
-        scale: Dispersion, by which F is divided.
+        scale: Dispersion, by which F is divided; above 0.
     """
     rows = []
     for term, columns in terms.items():

@@ -46,9 +46,12 @@ class PowerAnalysis:
     detectable_all_pairs: float
     """Smallest difference that all `pairs` detect with 80% power, in the measure's unit; NaN without pairs."""
     differences: tuple[float, ...]
-    """Planned differences, in the measure's unit: SHARE_DIFFERENCES, LOSS_DIFFERENCES, or empty for other measures."""
+    """Planned differences, in the measure's unit.
+
+    0.05, 0.1 and 0.2 of shares (fractions), 0.01, 0.02 and 0.05 nats per token of losses, empty for other measures.
+    """
     needed: tuple[int | None, ...]
-    """Pairs required for each of `differences`, at least 2; None beyond MAX_PAIRS."""
+    """Pairs required for each of `differences`, at least 2; None beyond 2^20 (MAX_PAIRS)."""
     origins: tuple[tuple[str, int | None], ...]
     """(cell id, attempt id) pairs of the stratum that have the number."""
 
@@ -108,7 +111,7 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
         difference: Difference to detect, in the unit of `sd`, [n]; positive, since 0 and below give MAX_PAIRS + 1.
 
     Returns:
-        Integers [n], from 2 to MAX_PAIRS; MAX_PAIRS + 1 where more pairs are required.
+        Integers [n], from 2 to 2^20 (MAX_PAIRS); 2^20 + 1 where more pairs are required.
     """
     low, high = np.ones(len(sd), dtype=int), np.full(len(sd), MAX_PAIRS + 1)
     with np.errstate(divide="ignore"):

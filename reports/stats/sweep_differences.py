@@ -120,9 +120,10 @@ def recipe_differences(
 ) -> tuple[list[RecipeDifference], list[str]]:
     """Return the recipe differences of matched cells, and sentences on what only one side recorded.
 
-    Two sides differ in a fact if both recorded it and their sets of values are unequal in any pair. Parameters that
-    differ by at most SIZE_TOLERANCE are equal. Settings that begin with one of HARMLESS_SETTINGS are ignored. Identity
-    defaults, which a stored config omits, are filled in for the side that lacks them.
+    Two sides differ in a fact if both recorded it and their sets of values are unequal in any pair. Numbers of parameters
+    that differ by at most 0.5 % are equal. Ignored are settings that begin with one of HARMLESS_SETTINGS, such as seed,
+    resources., data.path, eval.chunk_tokens, train.compile and train.kernels. Identity defaults, which a stored config
+    omits, are filled in for the side that lacks them.
 
     Args:
         own_sweep: The compared sweep.
@@ -206,7 +207,7 @@ class _TwoSidedFacts:
     def text(self, name: str) -> str:
         """Return "NAME OWN VALUES instead of REFERENCE VALUES", over all calls of `add`.
 
-        Of either side at most MAX_LISTED values are named and the others counted.
+        Of either side the first three values, sorted as texts, are named and the others counted.
         """
         texts = (_values_text(values) for values in (self.own[name], self.reference[name]))
         return f"{name} {' instead of '.join(texts)}"
@@ -280,7 +281,9 @@ def _add_identity_defaults(
 def _probes_of(path: str) -> tuple[str, ...] | None:
     """Return the probes whose numbers a setting (dotted path) affects, by AFFECTED_PROBES; None for all.
 
-    A setting below `eval.settings.PROBE` affects that probe alone.
+    A setting below `eval.settings.PROBE` affects that probe alone, eval.validation_tokens val and extrapolation,
+    eval.junk_... junk, eval.needle_... needle. eval.documents and data.heldout affect clean, state_norm, context,
+    position_nll and passkey, data.heldout also needle. All other settings affect all probes.
     """
     if path.startswith(PROBE_SETTINGS_PREFIX):
         return (path.removeprefix(PROBE_SETTINGS_PREFIX).partition(".")[0],)
@@ -316,7 +319,7 @@ def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> li
 
     Configurations match if their levels on the fixed AXES are equal and their levels on every extra axis of either
     sweep are, case ignored. The level of an axis that a sweep does not vary is read from its config. A missing setting
-    equals the levels of ABSENT_LEVELS and no other, so a configuration may have no match; it is then left out.
+    equals the levels "none", "off" and "-" and no other, so a configuration may have no match; it is then left out.
 
     Args:
         own_sweep: The compared sweep.
@@ -343,7 +346,7 @@ def further_axes(own_sweep: SweepData, reference_sweep: SweepData) -> list[str]:
 def _level(data: SweepData, cell: CellState, axis: str) -> str | None:
     """Return the level of a cell on an extra axis in lower case, from its config where the sweep does not vary it.
 
-    None for a missing setting or a level of ABSENT_LEVELS.
+    None for a missing setting and for the levels "none", "off" and "-".
     """
     level: Any = cell.axes.get(axis)
     if level is None:

@@ -21,7 +21,13 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def count_map(count: float | np.ndarray, beta: float | np.ndarray = BETA) -> np.ndarray:
-    """Return tanh(beta ln(1 + m)), the magnitude of `count` keys m that share the attention weight equally."""
+    """Return tanh(beta ln(1 + m)), in [0, 1): the output magnitude when m keys share the attention weight equally.
+
+    Args:
+        count: Number m of such keys, at least 0; an array gives an array of the same (broadcast) shape, a number an
+            array without dimensions.
+        beta: Slope of the count map at m = 0; by default the untrained one, 0.2014.
+    """
     return np.asarray(np.tanh(beta * np.log1p(count)))
 
 

@@ -99,7 +99,7 @@ class NumberComparison:
 
     @property
     def verdict(self) -> str:
-        """WITHIN or BEYOND the limit; UNKNOWN where there is no difference or no limit."""
+        """ "within" or "beyond" the limit; "-" where there is no difference or no limit."""
         if self.difference is None or self.limit is None:
             return UNKNOWN
         return WITHIN if abs(self.difference) <= self.limit * (1 + 1e-9) else BEYOND
@@ -213,8 +213,9 @@ def _printed_spread(published: SweepData, pair: Match, column: Column) -> NoiseE
 def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
     """Return the columns to compare: one per number and length, with the length in its heading ("Ndl@2K").
 
-    They are COLUMNS and then extra metrics of the reference, each at the lengths that the reference has and that this
-    sweep has or requests, ascending. Numbers without a length have length 0.
+    They are validation loss, clean loss, junk loss, needle accuracy, MFU by the paper's formula, and then extra metrics
+    of the reference. Each comes at the lengths that the reference has and that this sweep has or requests, ascending.
+    Numbers without a length have length 0. A number that the reference lacks has no column.
 
     Args:
         data: This sweep.
@@ -475,7 +476,7 @@ def _comparisons_in_table(
 
 
 def _count_note(name: str, comparisons: Sequence[NumberComparison]) -> str:
-    """Return the note that counts the verdicts of one measure, with the number of BEYOND expected by chance (5 %).
+    """Return the note that counts the verdicts of one measure, with the number of "beyond" expected by chance (5 %).
 
     A measure without a verdict gives "<name>: not judged."
 
@@ -543,8 +544,9 @@ CLAIMS_NOTE = (
 def claims_table(store: Store, data: SweepData) -> Table:
     """Return the table `claims`: one row per claim of the papers, with its verdict and the numbers that decide it.
 
-    Columns: Sentence, Verdict, Numbers (an explanation in words). JSON fields: claim (name), verdict, numbers. A claim
-    that the sweep has no cells for has a row that says so, without origins. `store` is not used.
+    Columns: Sentence, Verdict, Numbers (an explanation in words). JSON fields: claim (name), verdict, numbers (by name,
+    shares as fractions). The claims are those of `claims_for`: of each paper whose probes the sweep has. A claim that
+    the sweep lacks data for has the verdict "cannot say" with what is missing, and no origins. `store` is not used.
     """
     lines = []
     counts: Counter[str] = Counter()

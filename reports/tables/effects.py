@@ -76,12 +76,14 @@ def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequenc
     """Return the table `effects` of effects that are already computed, one row each, in the given order.
 
     Label columns: Measure, Axis (with " (declared)" for contrasts of the grid), Levels ("level - reference") and Within
-    (the stratum). Number columns: the count of pairs (or cells), then those of `_number_headings`.
+    (the stratum: cells that share mixer, or mixer and memory; "all" for the whole sweep). Number columns: Pairs, Mean,
+    Low, High, p, p corr, I2, p het, Up, Down; with all effects also Median and p sign; with diverged runs also Worst. A
+    partial design has Cells, Mean, Low, High, p and p corr only.
 
     Args:
         data: The sweep.
         every: All effects that were tested; notes count them.
-        first: The effects to show; None: all of them.
+        first: The effects to show, out of `every`; None: all of them, with the columns Median and p sign.
     """
     shown = every if first is None else first
     headings = _number_headings(data, shown, first is None)
@@ -125,7 +127,8 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
 
     They are taken over matched groups of four or eight configurations that agree on all other axes. Label columns:
     Measure, First, Second and Third (axis with its levels; "-" as third of a two-way one) and Within. Number columns:
-    the count of groups, then those of `_number_headings`.
+    Fours (the count of groups), then those of `build_effects_table` after Pairs. Without interactions it has no rows
+    and a note. `store` is not used.
 
     Args:
         store: The database; not used.
@@ -238,7 +241,10 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
 
 
 def _verdict(effect: Effect) -> str:
-    """Return the verdict of a contrast as text, followed by "within <margin> <unit>" if it is EQUIVALENT_VERDICT."""
+    """Return the verdict of a contrast as text, "equivalent" followed by "within <margin> <unit>".
+
+    The others are "no pairs", "not asked: all at chance", "differs", "differs, within the margin" and "not shown".
+    """
     if effect.margin is None or effect.verdict != EQUIVALENT_VERDICT:
         return effect.verdict
     unit = "points" if effect.measure.percent else effect.measure.unit.partition("/")[0]
@@ -294,8 +300,8 @@ def _count_heading(data: SweepData, counted: str) -> str:
 def _number_headings(data: SweepData, differences: Sequence[EffectEstimate], all_rows: bool) -> tuple[str, ...]:
     """Return the headings of the number columns after the count.
 
-    A partial design has FIRST_FITTED. A full one has FIRST, FURTHER if `all_rows`, and WORST if any row has a worst
-    case.
+    A partial design has Mean, Low, High, p and p corr. A full one has Mean, Low, High, p, p corr, I2, p het, Up and
+    Down, then Median and p sign if `all_rows`, and Worst if any of `differences` has a worst case.
     """
     if data.partial_design is not None:
         return FIRST_FITTED
@@ -439,7 +445,7 @@ def _missing_notes(differences: Sequence[EffectEstimate]) -> list[str]:
 
 
 def _is_quality_column(data: SweepData, column: Column) -> bool:
-    """Return True for the columns of `quality_columns`, whose detectable difference the notes give."""
+    """Return True for validation loss and for needle accuracy at the longest length (`quality_columns`)."""
     return column.key in {quality.key for quality in quality_columns(data)}
 
 
@@ -536,9 +542,10 @@ def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
 def default_interactions(interactions: Sequence[Interaction]) -> list[Interaction]:
     """Return the interactions that are shown without --all-rows.
 
-    They are ordered by number, and then by the smallest corrected p of their family (the tests that are corrected
-    together). A family with significant interactions gives all rows of the levels of these, within every stratum. Any
-    other family gives its row with the smallest corrected p if this is below NEAR_MISS_P, else none.
+    They are ordered by number (first appearance), then by the smallest corrected p of their family: the tests of one
+    number and one set of axes, which are corrected together. A family with significant interactions gives all rows of
+    the levels of these, within every stratum, significant or not. Any other family gives its row with the smallest
+    corrected p if this is below 0.5, else none. Rows of a family keep their order.
     """
     families: dict[str, list[Interaction]] = {}
     for interaction in interactions:

@@ -39,7 +39,8 @@ def items_table(store: Store, data: SweepData) -> Table:
     """Return the table `items`: the effect of every level on every number with stored items, at every length.
 
     An item is a document, row, trial or sequence that all networks answer. One row per effect of `item_effects`, with
-    Measure, Axis, Levels and Within as labels and NUMBERS as number columns. JSON fields: family, method, seeds, where.
+    Measure, Axis, Levels and Within as labels. Number columns: Items, Pairs, Mean, Low, High, p, p corr, Gained, Lost
+    and p McN. JSON fields: family, method, seeds, where.
     Without stored items it has no rows and a note that says so.
     """
     item_effect_list = item_effects(store, data)

@@ -54,6 +54,8 @@ def _end_lengths(data: SweepData) -> list[int]:
 def _bits_column(probe: str, length: int, name: str) -> Column:
     """Return the column of a probe at a length: digit accuracy of the needle, or loss in bits per token.
 
+    The metric of a loss is "bits", whatever unit is stored; `_own_entry` converts.
+
     Args:
         probe: "clean", "junk" or "needle".
         length: Context length in tokens; 0 for the weighted mean, -1 for a length that is not known.
@@ -188,7 +190,7 @@ def _external_rows(models: Sequence[ExternalModel], data: SweepData, columns: Se
 def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
     """Return the rows of the sweep's plain-recipe cells, one per configuration.
 
-    They are ordered by memory level, without memory last, and within it by mixer, MAIN_MIXER first. Labels: a name such
+    They are ordered by memory level, without memory last, and within it by mixer name, "polar" first. Labels: a name such
     as "polar + memory", with levels of extra axes in brackets, and the mean number of parameters ("-" if unknown). JSON
     fields: model (the name).
     """
@@ -293,7 +295,7 @@ def external_models(store: Store, data: SweepData) -> list[ExternalModel]:
 def _all_external_models(store: Store) -> Iterator[ExternalModel]:
     """Yield the external models of every sweep of the database that lists some, in the order of `store.sweeps`.
 
-    Only sweeps whose newest revision has the option CONFIG_SECTION are read, built-in published ones never. Cells
+    Only sweeps whose newest revision has the option `open_weight` are read, built-in published ones never. Cells
     without that section in their config or without a training attempt are skipped.
     """
     for summary in store.sweeps():

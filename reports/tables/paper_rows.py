@@ -57,7 +57,7 @@ def mixers(data: SweepData) -> list[str]:
 
 
 def main_mixer_last(names: Iterable[str]) -> list[str]:
-    """Return the mixers sorted by name, with MAIN_MIXER at the end, as the paper orders them."""
+    """Return the mixers sorted by name, with "polar" at the end if it is among them, as the paper orders them."""
     return sorted(names, key=lambda name: (name == MAIN_MIXER, name))
 
 
@@ -97,7 +97,11 @@ class PrintedDiscrepancy:
 
 
 def _half_digit(metric: str, table: str) -> float:
-    """Return half of the last digit that a table prints of a metric, in the metric's unit."""
+    """Return half of the last digit that a table prints of a metric, in the metric's unit.
+
+    0.0005 for digit_accuracy in table "6", for mfu_paper and for val_loss; 0.005 for digit_accuracy in other tables and
+    for every other metric.
+    """
     if metric == "digit_accuracy":
         return 0.0005 if table == "6" else 0.005
     return 0.0005 if metric in ("mfu_paper", "val_loss") else 0.005
@@ -137,7 +141,8 @@ def printed_discrepancies(data: SweepData, table: str | None = None) -> list[Pri
 def published_facts(store: Store, cell: str) -> dict[str, str]:
     """Return the texts that are printed of a published model in addition to its numbers, by name.
 
-    Names are such as model, params, train_tokens, native_ctx, train_flops; the result is empty for a cell without any.
+    Names are such as model, params, train_tokens, native_ctx, train_flops, or name (of a configuration of another
+    paper). Values are Python's str() of what is stored. The result is empty for a cell without any.
 
     Args:
         store: The database.

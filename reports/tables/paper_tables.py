@@ -144,7 +144,7 @@ def table1(store: Store, data: SweepData) -> Table:
 def table2(store: Store, data: SweepData) -> Table:
     """Return Table 2, effect of memory, with one row per context length (`length_table`).
 
-    Columns: needle accuracy of MAIN_MIXER without memory (if the sweep has it) and of every mixer with each memory,
+    Columns: needle accuracy of polar attention without memory (if the sweep has it) and of every mixer with each memory,
     then clean loss of every mixer with each memory. Cells of the plain recipe alone are shown (`plain_levels`). `store`
     is not used.
     """
@@ -172,8 +172,8 @@ def _main_mixer(data: SweepData) -> str:
 def table3(store: Store, data: SweepData) -> Table:
     """Return Table 3, window and distractor: needle accuracy with memory, and with each of the two added to it.
 
-    It has one row per context length (`length_table`). It shows MAIN_MIXER (else the sweep's first mixer) and the first
-    memory level. `store` is not used.
+    It has one row per context length (`length_table`). It shows polar attention (else the sweep's first mixer), the
+    first memory level, and cells of the plain recipe. `store` is not used.
     """
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}
@@ -223,7 +223,7 @@ def table4(store: Store, data: SweepData) -> Table:
     """Return Table 4, training throughput: for each mixer rows alone, with each memory, and with distractor.
 
     Columns: seconds per step, MFU by the paper's formula, its relative drop against the mixer alone, and, where
-    measured, tokens/s and MFU of the operations that are really done. MAIN_MIXER comes first. Where the table was
+    measured, tokens/s and MFU of the operations that are really done. Polar attention comes first, then by name. Where the table was
     printed, only printed configurations are shown; otherwise combinations that the sweep lacks have placeholders.
     `store` is not used.
     """

@@ -86,7 +86,7 @@ def _front_notes(
 ) -> list[str]:
     """Return the notes on P(front), and on configurations off a front that are likely to be on it.
 
-    The latter names at most MAX_LISTED configurations per quality with P(front) of MIN_LISTED_PROBABILITY or more.
+    The latter names at most three configurations per quality with P(front) of 0.25 or more, the most probable first.
 
     Args:
         data: The sweep.

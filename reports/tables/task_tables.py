@@ -52,7 +52,7 @@ SETS = (
 def flipflop_table(store: Store, data: SweepData) -> Table:
     """Return the table `flipflop`: sequences without an error in the three test sets, one row per configuration.
 
-    Per test set: the share of exact sequences, its interval over seeds, its interval over sequences, and the share of
+    Per test set (IID, Sparse, Dense, in this order): the share of exact sequences, its interval over seeds, its interval over sequences, and the share of
     wrong reads. Columns other than the shares are left out where no row has a value. `store` gives names of published
     models.
     """
@@ -114,7 +114,7 @@ def extrapolation_table(store: Store, data: SweepData) -> Table:
 def downstream_table(store: Store, data: SweepData) -> Table:
     """Return the table `downstream`: one row per configuration with four questionnaires and their average, in %.
 
-    The average is the stored (printed) one where there is one, else the mean of the four if all are known. A note names
+    They are hellaswag, arc_c, mmlu and winogrande. The average is the stored (printed) one where there is one, else the mean of the four if all are known. A note names
     printed averages that differ from that mean.
     """
     rows = configurations_with_probe(data, DOWNSTREAM)
@@ -411,7 +411,7 @@ def _paper_name_notes(store: Store, rows: TaskRows) -> list[str]:
 
 
 def configuration_text(labels: Sequence[str]) -> str:
-    """Return the levels of a configuration as text, without "none" and "-"."""
+    """Return the levels of a configuration as one text, joined by spaces, without "none" and "-"."""
     return " ".join(word for word in labels if word not in ("none", EMPTY_TEXT))
 
 

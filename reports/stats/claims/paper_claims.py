@@ -54,7 +54,12 @@ class ClaimResult:
     """Verdict on a claim."""
 
     verdict: str
-    """Verdict text: one of this module's, AT_CHANCE_VERDICT, or a text such as "true of K of N"."""
+    """Verdict text, never a bool.
+
+    One of "true" (TRUE), "weak" (WEAKLY_TRUE), "not shown" (NOT_SHOWN), "false" (FALSE), "differs" (DIFFERS), "cannot
+    say" (CANNOT_SAY), "unchecked" (UNCHECKED), "not asked: all at chance" (AT_CHANCE_VERDICT), or a text such as "true
+    of K of N".
+    """
     explanation: str
     """Explanation with the numbers behind the verdict."""
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -241,7 +246,8 @@ class ClaimFacts:
     def setting(self, path: str) -> list[str]:
         """Return the distinct values of a setting (dotted path) as text, in the order of the cells.
 
-        For the published sweeps some settings of the network that their logs lack are known (PUBLISHED_SETTINGS).
+        For the published sweeps two settings that their logs lack are known: model.n_heads (8), model.head_dim (128).
+        Values are as Python's str() gives them (True, [1, 2]); a setting that is None does not count.
 
         Raises:
             MissingData: No cell has it.
@@ -309,16 +315,16 @@ def _percent_range_text(values: Sequence[float], decimals: int = 2) -> str:
 
 
 def _verdict_of_counts(count: int, total: int) -> str:
-    """Return TRUE, "true of COUNT of TOTAL", or FALSE for zero."""
+    """Return the verdict text "true" if all count, "true of COUNT of TOTAL" if some do, or "false" for none."""
     return TRUE if count == total else f"true of {count} of {total}" if count else FALSE
 
 
 def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str, dict[str, float], str]:
     """Test if a mean difference lies on the claimed side of zero.
 
-    TRUE if the mean is on that side and both the sign-flip test and Student's t are significant (two-sided, 5%),
-    WEAKLY_TRUE if only one is. FALSE if both are significant on the other side, else NOT_SHOWN. With fewer than 6 pairs
-    the first test is Student's t, too.
+    "true" if the mean is on that side and both the sign-flip test and Student's t are significant (two-sided, 5%),
+    "weak" if only one is. "false" if both are significant on the other side, else "not shown". With fewer than 6 pairs
+    the first test is Student's t, too. Pairs that all agree have no variance, so no p, and give "not shown".
 
     Args:
         differences: Paired differences, as fractions.
@@ -384,8 +390,9 @@ def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
 def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
     """Decide if cells of polar attention with memory keep 90% needle accuracy at the longest length, and count them.
 
-    TRUE if all configurations (seeds averaged) do, FALSE if none does, else "true of K of N". Numbers: cells, held,
-    mean and, with several configurations without window, no_window and no_window_sd.
+    TRUE if all configurations (seeds averaged) do, FALSE if none does, else "true of K of N". Configurations without
+    the accuracy are ignored. Numbers: cells (N configurations), held (K), mean (of all N) and, with several
+    configurations without window, no_window (their mean) and no_window_sd (their sample standard deviation).
 
     Raises:
         MissingData: No such configuration has the accuracy.
@@ -411,9 +418,10 @@ def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
 def check_average(facts: ClaimFacts) -> ClaimResult:
     """Compare the average needle accuracy of the plain cell with memory, and its range, to the printed ones.
 
-    The average is weighted by length. DIFFERS if it does not print as AVERAGE percent or a length lies outside SPAN.
-    Else TRUE if all configurations of polar attention with memory reach that average, or "true of K of N". Numbers:
-    average, lowest, highest, cells, reach (K).
+    The average is weighted by length. DIFFERS if it does not print as 94 % or a length, in whole percent, lies outside
+    91 to 98 %. Else TRUE if all configurations of polar attention with memory reach the average of the plain cell, or
+    "true of K of N"; the plain cell counts among them. Numbers: average, lowest and highest (of the plain cell over
+    lengths), as fractions; cells (N), reach (K).
 
     Raises:
         MissingData: The plain cell or one of its numbers is missing.
@@ -448,8 +456,9 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
     """Return a query that decides if this axis reduces the needle accuracy of polar attention with memory.
 
     The query compares "on minus off" at the longest length over matched pairs. Its verdict and numbers are those of
-    `_judge_difference`, or AT_CHANCE_VERDICT if both sides are at chance. For another axis than the window, the numbers
-    no_window and no_window_error are those of pairs without window.
+    `_judge_difference`, or AT_CHANCE_VERDICT if both sides are at chance. For "distractor", with two or more pairs
+    without window, the numbers no_window and no_window_error are their mean difference and its standard error; without
+    any such pair the query raises MissingData.
 
     Args:
         axis: Fixed axis with the levels off and on: "distractor" or "window".
@@ -482,8 +491,9 @@ def check_simplest(facts: ClaimFacts) -> ClaimResult:
     """Decide if configurations without distractor and window have the best needle accuracy per regularizer.
 
     At the longest length, each configuration of polar attention with memory and a distractor or window is compared to
-    the one without either. FALSE if any of them is better, else TRUE; AT_CHANCE_VERDICT if all are at chance. Numbers:
-    better, cells (number of compared configurations).
+    the one without either, of the same regularizer and extra axes. FALSE if any of them is better by more than 1e-9,
+    else TRUE, without a test; AT_CHANCE_VERDICT if all are at chance. Numbers: better (how many are), cells (number of
+    compared configurations).
 
     Raises:
         MissingData: There is no such pair.
@@ -797,7 +807,10 @@ def check_non_embedding(facts: ClaimFacts) -> ClaimResult:
     """Decide if the printed 369.72M parameters exclude the embedding.
 
     FALSE if all parameters of plain softmax attention without memory, embedding included, print as 369.72M; else
-    DIFFERS. Numbers: parameters.
+    DIFFERS. Numbers: parameters (their number).
+
+    Raises:
+        MissingData: The cell or its number of parameters is missing.
     """
     size = facts.value(facts.plain_runs(SOFTMAX, False), SIZE)
     is_total = format_number(size / 1e6, 2) == "369.72"
@@ -885,8 +898,8 @@ def not_decided_by_sweep(facts: ClaimFacts) -> ClaimResult:
 def check_rate(facts: ClaimFacts) -> ClaimResult:
     """Compare generated tokens per second of polar attention with memory to the claim, at the fastest length.
 
-    TRUE or FALSE on an NVIDIA L4, CANNOT_SAY on another GPU, UNCHECKED if the sweep did not run the probe `decode`.
-    Numbers: tokens_per_s.
+    TRUE (at least 19,270 tokens/s) or FALSE on an NVIDIA L4, CANNOT_SAY on another GPU, UNCHECKED if the sweep did not
+    run the probe `decode`. The GPU is that of the first seed. Numbers: tokens_per_s.
 
     Raises:
         MissingData: The plain cell with memory has no such number.

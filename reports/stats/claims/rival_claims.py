@@ -55,7 +55,9 @@ class SeedMean:
 def claims_for(facts: ClaimFacts) -> list[Claim]:
     """Return the claims of each paper whose probes a sweep has, in the order of CLAIM_SETS.
 
-    Those of our paper if there is none, or the sweep has no number yet.
+    Probes are clean, junk, needle (our paper); flipflop, extrapolation (threshold attention); downstream (Wall). One
+    measured or requested probe of a paper suffices. The claims of our paper are returned if there is none, or the sweep
+    has no number yet.
     """
     data = facts.data
     claims = [
@@ -115,8 +117,8 @@ def _share(seed_mean: SeedMean) -> str:
 def check_solved(facts: ClaimFacts) -> ClaimResult:
     """Decide if every sequence of every flip-flop set is right in the mean over seeds, and thus for every seed.
 
-    Of threshold attention: TRUE for all sets, FALSE for none, else "true of K of N". Numbers: share of right sequences
-    by set, as fractions.
+    Of plain threshold attention: TRUE for all sets (iid, sparse, dense), FALSE for none, else "true of K of N".
+    Numbers: share of right sequences by set, as fractions.
 
     Raises:
         MissingData: A set was not measured.
@@ -144,7 +146,7 @@ def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts
 
     Args:
         mixer: Level of the mixer axis.
-        set_name: Name of the flip-flop set.
+        set_name: Flip-flop set, "iid", "sparse" or "dense".
         printed: Share of right sequences in the paper, in percent as printed, compared if no interval is available.
     """
 
@@ -208,7 +210,7 @@ def _perplexity(facts: ClaimFacts, length: int) -> Column:
 def check_averages(facts: ClaimFacts) -> ClaimResult:
     """Decide if each printed average equals, to the printed digit, the mean of its four tasks.
 
-    Configurations that lack a task or the average are skipped. TRUE or "true of K of N". Numbers: computed mean by slug
+    The tasks are hellaswag, arc_c, mmlu and winogrande, weighted equally; a digit is 0.1 %. Configurations that lack a task or the average are skipped. TRUE or "true of K of N". Numbers: computed mean by slug
     of the configuration's first run, as fractions.
 
     Raises:
@@ -236,8 +238,9 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
 def check_outperforms(facts: ClaimFacts) -> ClaimResult:
     """Count the tasks on which Wall attention is ahead of rotary and of forgetting attention.
 
-    TRUE if in all eight comparisons, FALSE if in none, else "true of K of N". Numbers: difference by "TASK, RIVAL", as
-    fractions.
+    TRUE if in all eight comparisons, FALSE if in none, else "true of K of N"; there is no test, a lead above 1e-9
+    counts. Tasks are hellaswag, arc_c, mmlu and winogrande. Numbers: Wall minus rival by "TASK, RIVAL" (RIVAL is rope
+    or fox), as fractions.
 
     Raises:
         MissingData: A number is missing.

@@ -92,8 +92,8 @@ class Effect(EffectEstimate):
     def verdict(self) -> str:
         """Verdict on a declared contrast, for tables.
 
-        "no pairs" without an estimate, AT_CHANCE_VERDICT, "differs" or "differs, within the margin" if significant
-        after correction, else "equivalent" if significantly within the margin, else "not shown".
+        "no pairs" without an estimate, "not asked: all at chance" if `is_at_chance`, "differs" or "differs, within the
+        margin" if significant after correction, else "equivalent" if significantly within the margin, else "not shown".
         """
         if not self.pairs:
             return "no pairs"

@@ -160,8 +160,8 @@ def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> li
     """Return the tested two-way and three-way interactions on every measure.
 
     Two-way interactions are estimated over the full sweep; those of levels against the reference levels also within
-    every mixer. They compare all pairs of levels of an axis (up to MAX_ALL_PAIRS_LEVELS levels). Three-way ones compare
-    mixers pairwise, and other axes against their reference level only. A partial design yields only the interactions
+    every mixer. They compare all pairs of levels of an axis of up to six levels, of a longer one each level against the
+    reference only. Three-way ones compare mixers pairwise, and other axes against their reference level only. A partial design yields only the interactions
     that its model contains.
 
     Args:

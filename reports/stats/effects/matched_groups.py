@@ -34,7 +34,8 @@ DIVERGED_STANDING = "diverged"
 def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
     """Return the measures that at least `at_least` cells have, at every context length and averaged over lengths.
 
-    These are the columns of the complete results that are shown, with LOSS_DECIMALS decimals unless a percentage.
+    These are the columns of the complete results (validation, clean, junk and same-tail loss, needle accuracy, further
+    metrics, MFU), in that order, with three decimals unless a percentage. Lengths ascend, the average comes last.
     """
     return _measured_columns(data, complete_columns(data, over=all_lengths), at_least)
 
@@ -70,7 +71,7 @@ def contrast_column(data: SweepData, contrast: Contrast) -> Column:
     """Return the column of the measure that a declared contrast compares.
 
     Without a length in the contrast it is the length-weighted average ("avg"); a length of 0 is a measure without
-    lengths. Decimals are LOSS_DECIMALS unless a percentage. The measure need not be measured.
+    lengths. Decimals are three unless a percentage. The measure need not be measured.
     """
     metric = data.metric(contrast.probe, contrast.metric)
     heading = metric.heading or f"{contrast.probe}.{contrast.metric}"
@@ -84,8 +85,8 @@ def contrast_column(data: SweepData, contrast: Contrast) -> Column:
 def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[tuple[str, str]]:
     """Return the (level, reference) pairs of an axis; a difference is level minus reference.
 
-    Every level against the reference level comes first. With `all_pairs`, and at most MAX_ALL_PAIRS_LEVELS levels, the
-    pairs of the other levels follow, the later level against the earlier one. Empty for an axis with a single level.
+    Every level against the reference level comes first. With `all_pairs`, and at most six levels, the pairs of the other
+    levels follow, the later level against the earlier one. Empty for an axis with a single level.
 
     Raises:
         IndexError: The sweep has no level of the axis.

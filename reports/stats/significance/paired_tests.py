@@ -53,7 +53,8 @@ class PairedTest:
     below and at zero) are over the means of configurations; mean and median are NaN for an empty sample. `low`, `high`
     and `p` (two-sided, of a mean of zero) belong to one procedure: the interval excludes zero if and only if p < 0.05.
     All three are NaN for the method `none`. `p_sign` is the exact two-sided sign test without ties, 1 if all are ties.
-    `method` is a key of METHOD_LABELS.
+    `method` is "sign-flip", "t", "crossed", "seeds", "least-squares" (partial designs), "looks" (stopping rule) or
+    "none".
     """
 
     n: int
@@ -75,7 +76,7 @@ def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[flo
 
     The first procedure that applies is used: Student's t over the runs, for one configuration with several seeds
     (method `seeds`). Crossed random effects, with several seeds in a design that can separate them (`crossed`).
-    Student's t over configuration means, for fewer than MIN_TEST_N configurations (`t`). The sign-flip permutation test
+    Student's t over configuration means, for fewer than 6 configurations (`t`). The sign-flip permutation test
     of configuration means and its inversion (`sign-flip`). The first three need a variance: without one, for a single
     run and for an empty sample the method is `none`, with NaN for low, high and p.
 
@@ -302,8 +303,8 @@ def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
     A flip turns all differences of a configuration in every sample at once, which preserves the dependence between the
     tests. The statistic of a test is |sum d| / sqrt(sum d^2), 0 if all d are 0. It is a monotone form of |Student's t|
     whose variance under flips is 1 for every n; d is not centred. No corrected p is below its uncorrected one. All
-    flips are enumerated up to MAX_ENUMERATED_FAMILY_N configurations in the family. Beyond, RANDOM_FLIPS draws, the
-    same in every run, are shared by all families with the same number of configurations; p is (reached + 1) / (draws +
+    flips are enumerated up to 14 configurations in the family. Beyond, 20,000 random flips, the same in every run, are
+    shared by all families with the same number of configurations; p is (reached + 1) / (draws +
     1).
 
     Args:
