@@ -96,8 +96,8 @@ CHARTS = {
 def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
     """Return a dict per chart of a number over lengths: title, probe, metric, unit and percent.
 
-    That of the needle has the key hint, too. They are CHARTS (with or without numbers), same_tail if measured, and the
-    first metric over lengths of each extra probe.
+    That of the needle has the key hint, too. They are clean loss, junk loss and needle accuracy (with or without
+    numbers), same_tail if measured, and the first metric over lengths of each extra probe.
     """
     titles = dict(CHARTS)
     if data.lengths(*SAME_TAIL):
@@ -193,7 +193,7 @@ def _cell_facts(
 
 
 def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the text samples of at most MAX_SAMPLE_STEPS evenly spaced steps, the last step among them.
+    """Return the text samples of at most 12 evenly spaced steps, the last step among them.
 
     The order stays.
     """

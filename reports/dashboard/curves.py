@@ -67,8 +67,8 @@ class CellCurves:
 def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dict[str, CellCurves]:
     """Return the thinned training curve of every cell that has one, by cell id.
 
-    It is that of the trained attempt, else of the newest training attempt. All curves together have about CURVE_POINTS
-    points, each at least MIN_POINTS. Each is thinned as soon as it is read, to save memory.
+    It is that of the trained attempt, else of the newest training attempt. A curve of more than max(100, 240,000 / number
+    of curves) points is thinned to that, its training and its validation series each for itself. Each is thinned as soon as it is read, to save memory.
 
     Args:
         store: The database.
@@ -92,7 +92,7 @@ def _thinned_curves(attempt: int, rows: np.ndarray, max_points: int) -> CellCurv
 
     Args:
         attempt: Id of the attempt.
-        rows: Float array [points, 4] of COLUMNS; NaN where the database has NULL.
+        rows: Float array [points, 4] of tokens, wall_s, train_loss and val_loss; NaN where the database has NULL.
         max_points: Maximum points per series.
     """
     validated = np.isfinite(rows[:, 3])
@@ -122,7 +122,7 @@ def curve_facts(curve: CellCurves) -> dict[str, Any]:
 
 
 def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
-    """Return the JSON of the validation losses of all cells, thinned to OVERVIEW_POINTS per cell.
+    """Return the JSON of the validation losses of all cells, thinned to at most 64 points per cell.
 
     Args:
         data: The sweep.

@@ -44,11 +44,16 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
     - sweep, revision, launched_at, now
     - owner, owner_host, owner_pid: the process that runs or ran it, None for none; owned: its lease is valid
     - request: pause or cancel request, None for none; ended: not owned and no running cell has a live heartbeat
-    - cells: number of cells; done: number of done ones; counts: numbers above 0 by standing, in STANDING_ORDER
+    - cells: number of cells; done: number of done ones; counts: numbers above 0 by standing, in the order done, running,
+      new, interrupted, pruned, needs-eval, failed, diverged, weights gone
     - tokens_total, tokens_left: training tokens; failed and diverged cells have none left
-    - tokens_per_s: sum over training cells, None without any; seconds_left: as `_speed_json` says
-    - running: objects of `_running_json`; failures: of `_failures_json`; events: of `_event_json`, the newest
-      MAX_EVENTS, newest last
+    - tokens_per_s: sum over training cells, None without any; seconds_left: estimate to the end, None if unknown or no
+      cell runs
+    - running: an object per running cell (cell_id, slug, attempt_id, number, kind, host, gpu, phase, step, steps_total,
+      loss, tokens_per_s, seconds_left, seconds_since_heartbeat, stale)
+    - failures: an object per failed, diverged or interrupted cell or one without weights, last finished first (cell_id,
+      slug, number, standing, failure, finished_at, cause)
+    - events: objects (at, kind, cell_id, slug, message) of the newest eight, newest last
 
     Args:
         store: The database.
@@ -88,7 +93,7 @@ def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: dateti
 
     Keys: cell_id, slug, attempt_id, number (of the attempt), kind, host, gpu (name or device, None if not recorded),
     phase, step, steps_total, loss, tokens_per_s, seconds_left (None if unknown), seconds_since_heartbeat (at least 0, 0
-    without a heartbeat), stale (True from DEAD_HEARTBEAT_S on).
+    without a heartbeat), stale (True from 300 s on).
 
     Args:
         snapshot: The open transaction.
@@ -134,8 +139,8 @@ def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
     """Return {"tokens_per_s", "seconds_left"}: tokens per second of all training cells, and estimated seconds.
 
     Either is None if unknown; seconds_left also while no cell runs. The remaining work, in seconds of one worker, is
-    divided by the number of cells that run now. A waiting cell runs at the median rate of the last SPEED_SAMPLE cells
-    finished at their first attempt, start and probes included, or else at the mean rate of running ones. A running cell
+    divided by the number of cells that run now. A waiting cell runs at the median rate of the last 20 cells finished at
+    their first attempt, start and probes included, or else at the mean rate of running ones. A running cell
     needs at least its tokens at its own speed.
     """
     running = [cell for cell in cells if cell.state == "running"]
@@ -260,7 +265,8 @@ def format_tokens(tokens: float) -> str:
 def plain_view(view: Mapping[str, Any]) -> str:
     """Return the complete view as plain lines, for a pipe or a file; control characters are removed.
 
-    Lines: heading (2), counts by standing, running cells, at most MAX_FAILURES failures, events.
+    Lines: heading (2), counts by standing, running cells, at most eight failures (a further line counts the others),
+    events.
 
     Args:
         view: State as `live_state` returns it.
@@ -283,8 +289,8 @@ def _running_columns(row: Mapping[str, Any]) -> list[str]:
     """Return eight texts of a running cell: slug, host/GPU, phase, step, loss, speed, time left, heartbeat's age.
 
     Unknown loss, speed and time are empty texts, and the host stands alone without a GPU. An attempt that does not
-    train has its kind in place of the step. The age ends with "(late)" from LATE_HEARTBEAT_S on, with "(dead?)" from
-    DEAD_HEARTBEAT_S on. The phase may be None.
+    train has its kind in place of the step. The age ends with "(late)" from 60 s on, with "(dead?)" from 300 s on. The
+    phase may be None.
     """
     steps = f"step {row['step']}/{row['steps_total'] or '?'}" if row["kind"] == "train" else row["kind"]
     silent_s = row["seconds_since_heartbeat"]
@@ -318,8 +324,8 @@ def lines_per_section(height: int, running: int, failures: int, events: int) -> 
 
     The heading (2 lines), the counts (1) and, with running cells, the header of their table (1) are not included. If a
     list is truncated, its last line, which is included here, tells the number of hidden entries. On a screen of eight
-    lines or more, one failure and one event stay beside any number of running cells. Failures are at most MAX_FAILURES,
-    events at most MAX_EVENTS.
+    lines or more, one failure and one event stay beside any number of running cells. Failures and events are at most
+    eight each.
 
     Args:
         height: Lines of the screen.
@@ -448,14 +454,15 @@ def watch(
 
     Blocks. A terminal shows one view that fits into it. Elsewhere each view is written to the console's file as plain
     text or, with `as_json` (on a terminal, too), as one JSON object per line, and flushed. If the database does not
-    answer after the first view, a note is shown and the last state is repeated; the first read raises.
+    answer a later read, a note is shown and the last state is repeated, without an end; an error of the first read is
+    raised.
 
     Args:
         store: The database.
         sweep: Name of the sweep; None for the one launched last, which stays the same even if another is launched.
         console: Console to write to.
         interval: Seconds between two views.
-        until_end: Return when no process runs the sweep.
+        until_end: Return after a view in which no process runs the sweep (key `ended` of `live_state`).
         as_json: Print JSON.
         rounds: Return after this many views; None for no limit.
 

@@ -27,8 +27,8 @@ NOTE = (
 def anova_table(store: Store, data: SweepData) -> Table:
     """Return the table `anova`: type-III analysis of variance of every number of the complete results.
 
-    One row per number and term, with HEADINGS as number columns: df, sum of squares, F, p, permutation p, robust p and
-    two effect sizes. The unit are runs, not configurations. Notes name the numbers whose residuals violate the
+    One row per number and term. Labels: Measure, Term and Sum sq in (the squared unit, "-" without one). Number columns:
+    df, Sum sq, F, p, p perm (permutations), p Box (robust), Omega sq and Partial eta sq. The unit are runs, not configurations. Notes name the numbers whose residuals violate the
     assumptions of an F test. `store` is not used.
     """
     models = anova_results(data, main_measures(data))
@@ -57,7 +57,8 @@ def statistic_entry(name: str, heading: str, value: float, unit: str = BARE) -> 
     """Return the table entry of one statistic of a model.
 
     Args:
-        name: Key of HEADINGS or NEEDLE_HEADINGS; names that start with "p", except partial_eta_sq, are p values.
+        name: Name of the statistic, which decides its decimals. p, p_permuted and p_robust are p values; the others are
+            df, sum_sq, F, omega_sq, partial_eta_sq, deviance, odds_ratio, low and high.
         heading: Heading of the column.
         value: The statistic; NaN or infinity prints as "-" and gives the value None (a p value must not be infinite).
         unit: Unit of the value; not used for a p value.
@@ -97,7 +98,8 @@ NEEDLE_NOTE = (
 def needle_model_table(store: Store, data: SweepData) -> Table:
     """Return the table `needle-model`: effects on the odds of a correct digit, one row per context length and term.
 
-    Terms come with df, deviance, F and p; levels with their odds ratio and its 95 % interval (NEEDLE_HEADINGS). Notes
+    Labels: Measure and Term. Number columns: df, Deviance, F, p, Odds ratio, Low and High. Terms have df, deviance, F
+    and p; levels df, p, their odds ratio (not a logarithm) and its 95 % interval; the others are "-". Notes
     give the dispersion of each length. `store` is not used.
     """
     models = [needle_model(data, column) for column in needle_columns(data)]

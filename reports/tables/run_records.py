@@ -50,7 +50,9 @@ def predicted_hours_table(store: Store, data: SweepData) -> Table:
 
     Without a prediction a group is the seeds of a configuration. With several groups a last row is all cells; a
     published sweep has no rows. Both hours are of the cells that are done, so that they can be compared; lost hours are
-    of all cells. Hours are multiplied by the GPUs (or cores) of an attempt. All columns are texts (HEADINGS).
+    of all cells. Hours are multiplied by the GPUs (or cores) of an attempt. All columns are texts: Cells like, Done,
+    Predicted h, From (source), By FLOPs (low, likely and high), Calibrated, Took h, Ratio (took / predicted), Start,
+    Training, Probing, Rest and Lost.
     """
     attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
     for attempt in store.attempts_of(attempts):
@@ -153,12 +155,14 @@ def _hours_row(data: SweepData, cells: Sequence[CellState], took: Mapping[str, T
 
 
 def _hours_text(hours: float | None) -> str:
-    """Return hours as text: three digits, no decimals with separators from 1000 on; EMPTY_TEXT for None."""
+    """Return hours as text: three significant digits, whole numbers with separators from 1000 on; "-" for None."""
     return EMPTY_TEXT if hours is None else f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
 
 
 def _predictions(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
-    """Return the predicted (low, likely, high) hours of a cell by source, in the order of SOURCES, the best first.
+    """Return the predicted (low, likely, high) hours of a cell by source, the best source first.
+
+    Sources are "measured", "calibrated" and "FLOPs", in this order; those without a prediction are no keys.
 
     The result is empty without a forecast.
     """
@@ -187,7 +191,7 @@ def _predicted_hours(data: SweepData, cells: Sequence[CellState], source: str) -
     Args:
         data: The sweep.
         cells: The cells.
-        source: One of SOURCES.
+        source: "measured", "calibrated" or "FLOPs".
     """
     predictions = [by_source[source] for cell in cells if source in (by_source := _predictions(data, cell))]
     if not predictions or len(predictions) < len(cells):
@@ -348,7 +352,8 @@ PACKAGES = ("torch", "triton", "fla-core", "numpy")
 def provenance_table(store: Store, data: SweepData) -> Table:
     """Return the table `provenance`: one row per combination of code, machine and software behind the shown numbers.
 
-    Columns: those of `_origin_labels`, and the numbers of cells and of (cell, attempt) pairs. Attempts without a
+    Columns: Commit, GPU, Driver, Precision, Python, Software, Kernels, Tokenizer and Corpus as texts ("-" where unknown),
+    then Cells and Attempts, the numbers of cells and of (cell, attempt) pairs. Attempts without a
     recorded provenance are left out. Rows are in the order of their first attempt. Notes list the homogeneity audit's
     differences.
     """
@@ -375,7 +380,8 @@ def _origin_labels(recorded: Provenance) -> tuple[str, ...]:
     """Return the nine texts of a provenance row, "-" where unknown.
 
     They are commit (12 characters, "with changes" for a modified checkout), GPU or device, driver, precision, Python,
-    versions of PACKAGES, kernels, tokenizer, and corpus with its fingerprint.
+    versions of torch, triton, fla-core and numpy, kernels ("name: path", sorted), tokenizer, and corpus with 12
+    characters of its fingerprint.
     """
     commit = (recorded.git_commit or "-")[:SHORT_ID_LENGTH] + (" with changes" if recorded.git_dirty else "")
     software = ", ".join(f"{name} {recorded.packages[name]}" for name in PACKAGES if name in recorded.packages) or "-"

@@ -29,6 +29,8 @@ SECURITY_HEADERS = {
 class AccessGuard:
     """ASGI middleware that refuses requests without permission and adds SECURITY_HEADERS to every response.
 
+    These forbid caching, frames, other origins, referrers and guesses of the content type.
+
     `port` is the port of the server, `token` the first part of every permitted path.
     """
 

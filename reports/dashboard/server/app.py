@@ -30,7 +30,7 @@ class LongResponse(Response):
     """A response that is sent in parts, each after the client has read most of the previous part."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the headers, then the body in parts of CHUNK_BYTES."""
+        """Send the headers, then the body in parts of 64 KiB, then an empty last part."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for start in range(0, len(self.body), CHUNK_BYTES):
             part = self.body[start : start + CHUNK_BYTES]

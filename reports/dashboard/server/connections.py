@@ -49,9 +49,10 @@ class RefusedConnection(asyncio.Protocol):
     """A connection beyond MAX_CONNECTIONS: it gets the answer 503 and is closed."""
 
     def __init__(self, transport: asyncio.Transport, state: LimitedState) -> None:
-        """Send the answer 503; the connection ends when its client closes it, or after LINGER_S at the latest.
+        """Send the answer 503; the connection ends when its client closes it, or after a second at the latest.
 
-        With MAX_LINGERING refused connections open it is closed at once. The count in `state` is increased.
+        The count of lingering connections in `state` is increased. With 64 of them open, this one is closed at once and
+        not counted.
         """
         self._state = state
         body = REFUSAL % (MAX_CONNECTIONS, CLIENT_TIMEOUT_S)
@@ -66,21 +67,24 @@ class RefusedConnection(asyncio.Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadline and count the connection as closed."""
+        """Cancel the deadline and decrease the count of lingering connections, if this one was counted."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._state.lingering -= 1
 
 
 class LimitedProtocol(H11Protocol):
-    """An HTTP connection that is aborted when its client keeps the server waiting for CLIENT_TIMEOUT_S."""
+    """An HTTP connection that is aborted when its client keeps the server waiting for more than ten seconds.
+
+    `Server.on_tick` checks it; nothing here runs a timer.
+    """
 
     _pending: Hashable = None
     _pending_since = 0.0
     _resumed = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve the connection, or hand it to RefusedConnection (503) if MAX_CONNECTIONS are open."""
+        """Serve the connection, or hand it to RefusedConnection (503) if 32 connections are served already."""
         if len(self.connections) < MAX_CONNECTIONS:
             super().connection_made(transport)
         else:
@@ -88,7 +92,7 @@ class LimitedProtocol(H11Protocol):
             transport.set_protocol(RefusedConnection(transport, self.server_state))
 
     def abort_if_overdue(self, now: float) -> None:
-        """Abort the connection if its client has made no progress for CLIENT_TIMEOUT_S.
+        """Abort the connection if its client has made no progress for more than ten seconds.
 
         Progress is a complete request or a part of a response that is read; time in which the server works does not
         count. Call it regularly, since it remembers when it saw the last progress.
@@ -215,7 +219,7 @@ class Server(uvicorn.Server):
                 logger.removeFilter(self._failures)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections, then set the kernel's queue to BACKLOG.
+        """Start to accept connections, then set the kernel's queue of these sockets to 1024.
 
         asyncio uses a single number for the connections that it accepts per turn and for the queue.
         """

@@ -40,7 +40,8 @@ class PageVersion:
 class PageCache:
     """Newest version of a sweep's page, and the one before it; safe to use from several threads.
 
-    `poll` never waits for a rebuild, which runs in a thread of its own. Nothing is rebuilt unless `poll` is called.
+    `poll` never waits for a rebuild, which runs in a thread of its own. Nothing is rebuilt unless `poll` is called. An
+    error of a rebuild leaves the versions as they are and becomes the `trouble` that `poll` returns.
     """
 
     def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = build_blocks) -> None:
@@ -80,9 +81,9 @@ class PageCache:
     def poll(self) -> dict[str, object]:
         """Return the newest version that is built, and start a rebuild in a thread if the database has changed.
 
-        The database is checked at most once per CHECK_INTERVAL_S, not during a rebuild, and not until
-        REBUILD_PAUSE_FACTOR times the duration of the last rebuild has passed after it. Errors of the database are not
-        raised.
+        The version returned is the one before that rebuild. The database is checked, in the calling thread, at most
+        once per second, not during a rebuild, and not until four times the duration of the last rebuild has passed
+        after it. Errors of the database are not raised.
 
         Returns:
             version (its number), at (its time in ISO format) and trouble (the first line of the last error of the

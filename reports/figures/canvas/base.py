@@ -90,7 +90,7 @@ def collected(
     Args:
         store: The database, which has the commit and GPU of each attempt.
         data: The sweep.
-        name: Name of the figure, a key of FIGURES.
+        name: Name of the figure, such as "loss".
         title: Title without the sweep.
         frame: The tidy frame.
         origins: (cell id, attempt id or None) pairs that the numbers come from.
@@ -114,14 +114,15 @@ def collected(
 def axes_of_lines(data: SweepData) -> tuple[str, ...]:
     """Return the axes, at most two besides attn_type, that distinguish the lines of a panel.
 
-    Only axes that vary count: first LINE_AXES, then extra axes, then LAST_AXES. Others are averaged over.
+    Only axes that vary count, in the order memory, window, extra axes of the grid, distractor, reg_mode. Others are
+    averaged over.
     """
     ranked = [*LINE_AXES, *data.extra_axes(), *LAST_AXES]
     return tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
 
 
 def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
-    """Return a dict with the keys of GROUP for each cell of the sweep, by cell id.
+    """Return a dict with the keys panel, first, second and line for each cell of the sweep, by cell id.
 
     `panel` is the level of attn_type, `first` and `second` are the levels of `axes_of_lines` (empty where there are
     fewer axes), and `line` is their text, "all cells" without any.

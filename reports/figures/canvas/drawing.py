@@ -188,17 +188,17 @@ def level_label(level: str, axis: str = "attn_type") -> str:
 
 
 def memory_label(level: str) -> str:
-    """Return the label of a memory next to others, where "with memory" would not say which one."""
+    """Return the label of a memory next to others: "gated delta" for "on", else as `level_label` ("KDA")."""
     return "gated delta" if level == "on" else level_label(level, "memory")
 
 
 def axis_label(axis: str) -> str:
-    """Return the label of an axis in figures."""
+    """Return the label of an axis in figures, such as "mixer" for attn_type; an axis without a label as it is."""
     return AXIS_LABELS.get(axis, axis)
 
 
 def diverging() -> Any:
-    """Return the colour map from BAD (0) over NEUTRAL to GOOD (1)."""
+    """Return the colour map from orange for bad (0) over light grey (0.5) to blue for good (1)."""
     return colours("good", BAD, NEUTRAL, GOOD)
 
 
@@ -207,7 +207,7 @@ def page(height: float, width: float = PAGE_WIDTH) -> Figure:
 
     Args:
         height: Height in inches in the style `paper`; other styles scale it with their font size.
-        width: Preferred width in inches, at most PAGE_WIDTH; a fixed width of the figure options or style wins.
+        width: Preferred width in inches, limited to 7.2; a fixed width of the figure options or style wins.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -245,8 +245,8 @@ COLOUR_PAIRS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c
 def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
     """Return the style of a line that two axes distinguish, with the keys of `marker_style`.
 
-    Colour, marker and dashes are unique while there are enough. With at most two levels of the second axis and as many
-    firsts as COLOUR_PAIRS, lines of the same first level have related colours. Markers are hollow for odd `second`.
+    Colour, marker and dashes are unique while there are enough. With at most two levels of the second axis and at most
+    four of the first, lines of the same first level have related colours. Markers are hollow for odd `second`.
 
     Args:
         first: Index of the level of the first axis.
@@ -305,7 +305,7 @@ def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, 
     Args:
         figure: The figure, as high as one row.
         count: Number of panels.
-        narrow: Panels per row on a page narrower than NARROW_WIDTH.
+        narrow: Panels per row on a page narrower than 5 inches.
         wide: Panels per row on a wide page.
         sharing: `sharex`, `sharey` and further arguments of `Figure.subplots`.
     """
@@ -364,7 +364,7 @@ def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
 
 
 def key(**properties: Any) -> Any:
-    """Return a line or marker for a legend."""
+    """Return a line or marker for a legend, with properties of matplotlib's Line2D; it is drawn nowhere else."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **properties)
@@ -447,9 +447,9 @@ def colour_bar(figure: Figure, group: Sequence[Axes], mappable: Any, label: str,
 
 
 def columns_of(figure: Figure, count: int, most: int = 3) -> int:
-    """Return the number of panels per row, at least 1, so that each has at least MIN_PANEL_WIDTH.
+    """Return the number of panels per row, at least 1, so that each has at least 0.95 inches.
 
-    That width is scaled by the font size.
+    That width is scaled by the font size relative to the style `paper`. A single panel may be narrower.
 
     Args:
         figure: The figure.
@@ -472,7 +472,7 @@ def thin_evenly(values: Sequence[int], most: int = MAX_TICKS) -> list[int]:
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, *, room: float = 0.25) -> None:
-    """Make the x axis one of context lengths, logarithmic to base 2, with as many labels as fit (at most MAX_TICKS).
+    """Make the x axis one of context lengths, logarithmic to base 2, with as many labels as fit (at most seven).
 
     It sets the limits and ticks. Lengths without a label have a minor tick. Without lengths there are no ticks, and the
     limits stay.
@@ -620,7 +620,7 @@ def _legend_columns(labels: Sequence[str], width: float, most: int) -> int:
 
 
 def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
-    """Return the width in inches for `count` panels: the page for a full row, less for fewer."""
+    """Return the width in inches for `count` panels of `each` inches: from 5.2 to the page's 7.2."""
     return min(PAGE_WIDTH, max(5.2, each * min(count, columns)))
 
 
@@ -697,7 +697,7 @@ def _round_positions(figure: Figure) -> None:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the text, cut to `most` characters with an ellipsis."""
+    """Return the text, cut to `most` characters of which the last is then an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -84,7 +84,7 @@ slides.
 class FigureOptions:
     """Options of a drawn figure. `draw(figure_data, look)` receives them; helpers read them by `current_options`.
 
-    `style` is a key of STYLE_PRESETS. `width_mm` is the width in millimetres; None: that of the style, else what the
+    `style` is "paper", "nature", "neurips" or "screen". `width_mm` is the width in millimetres; None: that of the style, else what the
     figure prefers. `highlight` has the ids of highlighted cells. `title` says whether title and notes are in the
     picture.
     """
@@ -186,8 +186,8 @@ def options_from_cli(style: str | None = None, width: str | None = None, title: 
     """Return the figure options of command-line arguments.
 
     Args:
-        style: Name of a preset, or path of a matplotlib style file (.mplstyle), which is read and extends "paper";
-            None: "paper".
+        style: Preset "paper", "nature", "neurips" or "screen", or path of a matplotlib style file (.mplstyle), which is
+            read and extends "paper"; None or empty: "paper".
         width: Width such as "89mm"; None: that of the preset.
         title: Whether title and notes are in the picture; None: as the preset says.
 
@@ -209,7 +209,7 @@ def millimetres(text: str) -> float:
     """Return a width such as 89mm, 8.9 cm, 3.5in or 252pt in millimetres, rounded to four decimals.
 
     Raises:
-        ReportError: The text is not a width, or outside NARROWEST to WIDEST.
+        ReportError: The text is not a width, or outside 40 to 600 mm.
     """
     match = LENGTH.fullmatch(text.strip().lower())
     if match is None:
@@ -253,7 +253,9 @@ def checked_setting(name: str, value: Any) -> Any:
     """Return the value of a matplotlib setting as plain data (JSON types), converted by matplotlib.
 
     Args:
-        name: Name of the setting; only ALLOWED_GROUPS without FORBIDDEN_SETTINGS are permitted.
+        name: Name of the setting. Permitted groups are axes, font, grid, hatch, legend, lines, mathtext, patch, text,
+            xtick and ytick, without axes.prop_cycle, text.usetex, text.latex.preamble and
+            axes.formatter.use_mathtext.
         value: Its value, as text or plain data.
 
     Raises:

@@ -90,9 +90,9 @@ LINE = [*GROUP, "probe", "metric"]
 def line_means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean of each line of a `length_frame`, one row per line, number and length.
 
-    Columns: those of GROUP, probe, metric, length, value (mean over configurations, seeds averaged first), cells (with
-    the number at this length), configurations, of (cells that the line has at any length), low and high (95 %
-    interval), and interval (a key of BARS, or empty).
+    Columns: panel, first, second, line, probe, metric, length, value (mean over configurations, seeds averaged first),
+    cells (with the number at this length), configurations, of (cells that the line has at any length), low and high (95
+    % interval), and interval ("configurations", "seeds" or "trials": what it is over; "" without one).
 
     The unit is the configuration: the interval is Student's t over configurations, which describes how far the mean
     would change with other configurations like these. Neither digits nor seeds count as independent. A line of one
@@ -100,8 +100,8 @@ def line_means(frame: pd.DataFrame) -> pd.DataFrame:
     none. The interval of a share is clipped to 0 and 1.
 
     Args:
-        frame: Rows with LINE, length, cell, configuration, value, low and high; empty gives an empty frame with these
-            columns.
+        frame: Rows of `length_frame` (panel, first, second, line, probe, metric, length, cell, configuration, value,
+            low, high); empty gives an empty frame with the columns above.
     """
     keys = [*LINE, "length"]
     columns = [*keys, "value", "cells", "configurations", "of", "low", "high", "interval"]

@@ -315,7 +315,7 @@ def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float
 def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
     """Write an arrow at the upper right for cells whose line leaves the axes at the top, with their largest values.
 
-    More than MAX_LISTED distinct values are written as "lowest to highest". Without such a cell nothing is drawn.
+    More than three distinct values are written as "lowest to highest". Without such a cell nothing is drawn.
 
     Args:
         axes: The axes, with their limits.

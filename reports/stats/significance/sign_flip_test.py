@@ -34,15 +34,15 @@ def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
     """Return the sign-flip test of every column, with the 95% interval of its mean by test inversion.
 
     A flip gives each difference of a column a random sign; the statistic is the absolute sum, not studentised. All
-    flips count up to MAX_EXACT_N differences, beyond RANDOM_FLIPS fixed draws.
+    flips count up to 30 differences; beyond, 20,000 fixed random ones and the observed one.
 
     Args:
         table: Differences [difference, sample], without NaN.
 
     Returns:
         (p, low, high), each [sample]. p is two-sided: the share of flips whose absolute sum is at least the observed
-        one. The interval excludes zero if and only if p < 0.05. Ends are NaN with fewer than MIN_TEST_N differences; p
-        is then still given.
+        one. The interval excludes zero if and only if p < 0.05. Ends are NaN with fewer than six differences; p is then
+        still given.
     """
     n, samples = table.shape
     if n < MIN_TEST_N:
@@ -80,7 +80,7 @@ def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
 
 
 def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
-    """Yield RANDOM_FLIPS rows of n random signs (+1.0 or -1.0) in blocks [SIGN_BLOCK, n].
+    """Yield 20,000 rows (RANDOM_FLIPS) of n random signs (+1.0 or -1.0) in blocks [1,000, n].
 
     The signs depend on n alone and are the same in every call and process.
     """
@@ -201,7 +201,7 @@ def _split_half_p(d: np.ndarray) -> float:
 
 
 def _split_half_lower_end(d: np.ndarray) -> float:
-    """Return the lower end of the 95% interval of one sample, up to END_PRECISION of the range of its differences.
+    """Return the lower end of the 95% interval of one sample [n], up to 1e-6 of the range of its differences.
 
     It is the smallest theta with enough subsets whose mean is at most theta. The number of such subsets is nearly
     normal in theta, so a root search on its normal quantiles takes few steps. Equal differences give their mean.
