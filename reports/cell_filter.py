@@ -55,7 +55,10 @@ def active_filters(sweep: str) -> CellFilters:
 
 
 def filter_cells(cells: Sequence[CellState], filters: CellFilters) -> list[CellState]:
-    """Return the cells that pass every filter, in their order; without filters all cells.
+    """Return the cells that pass every filter (`axis=level,level`: one of the levels), in their order.
+
+    Without filters all cells pass. Levels are compared by value (true equals on, 1.6e7 equals 16_000_000); "seed" is an
+    axis too.
 
     Raises:
         CellFilterError: A filter is invalid, or no cell passes (also without any cell).

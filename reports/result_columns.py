@@ -106,7 +106,8 @@ def extra_metrics(data: SweepData) -> list[tuple[str, Metric]]:
     """Return (probe, metric) of the measured and shown metrics with a heading that have no column of their own.
 
     A column of their own have val.val_loss, clean.nats, junk.nats, same_tail.nats, needle.digit_accuracy and
-    throughput.mfu_paper; another metric of these probes, such as throughput.tokens_per_s, is included. Those of the package come first, then those of plugins, each in the order of their registry or name.
+    throughput.mfu_paper; another metric of these probes, such as throughput.tokens_per_s, is included. Those of the
+    package come first, then those of plugins, each in the order of their registry or name.
     """
     registered = [(probe, metric) for (probe, name), metric in METRICS.items() if FIXED_PROBES.get(probe) != name]
     measured = [

@@ -129,11 +129,18 @@ class SweepData:
         return sum(self.standing(cell) == "done" for cell in self.cells)
 
     def standing(self, cell: CellState) -> CellStanding:
-        """Return the standing of a cell, as `status` shows it, with respect to what this revision requested."""
+        """Return the standing of a cell, as `status` shows it, with respect to what this revision requested.
+
+        It is new, running, done, failed, diverged, interrupted, pruned, needs-eval (trained, but a requested number is
+        missing) or "weights gone" (so, and its checkpoint is deleted).
+        """
         return standing(cell, self.requested)
 
     def status_word(self, cell: CellState) -> str:
-        """Return the standing of a cell as tables print it: `oom` for a failed cell that ran out of memory."""
+        """Return the standing of a cell as tables print it: `oom` for a failed cell that ran out of memory.
+
+        Else it is new, running, done, failed, diverged, interrupted, pruned, needs-eval or "weights gone".
+        """
         cell_standing = self.standing(cell)
         return (
             "oom"

@@ -206,8 +206,8 @@ def tested_entry(test: Any, heading: str) -> TableEntry:
     """Return the entry of a tested difference under a heading, which decides field and format.
 
     Amounts (Mean, Median, Low, High, Worst) are signed, in the unit of the measure; counts (Up, Down, Pairs, Gained,
-    Lost) are whole numbers; p values are "p", "p corr", "p sign", "p het", "p equiv" and "p McN". A missing number (NaN,
-    or None of a count or an amount) prints as "-".
+    Lost) are whole numbers; p values are "p", "p corr", "p sign", "p het", "p equiv" and "p McN". A missing number
+    (NaN, or None of a count or an amount) prints as "-".
 
     Args:
         test: PairedTest with a `measure` and the field of the heading.
@@ -237,8 +237,8 @@ def _seed_count_text(parts: Sequence[TableEntry]) -> str:
 def _entry_json(entry: TableEntry) -> dict[str, Any]:
     """Return an entry as a JSON object: its fields except `text` and `origins`, and further keys in their place.
 
-    The fields keep the names of TableEntry; numbers are unrounded, shares fractions. The further keys are `printed` (the text), `cells` (ids), `attempts` (ids) and `attempt_id` (the only attempt, None for several
-    or none).
+    The fields keep the names of TableEntry; numbers are unrounded, shares fractions. The further keys are `printed`
+    (the text), `cells` (ids), `attempts` (ids) and `attempt_id` (the only attempt, None for several or none).
     """
     # origins are given as cells and attempts below
     row = {name: value for name, value in vars(entry).items() if name not in ("text", "origins")}

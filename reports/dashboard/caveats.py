@@ -141,9 +141,10 @@ def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
 
 
 def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one caveat on first-ranked configurations with a probability of being the best below SURE_PROBABILITY.
+    """Yield one caveat on first-ranked configurations with a probability of being the best below 0.95.
 
-    It names the measures and probabilities. Unknown probabilities are left out; nothing is yielded without any other.
+    It names the measures and probabilities, in whole percent. Unknown probabilities are left out; nothing is yielded
+    without any other.
 
     Args:
         best: JSON of `best_configurations`.
@@ -178,7 +179,7 @@ def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
 def _missing_diverged(forest: Mapping[str, Any]) -> Iterator[str]:
     """Yield at most one caveat on effects over the whole sweep that lack diverged runs, with their worst case.
 
-    It lists MAX_LISTED effects and counts the others.
+    It lists the first three effects and counts the others.
 
     Args:
         forest: JSON of `forest_json`.

@@ -67,8 +67,9 @@ class CellCurves:
 def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dict[str, CellCurves]:
     """Return the thinned training curve of every cell that has one, by cell id.
 
-    It is that of the trained attempt, else of the newest training attempt. A curve of more than max(100, 240,000 / number
-    of curves) points is thinned to that, its training and its validation series each for itself. Each is thinned as soon as it is read, to save memory.
+    It is that of the trained attempt, else of the newest training attempt. A curve of more than max(100, 240,000 /
+    number of curves) points is thinned to that, its training and its validation series each for itself. Each is thinned
+    as soon as it is read, to save memory.
 
     Args:
         store: The database.

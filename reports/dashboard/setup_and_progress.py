@@ -112,7 +112,8 @@ def _training_text(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str
 def _recipe_text(configs: Sequence[Mapping[str, Any]]) -> str:
     """Return the training settings that all cells share, as phrases joined by commas.
 
-    They are optimizer, schedule, loss_reduction and the learning rate of the matrices (matrix_lr, muon_lr). Of the two learning rates the one that the optimizer does not use is left out.
+    They are optimizer, schedule, loss_reduction and the learning rate of the matrices (matrix_lr, muon_lr). Of the two
+    learning rates the one that the optimizer does not use is left out.
     """
     shared = {name: _shared_setting(configs, "train", name) for name in RECIPE_PHRASES}
     unused_rate = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"

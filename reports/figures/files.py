@@ -36,7 +36,9 @@ PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 def trace_text(figure_data: FigureData, look: FigureOptions) -> str:
     """Return the trace, the figure options and the versions of the drawing libraries, as one line of ASCII.
 
-    It is TRACE, a space and JSON, whose keys are those of the figure's trace, look and drawn_with.
+    It is "atma-sweep-trace:", a space and JSON. Keys: figure, sweep, revision, cells (attempt ids by cell id), sources,
+    data (SHA-256 of the frame), lengths, options and only where set, look (`FigureOptions.as_json`) and drawn_with
+    (versions of matplotlib and freetype).
 
     Raises:
         ReportError: The font of the options is not installed.
@@ -52,7 +54,7 @@ def rendered(
 
     Args:
         figure_data: The figure.
-        format: One of FORMATS.
+        format: "svg", "pdf" or "png".
         look: Figure options; None: the defaults.
         trace: Whether the file carries the trace.
 
@@ -71,7 +73,7 @@ def renderings(
 
     Args:
         figure_data: The figure.
-        formats: Formats among FORMATS.
+        formats: Formats among "svg", "pdf" and "png"; all by default. A PNG has 300 dots per inch.
         look: Figure options; None: the defaults.
         trace: Whether the files carry the trace.
 
@@ -156,7 +158,7 @@ def read_trace(content: bytes, format: str) -> dict[str, Any]:
 
     Args:
         content: Content of the file.
-        format: One of FORMATS.
+        format: "svg", "pdf" or "png".
 
     Raises:
         ReportError: The format is unknown, or the file carries no readable trace of ours.

@@ -48,8 +48,8 @@ PROBE_LABELS = {"same_tail": "same last tokens"}
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the losses (nats per token) over context lengths.
 
-    The frame is that of `length_frame` for each of PROBES, one below the other; `same_tail` is there only if the sweep
-    shows that probe.
+    The frame is that of `length_frame` for the probes clean, junk and same_tail (metric nats), one below the other;
+    `same_tail` is there only if the sweep shows that probe.
 
     Raises:
         ReportError: No cell has such losses.

@@ -61,10 +61,11 @@ def collect(
     """Return the validation and training loss (nats per token) of every cell's newest training.
 
     One row per point of a curve: cell, attempt, configuration, first, second (levels of the up to two axes that
-    distinguish lines; with one axis only `second` is "", without axes both), diverged (state of the cell; means leave it out), step, tokens, wall_s, train_loss, val_loss (NaN between
-    validations), smoothed (exponential mean of train_loss whose span is a 40th of its points). If a sweep has more than
-    MOST_POINTS points, every k-th point of a curve and of its validations is kept, smoothed over all points, so that
-    neither time nor memory grows with its length.
+    distinguish lines; with one axis only `second` is "", without axes both), diverged (state of the cell; means leave
+    it out), step, tokens, wall_s, train_loss, val_loss (NaN between validations), smoothed (exponential mean of
+    train_loss whose span is a 40th of its points). If a sweep may have more than 80,000 points, every k-th point of a
+    curve and of its validations is kept, smoothed over all points, so that neither time nor memory grows with its
+    length.
 
     Args:
         store: The database.
@@ -325,7 +326,7 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
 
     Columns: first, second, x (under its own name), value (mean over configurations, seeds averaged first), sd (sample
     standard deviation between configurations, or seeds where there is a single configuration; NaN for one cell), cells
-    (with a value there). Curves that were not measured at the same points are interpolated linearly, on at most GRID
+    (with a value there). Curves that were not measured at the same points are interpolated linearly, on at most 120
     points. Over tokens each counts from its first to its last point; over time only points that all cells cover have a
     mean.
 

@@ -41,8 +41,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     speed_name, speed, value (means over seeds), speed_sd and sd (standard deviations of these means, from the spread
     between runs of the stratum: cells that share mixer and memory; NaN where unknown), front (True if no other
     configuration is as good in both and better in one), p_front (probability of that, NaN where unknown), slug (of its
-    first cell), the five AXES, `name` (mixer and levels that are not off), `rest` (these levels except mixer and
-    memory; "baseline" for none of them, if several axes besides the mixer vary).
+    first cell), the five axes (attn_type, reg_mode, distractor, memory, window), `name` (mixer and levels that are not
+    off), `rest` (these levels except mixer and memory; "baseline" for none of them, if several axes besides the mixer
+    vary).
 
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values are nats per token, or %.
 
@@ -151,8 +152,9 @@ def _level_text(axis: str, level: str) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per quality: a point per configuration, colour and marker by mixer, filled with memory.
 
-    The front is stepped and ringed; up to MOST_NAMED of its points are labelled, the most probable ones. Highlighted
-    cells of `look` have a diamond around their configuration and a label. The constant-digit baseline is a dotted line.
+    The front is stepped and ringed; up to eight of its points are labelled, the most probable ones. Points that are
+    means over fewer seeds have a label too. Highlighted cells of `look` have a diamond around their configuration and a
+    label. The constant-digit baseline is a dotted line.
     """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["quality"]))

@@ -39,8 +39,8 @@ def drawing_versions() -> dict[str, str]:
 def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
     """Return the first visible difference between two renderings as a sentence; None if a reader sees the same.
 
-    A file that cannot be read gives a sentence, too. Coordinates may differ by MAX_COORDINATE_DIFFERENCE points, pixels
-    by MAX_COLOUR_DIFFERENCE.
+    A file that cannot be read gives a sentence, too. Coordinates may differ by 0.01 points, channels of pixels by 8 of
+    255. `drawn` must be readable.
 
     Args:
         written: Content of the file.
@@ -72,7 +72,7 @@ def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
 def _first_mismatch(old: str, new: str) -> tuple[str, str] | None:
     """Return the first (old, new) excerpts in which two texts differ; None if they are alike.
 
-    Decimal numbers may differ by MAX_COORDINATE_DIFFERENCE; integers and all other text must be equal.
+    Decimal numbers may differ by 0.01; integers and all other text must be equal.
     """
     if old == new:
         return None
@@ -157,7 +157,7 @@ def _png_difference(written: bytes, drawn: bytes) -> str | None:
     """Return the first difference between two PNGs as a sentence; None if no pixel differs visibly.
 
     It names a file that cannot be read, another size, or the number of differing pixels and the first of them. A pixel
-    differs if a channel does by more than MAX_COLOUR_DIFFERENCE of 255.
+    differs if a channel does by more than 8 of 255.
     """
     import numpy as np
     from matplotlib.image import imread

@@ -29,7 +29,7 @@ MIN_LEVELS = 2
 def axes_with_numeric_levels(data: SweepData) -> dict[str, dict[str, float]]:
     """Return, by axis, the number of each level, for the extra axes of which every level is a finite number.
 
-    Axes with fewer than MIN_LEVELS different numbers are left out.
+    Axes with fewer than two different numbers are left out; so are the five fixed axes and the seed.
     """
     numbers_by_axis = {}
     for axis in data.extra_axes():
@@ -52,10 +52,11 @@ def level_as_number(level: str) -> float | None:
 def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureData:
     """Return the numbers over a numeric axis, one row per number and cell.
 
-    Numbers are those of `default_columns`. Columns: cell, attempt, configuration (levels of every axis, which seeds
-    share), panel (heading of the number), words, unit, better (1, -1 or 0), percent, first and second (levels of the
-    axes of LINES that vary) and line, probe, metric, axis, length (the level of the numeric axis, as a number), value
-    (shares as fractions), low, high (of an accuracy: 95 % interval of its trials).
+    Numbers are validation loss, then clean loss, needle accuracy and metrics of extra probes at their longest length
+    (`default_columns`). Columns: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading
+    of the number), words, unit, better (1, -1 or 0), percent, first and second (levels of mixer and memory, of these
+    the axes that vary; "" for none) and line, probe, metric, axis, length (the level of the numeric axis, as a number),
+    value (shares as fractions), low, high (of an accuracy: 95 % interval of its trials).
 
     Args:
         store: The database.

@@ -34,8 +34,9 @@ LEAST_RANGE = 4.0  # least ratio of the ends of the y axis, which gives three ti
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the norm of the memory's state over context lengths.
 
-    The frame is that of `length_frame` for each of NORMS, one below the other. For a published sweep, whose weights are
-    not available, it has the norms before training (`_initial_norms`).
+    The frame is that of `length_frame` for the metrics delta_norm, hebbian_norm, delta_norm_kept and hebbian_norm_kept,
+    one below the other (kept: nothing decays). With several memories the panel is "mixer, memory". For a published
+    sweep, whose weights are not available, it has the norms before training (`_initial_norms`).
 
     Raises:
         ReportError: No cell has such norms, and the sweep is not a published one with memory.
@@ -92,8 +93,8 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
 def _initial_norms(trained: int) -> pd.DataFrame:
     """Return the norms before training by the formulas of the memory, one row per metric and length, without cells.
 
-    Columns: cell and attempt (None), panel (START), probe, metric, length (powers of two from SHORTEST to LONGEST),
-    trained, ratio and value.
+    Columns: cell and attempt (None), panel ("before training"), probe, metric, length (powers of two from 64 to 65536),
+    trained, ratio (length / trained) and value.
 
     Args:
         trained: Tokens of a training row.
@@ -176,7 +177,7 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
 
 
 def _set_y_axis(axes: Axes, values: pd.Series) -> None:
-    """Make the y axis logarithmic to base 2, over all values with a margin and at least a factor of LEAST_RANGE.
+    """Make the y axis logarithmic to base 2, over all values with a margin and at least a factor of four.
 
     Without positive values nothing is done.
     """

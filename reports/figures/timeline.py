@@ -216,7 +216,7 @@ def _key_entries(bars: pd.DataFrame, numbered: set[int]) -> list[str]:
 
     Args:
         bars: Rows of attempts.
-        numbered: Numbers that stand in bars; with more than MAX_KEY_ENTRIES only bad ends are listed.
+        numbered: Numbers of the cells that a bar does not name; with more than 40 only bad ends are listed.
     """
     bad = bars["state"].isin(BAD_STATES)
     if len(numbered) > MAX_KEY_ENTRIES:

@@ -74,9 +74,10 @@ class SweepStatus:
     def as_json(self) -> dict[str, Any]:
         """Return the status as a dict for JSON; dates are still datetime objects.
 
-        Keys: sweep, revision, tags, note, counts (cells by standing), owner (None for none), paused (None, or since: time
-        at which it paused, and asked: message on who requested it), cells, and for a study `study`. A cell has the fields of CellState with `measured` as a sorted list,
-        its `standing`, and `seconds_left` (None unless it trains at a known speed).
+        Keys: sweep, revision, tags, note, counts (cells by standing), owner (None for none), paused (None, or since:
+        time at which it paused, and asked: message on who requested it), cells, and for a study `study`. A cell has the
+        fields of CellState with `measured` as a sorted list, its `standing`, and `seconds_left` (None unless it trains
+        at a known speed).
         """
         cells = [
             {**_record_json(cell), "standing": self.standings[cell.cell_id], "seconds_left": remaining_seconds(cell)}
@@ -97,8 +98,9 @@ class SweepStatus:
     def text(self) -> str:
         """Return the status as text: a heading with counts, then running cells and cells that need attention.
 
-        The cells are in the order of `cells`, a line each; counts are sorted by the name of the standing. Lines on note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new
-        or pruned have no line; a failed one adds the command that prints the log of the first.
+        The cells are in the order of `cells`, a line each; counts are sorted by the name of the standing. Lines on
+        note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new or
+        pruned have no line; a failed one adds the command that prints the log of the first.
         """
         summary = self.summary
         counts_text = ", ".join(f"{count} {standing_name}" for standing_name, count in sorted(self.counts.items()))
@@ -181,8 +183,9 @@ def printed_source(launched: records.RevisionRecord) -> str | None:
 def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | None:
     """Return the pause state of a sweep; None without a pause request.
 
-    Its `since` is the time at which the sweep paused (None: not yet), its `asked` the message of the newest request,
-    on who made it (None: not recorded). A pause that is older than the newest request, or was followed by a resumption, does not count as paused.
+    Its `since` is the time at which the sweep paused (None: not yet), its `asked` the message of the newest request, on
+    who made it (None: not recorded). A pause that is older than the newest request, or was followed by a resumption,
+    does not count as paused.
     """
     if not summary.request.get("pause"):
         return None
@@ -276,8 +279,9 @@ class CellDetails:
     def text(self) -> str:
         """Return the details as text: config by section, attempts, thinned curve, measurements and last samples.
 
-        Settings that are None or an empty mapping are left out of the config. A published cell has no attempts of its
-        own.
+        Sections of the config are model, data, train, eval, resources and checkpoint; of an external model open_weight,
+        data, train, eval and resources. Settings that are None or an empty mapping are left out of the config. A
+        published cell has no attempts of its own.
         """
         cell = self.cell
         lines = [f"cell {cell.id}  {cell.slug}", *([f"note: {cell.note}"] if cell.note else []), "config:"]
@@ -330,7 +334,7 @@ class CellDetails:
         return lines
 
     def _curve_lines(self) -> list[str]:
-        """Return lines of the curve: a header, the learning rates, and at most CURVE_LINES points with the last one.
+        """Return lines of the curve: a header, the learning rates, and at most 12 points with the last one.
 
         Points are evenly thinned; a missing number is "-", a missing speed 0. "curve: none yet" alone without points.
         """

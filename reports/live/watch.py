@@ -44,8 +44,8 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
     - sweep, revision, launched_at, now
     - owner, owner_host, owner_pid: the process that runs or ran it, None for none; owned: its lease is valid
     - request: pause or cancel request, None for none; ended: not owned and no running cell has a live heartbeat
-    - cells: number of cells; done: number of done ones; counts: numbers above 0 by standing, in the order done, running,
-      new, interrupted, pruned, needs-eval, failed, diverged, weights gone
+    - cells: number of cells; done: number of done ones; counts: numbers above 0 by standing, in the order done,
+      running, new, interrupted, pruned, needs-eval, failed, diverged, weights gone
     - tokens_total, tokens_left: training tokens; failed and diverged cells have none left
     - tokens_per_s: sum over training cells, None without any; seconds_left: estimate to the end, None if unknown or no
       cell runs

@@ -39,9 +39,9 @@ AMPERSANDS = re.compile(r"(?<!\\)&")
 def text(table: Table, *, trace: bool = True) -> str:
     """Return the table as LaTeX: a `table`, or a `longtable` that runs over pages.
 
-    A table with `paged` and one of more than 40 rows is a `longtable`, every other a floating `table`. The first lines are comments that list
-    the required preamble. The label is "tab:" and the table's number. With `trace` the last line is a comment with the
-    trace.
+    A table with `paged` and one of more than 40 rows is a `longtable`, every other a floating `table`. The first lines
+    are comments that list the required preamble. The label is "tab:" and the table's number. With `trace` the last line
+    is a comment with the trace.
     """
     headings = _headings(table)
     head = [r"\toprule", " & ".join(map(_stacked, headings)) + r" \\", r"\midrule"]

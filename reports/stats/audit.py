@@ -337,8 +337,8 @@ def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
 def _unrecorded_lines(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> list[str]:
     """Return a list with one line on the facts that were not recorded; empty if all were.
 
-    Facts are code (commit) and software (packages), with the number of cells of which a recorded attempt lacks them, and
-    provenance, with the number of cells without any recorded attempt. The paper's sweeps have a fixed line.
+    Facts are code (commit) and software (packages), with the number of cells of which a recorded attempt lacks them,
+    and provenance, with the number of cells without any recorded attempt. The paper's sweeps have a fixed line.
     """
     lacking = {
         "code": [c for c, provenances in by_cell.items() if any(p.git_commit is None for p in provenances)],

@@ -223,9 +223,9 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
 def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
     """Return one row per term with its deviance, F and p, and a last row for the residual.
 
-    Rows are dicts with the keys term ("axis x axis"), df, deviance, F and p; the residual's has no F and p. The deviance of a term is the drop against the model without it and all terms
-    that contain it (type II), at least 0. F is that per degree of freedom over `scale`; F and p are absent if a model
-    cannot be fitted.
+    Rows are dicts with the keys term ("axis x axis"), df, deviance, F and p; the residual's has no F and p. The
+    deviance of a term is the drop against the model without it and all terms that contain it (type II), at least 0. F
+    is that per degree of freedom over `scale`; F and p are absent if a model cannot be fitted.
 
     Args:
         cells: One row per cell, with trials and share of right digits.

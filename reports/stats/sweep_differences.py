@@ -120,10 +120,10 @@ def recipe_differences(
 ) -> tuple[list[RecipeDifference], list[str]]:
     """Return the recipe differences of matched cells, and sentences on what only one side recorded.
 
-    Two sides differ in a fact if both recorded it and their sets of values are unequal in any pair. Numbers of parameters
-    that differ by at most 0.5 % are equal. Ignored are settings that begin with one of HARMLESS_SETTINGS, such as seed,
-    resources., data.path, eval.chunk_tokens, train.compile and train.kernels. Identity defaults, which a stored config
-    omits, are filled in for the side that lacks them.
+    Two sides differ in a fact if both recorded it and their sets of values are unequal in any pair. Numbers of
+    parameters that differ by at most 0.5 % are equal. Ignored are settings that begin with one of HARMLESS_SETTINGS,
+    such as seed, resources., data.path, eval.chunk_tokens, train.compile and train.kernels. Identity defaults, which a
+    stored config omits, are filled in for the side that lacks them.
 
     Args:
         own_sweep: The compared sweep.

@@ -27,9 +27,10 @@ NOTE = (
 def anova_table(store: Store, data: SweepData) -> Table:
     """Return the table `anova`: type-III analysis of variance of every number of the complete results.
 
-    One row per number and term. Labels: Measure, Term and Sum sq in (the squared unit, "-" without one). Number columns:
-    df, Sum sq, F, p, p perm (permutations), p Box (robust), Omega sq and Partial eta sq. The unit are runs, not configurations. Notes name the numbers whose residuals violate the
-    assumptions of an F test. `store` is not used.
+    One row per number and term. Labels: Measure, Term and Sum sq in (the squared unit, "-" without one). Number
+    columns: df, Sum sq, F, p, p perm (permutations), p Box (robust), Omega sq and Partial eta sq. The unit are runs,
+    not configurations. Notes name the numbers whose residuals violate the assumptions of an F test. `store` is not
+    used.
     """
     models = anova_results(data, main_measures(data))
     lines = []

@@ -123,9 +123,11 @@ class SweepComparison:
 def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
     """Compare two sweeps number by number, over the configurations that both have.
 
-    There is one comparison per matched configuration and column (`_common_columns`) for which the reference has a
-    number. A number that this sweep has only requested at that length, and any missing throughput, is an entry too,
-    without a measured value, difference or verdict. Comparisons are in the order of the matches, then of the columns.
+    There is one comparison per matched configuration and column for which the reference has a number. Columns are
+    validation, clean and junk loss, needle accuracy, MFU and extra metrics of the reference, at every length that the
+    reference has and this sweep has or requests. A number that this sweep has only requested at that length, and any
+    missing throughput, is an entry too, without a measured value, difference or verdict. Comparisons are in the order
+    of the matches, then of the columns.
 
     The reference number is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
     sqrt(1/k + 1/m) for the means of k and m seeds. The spread sd is that between runs of the same stratum (cells that

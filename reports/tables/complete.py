@@ -43,9 +43,9 @@ def table6(
 
     Columns: the five axes, the number of seeds if any configuration has several, every extra axis that varies, and
     those of `complete_columns`: of each loss and of the needle accuracy only the shortest and the longest context
-    length, whatever lengths are given. A configuration of several seeds has their mean, standard deviation and number. A
-    missing number prints as the status of its cell (needs-eval for a trained one), an impossible one as the code of its
-    reason; no entry is blank.
+    length, whatever lengths are given. A configuration of several seeds has their mean, standard deviation and number.
+    A missing number prints as the status of its cell (needs-eval for a trained one), an impossible one as the code of
+    its reason; no entry is blank.
 
     Args:
         store: The database; not used.

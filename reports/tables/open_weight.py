@@ -190,9 +190,9 @@ def _external_rows(models: Sequence[ExternalModel], data: SweepData, columns: Se
 def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
     """Return the rows of the sweep's plain-recipe cells, one per configuration.
 
-    They are ordered by memory level, without memory last, and within it by mixer name, "polar" first. Labels: a name such
-    as "polar + memory", with levels of extra axes in brackets, and the mean number of parameters ("-" if unknown). JSON
-    fields: model (the name).
+    They are ordered by memory level, without memory last, and within it by mixer name, "polar" first. Labels: a name
+    such as "polar + memory", with levels of extra axes in brackets, and the mean number of parameters ("-" if unknown).
+    JSON fields: model (the name).
     """
     lengths = _clean_lengths(data)
     memory_levels = memories(data)

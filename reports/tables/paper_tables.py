@@ -144,9 +144,9 @@ def table1(store: Store, data: SweepData) -> Table:
 def table2(store: Store, data: SweepData) -> Table:
     """Return Table 2, effect of memory, with one row per context length (`length_table`).
 
-    Columns: needle accuracy of polar attention without memory (if the sweep has it) and of every mixer with each memory,
-    then clean loss of every mixer with each memory. Cells of the plain recipe alone are shown (`plain_levels`). `store`
-    is not used.
+    Columns: needle accuracy of polar attention without memory (if the sweep has it) and of every mixer with each
+    memory, then clean loss of every mixer with each memory. Cells of the plain recipe alone are shown (`plain_levels`).
+    `store` is not used.
     """
     names, memory_levels = main_mixer_last(mixers(data)), memories(data)
     is_single_memory = len(memory_levels) == 1
@@ -223,9 +223,9 @@ def table4(store: Store, data: SweepData) -> Table:
     """Return Table 4, training throughput: for each mixer rows alone, with each memory, and with distractor.
 
     Columns: seconds per step, MFU by the paper's formula, its relative drop against the mixer alone, and, where
-    measured, tokens/s and MFU of the operations that are really done. Polar attention comes first, then by name. Where the table was
-    printed, only printed configurations are shown; otherwise combinations that the sweep lacks have placeholders.
-    `store` is not used.
+    measured, tokens/s and MFU of the operations that are really done. Polar attention comes first, then by name. Where
+    the table was printed, only printed configurations are shown; otherwise combinations that the sweep lacks have
+    placeholders. `store` is not used.
     """
     memory_levels, number = memories(data), "4"
     printed = {key[0] for key in data.printed if key[1] == number}

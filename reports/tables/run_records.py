@@ -352,9 +352,9 @@ PACKAGES = ("torch", "triton", "fla-core", "numpy")
 def provenance_table(store: Store, data: SweepData) -> Table:
     """Return the table `provenance`: one row per combination of code, machine and software behind the shown numbers.
 
-    Columns: Commit, GPU, Driver, Precision, Python, Software, Kernels, Tokenizer and Corpus as texts ("-" where unknown),
-    then Cells and Attempts, the numbers of cells and of (cell, attempt) pairs. Attempts without a
-    recorded provenance are left out. Rows are in the order of their first attempt. Notes list the homogeneity audit's
+    Columns: Commit, GPU, Driver, Precision, Python, Software, Kernels, Tokenizer and Corpus as texts ("-" where
+    unknown), then Cells and Attempts, the numbers of cells and of (cell, attempt) pairs. Attempts without a recorded
+    provenance are left out. Rows are in the order of their first attempt. Notes list the homogeneity audit's
     differences.
     """
     pairs = {(key[0], value.attempt_id) for key, value in data.shown_values.items()}

@@ -28,7 +28,8 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
 
     A trial is one proposed configuration of a study. The best trial, or the Pareto front of several objectives, comes
     first, then other finished trials by the first objective. Without `all_rows` the first ten trials that are done are
-    listed; with it every trial: done, pruned, diverged, failed and asked ones, in this order. Costs are hours of GPUs if any cell asks for one, else of cores.
+    listed; with it every trial: done, pruned, diverged, failed and asked ones, in this order. Costs are hours of GPUs
+    if any cell asks for one, else of cores.
 
     Raises:
         ReportError: The sweep is not a study.
@@ -56,8 +57,8 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
 def _ranked_trials(study: Study) -> list[Trial]:
     """Return all trials ranked: by standing, then those of `study.best` first.
 
-    Standings are in the order done, pruned, diverged, failed, asked. Within these, trials that are done come by the first objective, the better first; ties and other standings by
-    number.
+    Standings are in the order done, pruned, diverged, failed, asked. Within these, trials that are done come by the
+    first objective, the better first; ties and other standings by number.
     """
     sign = study.objectives[0].sign
 

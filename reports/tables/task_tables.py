@@ -52,9 +52,9 @@ SETS = (
 def flipflop_table(store: Store, data: SweepData) -> Table:
     """Return the table `flipflop`: sequences without an error in the three test sets, one row per configuration.
 
-    Per test set (IID, Sparse, Dense, in this order): the share of exact sequences, its interval over seeds, its interval over sequences, and the share of
-    wrong reads. Columns other than the shares are left out where no row has a value. `store` gives names of published
-    models.
+    Per test set (IID, Sparse, Dense, in this order): the share of exact sequences, its interval over seeds, its
+    interval over sequences, and the share of wrong reads. Columns other than the shares are left out where no row has a
+    value. `store` gives names of published models.
     """
     rows = configurations_with_probe(data, FLIPFLOP)
     shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
@@ -114,8 +114,8 @@ def extrapolation_table(store: Store, data: SweepData) -> Table:
 def downstream_table(store: Store, data: SweepData) -> Table:
     """Return the table `downstream`: one row per configuration with four questionnaires and their average, in %.
 
-    They are hellaswag, arc_c, mmlu and winogrande. The average is the stored (printed) one where there is one, else the mean of the four if all are known. A note names
-    printed averages that differ from that mean.
+    They are hellaswag, arc_c, mmlu and winogrande. The average is the stored (printed) one where there is one, else the
+    mean of the four if all are known. A note names printed averages that differ from that mean.
     """
     rows = configurations_with_probe(data, DOWNSTREAM)
     columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in DOWNSTREAM_TASKS]

@@ -52,8 +52,9 @@ def serve(
 ) -> None:
     """Serve the page of a sweep until Ctrl-C; its address is given to `tell`.
 
-    The database is opened read-only. The address is reported before the page is prepared, which takes seconds;
-    requests wait for it. A signal other than Ctrl-C reaches its previous handler once the server has ended.
+    Blocks the calling thread, and returns normally after Ctrl-C. The database is opened read-only. The address is
+    reported before the page is prepared, which takes seconds; requests wait for it. A signal other than Ctrl-C reaches
+    its previous handler once the server has ended.
 
     Args:
         sweep: Name of the sweep; None: the one launched last.
@@ -64,9 +65,11 @@ def serve(
         tell: Function that reports the address.
 
     Raises:
-        PortUnavailable, SweepUnknown: Before the address is reported.
-        ReportError: After it.
-        StoreError: Before or after it.
+        PortUnavailable: The port cannot be bound; before the address is reported.
+        SweepUnknown: There is no such sweep (before the address is reported), or no sweep `compare` (after it, when the
+            server has ended).
+        ReportError: The page cannot be built; after the address was reported, when the server has ended.
+        StoreError: The database cannot be read; before or after it.
     """
     with listening_socket(port) as listener:
         store = open_store_with_builtins(db, sweep, patience=DATABASE_PATIENCE_S, read_only=True)

@@ -84,9 +84,9 @@ slides.
 class FigureOptions:
     """Options of a drawn figure. `draw(figure_data, look)` receives them; helpers read them by `current_options`.
 
-    `style` is "paper", "nature", "neurips" or "screen". `width_mm` is the width in millimetres; None: that of the style, else what the
-    figure prefers. `highlight` has the ids of highlighted cells. `title` says whether title and notes are in the
-    picture.
+    `style` is "paper", "nature", "neurips" or "screen". `width_mm` is the width in millimetres; None: that of the
+    style, else what the figure prefers. `highlight` has the ids of highlighted cells. `title` says whether title and
+    notes are in the picture.
     """
 
     style: str = "paper"

@@ -63,7 +63,8 @@ class Scale:
     def ticks(self, most: int = MAX_TICKS) -> dict[float, str]:
         """Return the tick labels by position, in units of the axis (an index for levels).
 
-        They are those of all levels (shortened), those at `at`, or those of about `most` round numbers.
+        They are those of all levels (shortened to 12 characters), those at `at`, or those of about `most` round
+        numbers.
         """
         if self.levels:
             return {float(index): drawing.shortened(level, LONGEST) for index, level in enumerate(self.levels)}
@@ -77,7 +78,8 @@ class Scale:
     def apply_to_axis(self, axes: Axes, which: str, most: int = MAX_TICKS) -> None:
         """Set the scale, limits and ticks of an axis; overlapping x labels are hidden after the layout.
 
-        Numbers have a margin of ROOM at both ends, levels one of half a step.
+        Numbers have a margin of 5 % of the length at both ends (logarithmic for a logarithmic axis), levels one of half
+        a step.
 
         Args:
             axes: The axes.
@@ -103,7 +105,8 @@ class Scale:
 def scale_for_values(numbers: Sequence[float]) -> Scale:
     """Return the scale from the lowest to the highest of these numbers (at least one).
 
-    It is logarithmic if they are positive and span a factor of WIDE, and has integer ticks only if all are integers.
+    It is logarithmic if they are positive and span a factor of at least 8, and has integer ticks only if all are
+    integers.
     """
     low, high = min(numbers), max(numbers)
     return Scale(
@@ -117,7 +120,7 @@ def scale_for_values(numbers: Sequence[float]) -> Scale:
 def tick_label(tick: float) -> str:
     """Return the label of a number on an axis, such as 0.003, 16384 or 20K, with a typographic minus sign.
 
-    Numbers from LARGE on are abbreviated if three digits give them exactly.
+    Numbers from 10,000 on are abbreviated, in powers of 1000 (not 1024), if three digits give them exactly.
     """
     size = abs(tick)
     short = size >= LARGE and float(f"{size:.3g}") == size
@@ -126,7 +129,7 @@ def tick_label(tick: float) -> str:
 
 
 def short_numbers(axis: Any) -> None:
-    """Abbreviate the tick labels of an axis (`tick_label`) if its present view reaches LARGE."""
+    """Abbreviate the tick labels of an axis (`tick_label`) if its present view reaches 10,000; else do nothing."""
     from matplotlib.ticker import FuncFormatter
 
     if max(map(abs, axis.get_view_interval())) >= LARGE:

@@ -25,10 +25,11 @@ STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
-    Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs, and the
-    fields of `effect_fields`. `where` is empty over the whole sweep; rows within a stratum follow. Confirmatory rows
-    are the contrasts that the grid declares. Axes of more than MAX_COMPARED_LEVELS levels have only the rows against
-    their reference, and declared contrasts.
+    Main numbers are validation loss, and clean loss, needle accuracy and metrics of extra probes at their longest
+    length. Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs, and
+    the fields of `effect_fields`. `where` is empty over the whole sweep; rows within a stratum follow. Confirmatory
+    rows are the contrasts that the grid declares. Axes of more than three levels have only the rows against their
+    reference, and declared contrasts.
 
     Raises:
         ReportError: There are no numbers or no two cells to compare.
@@ -139,7 +140,7 @@ def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
 def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, str]:
     """Return a marker by `where` for the strata of averages that are mixed (whose strata differ).
 
-    Only strata of a single axis count. Those beyond STRATUM_MARKERS have no marker.
+    Only strata of a single axis count, in the order of the rows. Those beyond the eighth have no marker.
 
     Args:
         parts: Rows of strata.

@@ -34,8 +34,8 @@ def default_columns(data: SweepData) -> list[Column]:
     """Return the numbers that figures of differences show by default.
 
     These are validation loss, then clean loss, needle accuracy and metrics of extra probes. Each of the latter is shown
-    at the longest length of the launch, followed by the additionally requested ones. A sweep without any of these gives
-    its first MOST_MEASURES numbers; without numbers the list is empty.
+    at the longest length of the launch, followed by the additionally requested ones. Only numbers that at least two
+    cells have count. A sweep without any of these gives its first three numbers; without numbers the list is empty.
     """
     all_columns = measures(data)
     chosen = [column for column in all_columns if column.metric == "val_loss"]
@@ -112,7 +112,7 @@ def difference_label(axis: str, level: str, reference: str) -> str:
 
 
 def effect_colour(row: Any) -> str:
-    """Return the colour of a difference: GOOD or BAD if it is significant, by whether it is an improvement.
+    """Return the colour of a difference: blue (better) or orange (worse) if it is significant.
 
     It is grey if it is not significant, is zero, or belongs to a number with no better side.
 
@@ -211,7 +211,7 @@ def hide_every_second_label(axes: Axes) -> None:
 
 
 def three_ticks(low: float, high: float) -> list[float]:
-    """Return at least three equidistant round numbers in this range, which may exceed it by SLACK of its length.
+    """Return at least three equidistant round numbers in this range, which may exceed either end by 12 % of its length.
 
     The step is the widest of 1, 2 or 5 times a power of ten that gives three. Zero is among them if it is inside.
 
@@ -232,14 +232,14 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 
 def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
-    """Return at most three legend handles by label: the better and the worse side, and NOT_SIGNIFICANT.
+    """Return at most three legend handles by label: the better side, the worse side, and "not sure".
 
-    A side is there if a significant difference has its colour. NOT_SIGNIFICANT ("not sure", grey and hollow) is there
-    if any row is not significant.
+    A side is there if a significant difference has its colour. "not sure" (grey and hollow) is there if any row is not
+    significant.
 
     Args:
         rows: Rows of `effect_fields`.
-        sides: Labels of the better and of the worse side; that of NOT_SIGNIFICANT stays.
+        sides: Labels of the better and of the worse side; "not sure" stays.
     """
     colours = {effect_colour(row) for _, row in rows.iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)

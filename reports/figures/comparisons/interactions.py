@@ -87,7 +87,7 @@ def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per measure and a row per interaction, the largest on top, at most MAX_ROWS; `look` is not used."""
+    """Draw a panel per measure and a row per interaction, the largest on top, at most ten; `look` is not used."""
     frame = figure_data.frame
     parts = {str(name): rows.head(MAX_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())

@@ -34,10 +34,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     It is shown at the longest context length with trials, and at additionally requested lengths.
 
-    One row per cell, length and trial, as `answers_frame` (stats/items.py) has them, with attn_type, memory, stratum
-    (label of mixer and memory), name (of the cell within its stratum), row and column: position in the map from 0. The
-    stratum with the highest mean is on top, the best cell first in it, and the trial that most cells get right at the
-    left; these means are over all shown lengths.
+    One row per cell, length and trial that was answered. Columns: cell, attempt, configuration, seed, length, trial,
+    value (share of its digits that are right, a fraction), exact (True if all are), attn_type, memory, stratum (label
+    of mixer and memory), name (of the cell within its stratum), row and column: position in the map from 0. The stratum
+    with the highest mean is on top, the best cell first in it, and the trial that most cells get right at the left;
+    these means are over all shown lengths.
 
     Raises:
         ReportError: No trials are stored.
@@ -114,8 +115,8 @@ def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFr
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a map per length: a row per cell and a column per trial, the darker the more of its digits are correct.
 
-    Strata are separated by gaps, and means are written at the right. With more than MAX_NAMED_CELLS cells names and
-    means are those of strata. `look` is not used.
+    Strata are separated by gaps, and means are written at the right. With more than 32 cells names and means are those
+    of strata. `look` is not used.
     """
     frame = figure_data.frame
     cells = frame.drop_duplicates("cell").sort_values("row")

@@ -30,8 +30,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     A stratum is the cells that share mixer and memory; those of zero spread are left out. One row per number, stratum
     and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
     stratum), kind (of the replicates), sd (of a run, at least the floor of an accuracy's trials), df, pairs,
-    detectable, design (the most pairs that the grid has there). Shares are percentage points. Counts are PAIRS, and
-    that of the design if it lies between MIN_PAIRS and MAX_PAIRS.
+    detectable, design (the most pairs that the grid has there). Shares are percentage points. Counts are 3, 4, 5, 6, 8,
+    10, 12, 16, 24, ..., 192, 256, and that of the design if it lies between 3 and 256.
 
     Raises:
         ReportError: The spread between runs is unknown or zero.
@@ -112,9 +112,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows at MAX_PAIRS whose lines are labelled.
+    """Return the rows at 256 pairs whose lines are labelled.
 
-    These are all up to MAX_NAMED_LINES; of more, half as many of least noise and half as many of most.
+    These are all up to ten; of more, the five of least and then the five of most noise.
 
     Args:
         panel_rows: Rows of one number.

@@ -74,10 +74,10 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw one map per cell, or up to MAX_MAPS maps of a single cell or of each highlighted one.
+    """Draw one map per cell, or up to 12 maps of a single cell or of each highlighted one, by layer and head.
 
     The map of a cell is that whose queries share their attention among the fewest keys. Colours are signed, with equal
-    ends, if any weight is below -MIN_NEGATIVE_WEIGHT; otherwise they follow the square root of the weight.
+    ends, if any weight is below -0.01; otherwise they follow the square root of the weight.
     """
     from matplotlib.colors import PowerNorm
 

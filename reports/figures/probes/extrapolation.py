@@ -60,7 +60,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def needs_log_axis(frame: pd.DataFrame) -> bool:
-    """Return whether the perplexities span so wide a range that they need a logarithmic axis."""
+    """Return True if the largest perplexity is more than three times the smallest: the axis is then logarithmic."""
     return bool(frame["value"].max() > LOG_AXIS_RATIO * frame["value"].min())
 
 

@@ -64,7 +64,7 @@ def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
 def cells_to_draw(figure_data: FigureData, look: FigureOptions) -> list[str]:
     """Return the ids of the cells to draw: the highlighted ones, else the first of each configuration.
 
-    Highlighted cells without rows in the frame do not count. Of the others there are at most MAX_CELLS.
+    Highlighted cells without rows in the frame do not count. Of the others there are at most 12.
     """
     cells = list(dict.fromkeys(figure_data.frame["cell"]))
     highlighted = [cell for cell in cells if cell in look.highlight]

@@ -57,7 +57,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """Return one row per cell, metric and number of pairs, averaged over the items; empty if nothing is stored.
 
-    Columns: COLUMNS, where sd is the sample standard deviation over items (NaN for one) and n their number. A metric
+    Columns: cell, attempt, metric (share or context_share), pairs, chance, value, sd (sample standard deviation over
+    items, NaN for one) and n (number of items). A metric
     whose items lack the details `pairs` and `chance` is left out.
     """
     parts = []
@@ -74,7 +75,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def _with_line_groups(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
-    """Return the rows with the columns SHOWN: those of their line, and the 95 % t interval of each.
+    """Return the rows with the columns that `collect` documents: those of their line, and the 95 % t interval of each.
 
     Args:
         data: The sweep.

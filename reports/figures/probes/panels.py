@@ -21,7 +21,7 @@ FormatPanel = Callable[["Axes", pd.DataFrame, bool], None]
 def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the rows with the columns panel, first, second and line, and the axes of `first` and `second`.
 
-    At most MAX_LINES_IN_SINGLE_PANEL lines that fewer than two axes distinguish share one panel with an empty name; the
+    At most eight lines that fewer than two axes (besides the mixer) distinguish share one panel with an empty name; the
     mixer is then `first` and the first of the axes. Otherwise each mixer has a panel.
 
     Args:

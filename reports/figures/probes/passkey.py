@@ -92,8 +92,8 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a map per configuration (mean of its seeds), or per highlighted cell: depths over lengths.
 
-    Depths grow downwards, lengths to the right. At most MAX_CELLS maps are drawn. Percentages are written into the
-    squares of small maps.
+    Depths grow downwards, lengths to the right. At most 12 maps are drawn, highlighted ones too. Percentages are
+    written into the squares of small maps.
     """
     frame = figure_data.frame
     highlighted_rows = frame[frame["cell"].isin(look.highlight)]

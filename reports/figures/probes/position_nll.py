@@ -45,7 +45,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Each cell is shown at its longest measured context length. One row per cell and point: cell, attempt, configuration,
     panel, first, second, line, probe, metric, length (middle of the point, in tokens from the start), start, stop (its
     tokens), trained (training length; 0 where unknown), value, n (documents), low and high (95 % t interval over them).
-    Beyond POINTS_PER_OCTAVE points an octave, neighbouring positions are averaged into one point.
+    Beyond eight points an octave, neighbouring positions are averaged into one point.
 
     Raises:
         ReportError: No cell has losses by position.

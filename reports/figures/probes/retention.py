@@ -84,8 +84,8 @@ def _channels(data: SweepData, cell: str) -> int:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a map for the mixer and one for the memory of each cell, as far as they have gates.
 
-    Colours are half-lives in tokens on a logarithmic scale, clipped to SHORTEST and LONGEST; gates that never decay
-    count as LONGEST. Highlighted cells of `look` are drawn instead of the first of each configuration.
+    Colours are half-lives in tokens on a logarithmic scale, clipped to 0.1 and 2^20; gates that never decay count as
+    2^20. Highlighted cells of `look` are drawn instead of the first of each configuration.
     """
     from matplotlib.colors import LogNorm
 
@@ -113,7 +113,7 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
     """Draw the half-lives of a cell's gates and return the image.
 
     Rows are layers and columns heads. For gates per channel a row is a head, its channels sorted by half-life.
-    Half-lives are clipped to SHORTEST and LONGEST; NaN counts as LONGEST.
+    Half-lives are clipped to 0.1 and 2^20 tokens; NaN counts as 2^20.
 
     Args:
         axes: The axes.

@@ -31,7 +31,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     A trial is one proposed configuration of a study; it is finished if it has a finite value of every objective. Where
     a pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`). The
-    first MAX_SETTINGS settings that differ between finished trials are paired, in the grid's order. The earlier setting
+    first four settings that differ between finished trials are paired, in the grid's order. The earlier setting
     of a pair is y, the later one x. A trial that lacks a setting of a pair has no row there.
 
     Columns: number, cell, attempt, x and y (dotted paths of the settings), x_name, y_name (short names), x_place and
@@ -39,7 +39,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     for all of the Pareto front).
 
     Raises:
-        ReportError: The sweep is no study, fewer than MIN_TRIALS trials are finished, or fewer than two settings vary.
+        ReportError: The sweep is no study, fewer than four trials are finished, or fewer than two settings vary.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure contours")
     moving = study.varying_settings()

@@ -67,7 +67,7 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per pair of objectives and a marker per trial, with the Pareto front in blue and ringed.
 
-    Trials of the front have their numbers, at most MAX_NAMED of them. With a single pair the front is also drawn as
+    Trials of the front have their numbers, at most 12 of them. With a single pair the front is also drawn as
     steps. `look` is not used.
     """
     frame = figure_data.frame
@@ -84,7 +84,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
     """Draw the trials of a pair of objectives, and set limits, ticks and axis labels.
 
     Limits cut outliers off but keep the whole front. Labels of the front's trials are written after the layout: every
-    trial of a front of up to MAX_NAMED, every second, third, ... of a longer one.
+    trial of a front of up to 12, every second, third, ... of a longer one.
 
     Args:
         axes: The panel.

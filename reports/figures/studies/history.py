@@ -152,7 +152,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
 def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str) -> None:
     """Draw an arrow at the upper or lower edge for each trial outside the axes.
 
-    The values are written next to the arrows of an edge that has at most MAX_LISTED.
+    The values are written next to the arrows of an edge that has at most three.
 
     Args:
         axes: The panel, with its limits.

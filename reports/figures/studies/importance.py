@@ -31,8 +31,8 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
         evaluator: "fanova" or "ped-anova", as a written figure records it; None: the one that this machine has.
 
     Raises:
-        ReportError: The sweep is no study, there are too few finished trials or fewer than two settings that vary, or
-            the evaluator is unknown or its library is not installed.
+        ReportError: The sweep is no study, there are fewer than ten finished trials or two settings that vary, or the
+            evaluator is unknown or its library is not installed.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure importance")
     moving = study.varying_settings()

@@ -44,7 +44,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     (`at_common_rung`).
 
     Raises:
-        ReportError: The sweep is no study, or fewer than MIN_TRIALS trials are finished.
+        ReportError: The sweep is no study, or fewer than two trials are finished.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure parallel")
     scales = {path: scale_of(study, path) for path in study.search.ranges}

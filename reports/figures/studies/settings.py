@@ -26,9 +26,9 @@ def scale_of(study: Study, path: str) -> Scale:
     """Return the axis of a setting.
 
     A setting with a range has a numeric axis over the search range, extended to the values that trials of an earlier
-    search had. It is logarithmic if the range is. Every number that the range permits has a tick if there are at most
-    MAX_INTEGER_TICKS; otherwise the ticks are round numbers. Any other setting has an axis of levels, in the order of
-    `Study.levels`, as texts.
+    search had. It is logarithmic if the range is. Every number that the range permits (integers, or steps) has a tick
+    if there are at most six; otherwise the ticks are round numbers. Any other setting has an axis of levels, in the
+    order of `Study.levels`, as texts.
     """
     from ....results.studies.search import Interval
 
@@ -91,7 +91,7 @@ def value_range(values: Sequence[float], objective: Objective) -> tuple[float, f
 
 
 def colours(objective_sign: int) -> Any:
-    """Return the matplotlib colour map in which brighter is better: COLOUR_MAP, reversed where less is better.
+    """Return the matplotlib colour map in which brighter is better: cividis, reversed where less is better.
 
     Args:
         objective_sign: 1 if more is better, else -1.
@@ -134,8 +134,8 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
 def wrap_vertical_label(label: str) -> str:
     """Return the label of an upright axis with line breaks; unchanged if it has no " (".
 
-    The text in the last brackets becomes a line of its own. A rest of more than MAX_LABEL_CHARS characters is broken at
-    its last comma too, which is dropped.
+    The text in the last brackets becomes a line of its own. A rest of more than 34 characters is broken at its last
+    comma too, which is dropped.
     """
     text, bracket, better = label.rpartition(" (")
     if len(text) > MAX_LABEL_CHARS:
@@ -144,9 +144,9 @@ def wrap_vertical_label(label: str) -> str:
 
 
 def marker_scale(count: int) -> float:
-    """Return the factor for the size of markers and lines: 1 up to FULL_SIZE_TRIALS trials, then falling to 0.35.
+    """Return the factor for the size of markers and lines: 1 up to 80 trials, then falling to 0.35.
 
-    In between it is the square root of FULL_SIZE_TRIALS / `count`.
+    In between it is the square root of 80 / `count`.
     """
     return max(0.35, min(1.0, (FULL_SIZE_TRIALS / max(1, count)) ** 0.5))
 

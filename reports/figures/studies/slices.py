@@ -33,7 +33,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     common validation (`at_common_rung`).
 
     Raises:
-        ReportError: The sweep is no study, or fewer than MIN_TRIALS trials are finished.
+        ReportError: The sweep is no study, or fewer than two trials are finished.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure slices")
     rows = [
@@ -102,9 +102,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _panel_columns(panels: int, narrow: bool) -> int:
-    """Return the number of panels per row for one objective: all side by side up to MAX_COLUMNS, two if `narrow`.
+    """Return the number of panels per row for one objective: all side by side up to four, at most two if `narrow`.
 
-    More panels stand in rows of MAX_COLUMNS or one less, whichever leaves fewer empty positions.
+    More panels stand in rows of four or three, whichever leaves fewer empty positions.
     """
     if narrow:
         return min(2, panels)

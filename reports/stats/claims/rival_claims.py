@@ -210,8 +210,9 @@ def _perplexity(facts: ClaimFacts, length: int) -> Column:
 def check_averages(facts: ClaimFacts) -> ClaimResult:
     """Decide if each printed average equals, to the printed digit, the mean of its four tasks.
 
-    The tasks are hellaswag, arc_c, mmlu and winogrande, weighted equally; a digit is 0.1 %. Configurations that lack a task or the average are skipped. TRUE or "true of K of N". Numbers: computed mean by slug
-    of the configuration's first run, as fractions.
+    The tasks are hellaswag, arc_c, mmlu and winogrande, weighted equally; a digit is 0.1 %. Configurations that lack a
+    task or the average are skipped. TRUE or "true of K of N". Numbers: computed mean by slug of the configuration's
+    first run, as fractions.
 
     Raises:
         MissingData: No configuration has all five numbers.

@@ -161,8 +161,8 @@ def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> li
 
     Two-way interactions are estimated over the full sweep; those of levels against the reference levels also within
     every mixer. They compare all pairs of levels of an axis of up to six levels, of a longer one each level against the
-    reference only. Three-way ones compare mixers pairwise, and other axes against their reference level only. A partial design yields only the interactions
-    that its model contains.
+    reference only. Three-way ones compare mixers pairwise, and other axes against their reference level only. A partial
+    design yields only the interactions that its model contains.
 
     Args:
         data: The sweep.

@@ -85,8 +85,8 @@ def contrast_column(data: SweepData, contrast: Contrast) -> Column:
 def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[tuple[str, str]]:
     """Return the (level, reference) pairs of an axis; a difference is level minus reference.
 
-    Every level against the reference level comes first. With `all_pairs`, and at most six levels, the pairs of the other
-    levels follow, the later level against the earlier one. Empty for an axis with a single level.
+    Every level against the reference level comes first. With `all_pairs`, and at most six levels, the pairs of the
+    other levels follow, the later level against the earlier one. Empty for an axis with a single level.
 
     Raises:
         IndexError: The sweep has no level of the axis.

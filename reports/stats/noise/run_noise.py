@@ -101,7 +101,8 @@ def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | Non
 def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], NoiseEstimate]:
     """Return the noise estimate within every stratum that has one, by its levels of STRATUM_AXES (mixer, memory).
 
-    Each is `pooled_noise` over the cells of the stratum alone. Strata without replicates are left out.
+    Each is `pooled_noise` over the cells of the stratum alone, so strata may differ in the kind of their replicates.
+    Strata without replicates are left out. The order is that of the first cell with the number.
     """
     return _noise_by_axes(data, column, STRATUM_AXES)
 
@@ -170,7 +171,8 @@ def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[N
 def printed_noise(data: SweepData, cell: CellState, column: Column) -> NoiseEstimate | None:
     """Return the noise printed beside a mean over runs, of kind `seeds`; None if the number is no printed mean.
 
-    The sd is 0 if none is printed. Degrees of freedom are runs - 1, but at least 1.
+    It is that of the one cell; `data` holds the published numbers. The sd is 0 if none is printed. Degrees of freedom
+    are runs - 1, but at least 1.
     """
     printed_spread = data.printed_spread(cell, column)
     return (
