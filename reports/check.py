@@ -210,7 +210,7 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
 def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
     """Return the differences of a table: of its rows, or else of its trace, or else of its lines of text.
 
-    Only the first kind that has any is returned; without any, SOURCE_DIFFERS. Never empty.
+    Only the first kind that has any is returned; without any, one line that code or GPU differ. Never empty.
 
     Args:
         text: Content of the file.

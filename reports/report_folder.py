@@ -185,8 +185,7 @@ def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
 def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     """Return the LaTeX document that includes all tables and figures, long tables last.
 
-    It has lists of both, and refers to the files of the folder by name. Long are tables of more than MAX_INLINE_ROWS
-    rows.
+    It has lists of both, and refers to the files of the folder by name. Long are tables of more than 200 rows.
     """
     # long tables come last
     short = [number for number, table in tables.items() if len(table.rows) <= MAX_INLINE_ROWS]

@@ -132,7 +132,7 @@ class SweepData:
         """Return the standing of a cell, as `status` shows it, with respect to what this revision requested.
 
         It is new, running, done, failed, diverged, interrupted, pruned, needs-eval (trained, but a requested number is
-        missing) or "weights gone" (so, and its checkpoint is deleted).
+        missing) or "weights gone" (likewise, and its saved weights are missing too).
         """
         return standing(cell, self.requested)
 
@@ -307,7 +307,7 @@ class SweepData:
         Args:
             cell: Cell id.
             probe: Name of the probe.
-            metric: Name of the metric; with WEIGHTED_SUFFIX the length-weighted average is computed and `length`
+            metric: Name of the metric; with the ending "_weighted" the length-weighted average is computed and `length`
                 ignored.
             length: Context length in tokens; 0 for a number without one.
             table: Table of the paper whose printed number is preferred.
@@ -360,7 +360,7 @@ class SweepData:
         Args:
             cell: Cell id.
             probe: Name of the probe.
-            metric: Name of the metric with WEIGHTED_SUFFIX.
+            metric: Name of the metric with the ending "_weighted".
         """
         base = metric.removesuffix(WEIGHTED_SUFFIX)
         by_length = [self.values.get((cell, probe, base, length)) for length in self.averaged_lengths(probe, base)]

@@ -61,7 +61,7 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
 
     Args:
         data: The sweep.
-        cells: Cells of one configuration; empty for a combination that the sweep does not list (NO_CELL_TEXT).
+        cells: Cells of one configuration; empty for a combination that the sweep does not list (the text is "no cell").
         column: Column of the number.
         table: Table of the paper whose printed number is preferred.
     """
@@ -157,7 +157,7 @@ def number_entry(column: Column, heading: str, text: str, value: float | None, *
 
 
 def p_value_entry(heading: str, p: float) -> TableEntry:
-    """Return the entry of a p value with four decimals, "<0.0001" for smaller ones; EMPTY_TEXT for NaN."""
+    """Return the entry of a p value with four decimals, "<0.0001" for smaller ones; "-" for NaN."""
     if math.isnan(p):
         return TableEntry(text=EMPTY_TEXT, heading=heading, unit=BARE)
     return TableEntry(
@@ -166,7 +166,7 @@ def p_value_entry(heading: str, p: float) -> TableEntry:
 
 
 def count_entry(heading: str, n: int | None, origins: tuple[tuple[str, int | None], ...] = ()) -> TableEntry:
-    """Return the entry of a count, without a unit; EMPTY_TEXT for None.
+    """Return the entry of a count, without a unit; "-" for None.
 
     Args:
         heading: Heading of the entry.
@@ -179,7 +179,7 @@ def count_entry(heading: str, n: int | None, origins: tuple[tuple[str, int | Non
 
 
 def difference_entry(column: Column, heading: str, value: float | None) -> TableEntry:
-    """Return the entry of a difference in a column's unit, with its sign; EMPTY_TEXT for None or NaN.
+    """Return the entry of a difference in a column's unit, with its sign; "-" for None or NaN.
 
     Args:
         column: Column that gives unit and decimals.

@@ -201,7 +201,7 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
         terms: Design columns by term, without the intercept, which is added first.
 
     Returns:
-        statsmodels result; None without convergence to finite odds (linear predictors below MAX_LINEAR_PREDICTOR), with
+        statsmodels result; None without convergence to finite odds (linear predictors below 12), with
         collinear columns, or no residual degree of freedom.
     """
     design = np.concatenate([np.ones((len(cells), 1)), *terms.values()], axis=1)

@@ -108,7 +108,7 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
     Args:
         sd: Standard deviation of a single run (not of a pair's difference), [n]; 0 needs the fewest pairs.
         df: Degrees of freedom with which `sd` was estimated, [n].
-        difference: Difference to detect, in the unit of `sd`, [n]; positive, since 0 and below give MAX_PAIRS + 1.
+        difference: Difference to detect, in the unit of `sd`, [n]; positive, since 0 and below give 2^20 + 1.
 
     Returns:
         Integers [n], from 2 to 2^20 (MAX_PAIRS); 2^20 + 1 where more pairs are required.

@@ -48,7 +48,7 @@ def state_norms(
     The result is [length]. The state starts at zero. The unit is a component of a value. Keys are independent,
     isotropic and of unit length; values are independent with components of variance 1. A token multiplies the mean
     square by E[gamma^2] (1 - E[2 beta - beta^2] / X) and adds E[beta^2] X. The logits of the decay gamma and of the
-    write gate beta are normal with GATE_SPREAD.
+    write gate beta are normal with standard deviation 1 / sqrt(3), the former around 3.9, the latter around 0.
 
     Args:
         lengths: Numbers of tokens.

@@ -122,7 +122,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     """Return a table of a sweep, with the cautions of the homogeneity audit above it where it compares numbers.
 
     Args:
-        number: Number or name of the table, as a key of TABLES or SECOND_VERSION.
+        number: Number or name of the table, in any case: "6", "effects", or "v2:8" as the second version counts.
         store: The database.
         sweep: Name of the sweep; None: the one launched last.
         options: Options of the table's function, such as `seeds` or `all_rows`; they are passed on unfiltered

@@ -99,7 +99,7 @@ class NumberComparison:
 
     @property
     def verdict(self) -> str:
-        """ "within" or "beyond" the limit; "-" where there is no difference or no limit."""
+        """Verdict: "within" or "beyond" the limit; "-" where there is no difference or no limit."""
         if self.difference is None or self.limit is None:
             return UNKNOWN
         return WITHIN if abs(self.difference) <= self.limit * (1 + 1e-9) else BEYOND
@@ -426,8 +426,8 @@ def compare_table(
 def not_judged_lines(unlike: Sequence[RecipeDifference], comparisons: Sequence[NumberComparison]) -> tuple[str, ...]:
     """Return the line on numbers that are not judged, as a tuple of one text; empty if all are judged.
 
-    Differences that affect all probes give one line for the whole sweep, which lists the first MAX_LISTED and counts
-    the others. Otherwise the line names the measures of each affected probe with their differences.
+    Differences that affect all probes give one line for the whole sweep, which lists the first eight and counts the
+    others. Otherwise the line names the measures of each affected probe with their differences.
 
     Args:
         unlike: Differences of the recipes.

@@ -266,7 +266,7 @@ def _stratum_text(difference: EffectEstimate) -> str:
 
 
 def _level_differences(interaction: Interaction) -> list[str]:
-    """Return one text "axis: level - reference" per axis of an interaction, padded with EMPTY_TEXT to three."""
+    """Return one text "axis: level - reference" per axis of an interaction, padded with "-" to three."""
     parts = [
         f"{a}: {x} - {r}" for a, x, r in zip(interaction.axes, interaction.levels, interaction.references, strict=True)
     ]

@@ -100,7 +100,7 @@ def _group_name(cells: Sequence[CellState]) -> str:
 
 
 def _hours_row(data: SweepData, cells: Sequence[CellState], took: Mapping[str, TimeSpent], name: str) -> TableRow:
-    """Return the row of a group of cells, with texts in the order of HEADINGS and EMPTY_TEXT for what is unknown.
+    """Return the row of a group of cells, with texts in the order of HEADINGS and "-" for what is unknown.
 
     The prediction is known only if every done cell has one. JSON fields: done, cells, predicted_hours, took_hours (0
     without done cells), predicted_measured, predicted_calibrated, predicted_flops (each [low, likely, high] or None),

@@ -48,7 +48,7 @@ class AccessGuard:
             return
 
         async def answer(message: Message) -> None:
-            """Send a message, with those SECURITY_HEADERS added to the start of a response that it lacks."""
+            """Send a message, with the SECURITY_HEADERS that a response lacks added to its start."""
             if message["type"] == "http.response.start":
                 present = {name.decode() for name, _ in message.get("headers", ())}
                 extra_headers = [

@@ -682,7 +682,7 @@ def finalize_layout(figure: Figure) -> None:
 
 
 def _round_positions(figure: Figure) -> None:
-    """Round the positions of all axes of a figure and its subfigures to POSITION_DECIMALS, in place.
+    """Round the positions of all axes of a figure and its subfigures to nine decimals, in place.
 
     The layout's solver may change their last digits from run to run, and ids in the file are derived from them.
     """

@@ -37,7 +37,7 @@ def stratum_label(data: SweepData, stratum: Stratum) -> str:
 
     Args:
         data: The sweep.
-        stratum: Levels of STRATUM_AXES (mixer, memory).
+        stratum: (mixer, memory) levels.
     """
     labels = [
         drawing.level_label(level, axis)

@@ -278,7 +278,7 @@ class Claim:
     query: Query
 
     def decide(self, facts: ClaimFacts) -> ClaimResult:
-        """Return the result of the query; CANNOT_SAY with the missing data if it raises MissingData."""
+        """Return the result of the query; "cannot say" with the missing data if it raises MissingData."""
         try:
             return self.query(facts)
         except MissingData as lacking:
@@ -374,8 +374,8 @@ def _signed_percent_text(share: float) -> str:
 def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
     """Decide if memory raises the needle accuracy of polar attention at the longest length.
 
-    The verdict is that of `_judge_difference` over matched pairs, which also gives the numbers, or AT_CHANCE_VERDICT if
-    both sides are at chance.
+    The verdict is that of `_judge_difference` over matched pairs, which also gives the numbers, or "not asked: all at
+    chance" if both sides are at chance.
 
     Raises:
         MissingData: Fewer than two matched pairs, or no needle accuracy.
@@ -390,8 +390,8 @@ def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
 def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
     """Decide if cells of polar attention with memory keep 90% needle accuracy at the longest length, and count them.
 
-    TRUE if all configurations (seeds averaged) do, FALSE if none does, else "true of K of N". Configurations without
-    the accuracy are ignored. Numbers: cells (N configurations), held (K), mean (of all N) and, with several
+    "true" if all configurations (seeds averaged) do, "false" if none does, else "true of K of N". Configurations
+    without the accuracy are ignored. Numbers: cells (N configurations), held (K), mean (of all N) and, with several
     configurations without window, no_window (their mean) and no_window_sd (their sample standard deviation).
 
     Raises:
@@ -418,10 +418,10 @@ def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
 def check_average(facts: ClaimFacts) -> ClaimResult:
     """Compare the average needle accuracy of the plain cell with memory, and its range, to the printed ones.
 
-    The average is weighted by length. DIFFERS if it does not print as 94 % or a length, in whole percent, lies outside
-    91 to 98 %. Else TRUE if all configurations of polar attention with memory reach the average of the plain cell, or
-    "true of K of N"; the plain cell counts among them. Numbers: average, lowest and highest (of the plain cell over
-    lengths), as fractions; cells (N), reach (K).
+    The average is weighted by length. "differs" if it does not print as 94 % or a length, in whole percent, lies
+    outside 91 to 98 %. Else "true" if all configurations of polar attention with memory reach the average of the plain
+    cell, or "true of K of N"; the plain cell counts among them. Numbers: average, lowest and highest (of the plain cell
+    over lengths), as fractions; cells (N), reach (K).
 
     Raises:
         MissingData: The plain cell or one of its numbers is missing.
@@ -456,16 +456,16 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
     """Return a query that decides if this axis reduces the needle accuracy of polar attention with memory.
 
     The query compares "on minus off" at the longest length over matched pairs. Its verdict and numbers are those of
-    `_judge_difference`, or AT_CHANCE_VERDICT if both sides are at chance. For "distractor", with two or more pairs
-    without window, the numbers no_window and no_window_error are their mean difference and its standard error; without
-    any such pair the query raises MissingData.
+    `_judge_difference`, or "not asked: all at chance" if both sides are at chance. For "distractor", with two or more
+    pairs without window, the numbers no_window and no_window_error are their mean difference and its standard error;
+    without any such pair the query raises MissingData.
 
     Args:
         axis: Fixed axis with the levels off and on: "distractor" or "window".
     """
 
     def query(facts: ClaimFacts) -> ClaimResult:
-        """Test the paired differences at the longest length; at chance level the verdict is AT_CHANCE_VERDICT.
+        """Test the paired differences at the longest length; at chance level the verdict is "not asked: all at chance".
 
         Raises:
             MissingData: Fewer than two matched pairs, or no needle accuracy.
@@ -491,9 +491,9 @@ def check_simplest(facts: ClaimFacts) -> ClaimResult:
     """Decide if configurations without distractor and window have the best needle accuracy per regularizer.
 
     At the longest length, each configuration of polar attention with memory and a distractor or window is compared to
-    the one without either, of the same regularizer and extra axes. FALSE if any of them is better by more than 1e-9,
-    else TRUE, without a test; AT_CHANCE_VERDICT if all are at chance. Numbers: better (how many are), cells (number of
-    compared configurations).
+    the one without either, of the same regularizer and extra axes. "false" if any of them is better by more than 1e-9,
+    else "true", without a test; "not asked: all at chance" if all are at chance. Numbers: better (how many are), cells
+    (number of compared configurations).
 
     Raises:
         MissingData: There is no such pair.
@@ -545,9 +545,9 @@ def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[Cell
 def check_collapse(facts: ClaimFacts) -> ClaimResult:
     """Decide if softmax attention with memory retrieves at the shortest length but not at the longest.
 
-    TRUE if the plain cell is at chance at the longest length, FALSE if it is not, AT_CHANCE_VERDICT if it is at chance
-    at both. Without a recorded score of the best constant answer it is compared to a guess instead. Numbers: value,
-    ceiling (the level), as fractions.
+    "true" if the plain cell is at chance at the longest length, "false" if it is not, "not asked: all at chance" if it
+    is at chance at both. Without a recorded score of the best constant answer it is compared to a guess instead.
+    Numbers: value, ceiling (the level), as fractions.
 
     Raises:
         MissingData: Only one length, or the number is missing.
@@ -586,8 +586,8 @@ def _shortest_and_longest(facts: ClaimFacts) -> tuple[int, int]:
 def check_rotary(facts: ClaimFacts) -> ClaimResult:
     """Decide if RoPE with memory has a needle accuracy of 0 at the two longest lengths, and the printed loss (2.86).
 
-    TRUE if both hold for the plain cell. DIFFERS if the accuracy is 0 with another loss, or above 0 but at chance; else
-    FALSE. Numbers: needle (the larger accuracy), loss (nats per token at the longest length).
+    "true" if both hold for the plain cell. "differs" if the accuracy is 0 with another loss, or above 0 but at chance;
+    else "false". Numbers: needle (the larger accuracy), loss (nats per token at the longest length).
 
     Raises:
         MissingData: Only one length, or a number is missing.
@@ -613,9 +613,9 @@ def check_rotary(facts: ClaimFacts) -> ClaimResult:
 def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
     """Decide if the loss of polar attention with memory falls from every context length to the next.
 
-    TRUE if it does for all of its configurations, FALSE if for none, else "true of K of N". Configurations without a
-    loss at every length are ignored. Numbers: "NAME, falling" and "NAME, cells" for polar, softmax (nope) and rope with
-    memory, and for "without memory", which do not count for the verdict.
+    "true" if it does for all of its configurations, "false" if for none, else "true of K of N". Configurations without
+    a loss at every length are ignored. Numbers: "NAME, falling" and "NAME, cells" for polar, softmax (nope) and rope
+    with memory, and for "without memory", which do not count for the verdict.
 
     Raises:
         MissingData: Only one length, or no such configuration has all losses.
@@ -652,11 +652,11 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
 def check_best_loss(facts: ClaimFacts) -> ClaimResult:
     """Decide if the plain cell with memory has the lowest loss at the longest length.
 
-    FALSE if another plain cell has a lower one, or there is none to compare; TRUE if no configuration at all has; else
-    "true among N plain cells only", where N counts ours too. Losses that differ by at most 1e-9 count as equal.
+    "false" if another plain cell has a lower one, or there is none to compare; "true" if no configuration at all has;
+    else "true among N plain cells only", where N counts ours too. Losses that differ by at most 1e-9 count as equal.
     Numbers: ours, plain (lowest of plain cells, ours included), lowest (of all configurations), losses in nats per
-    token; lower (how many configurations are below ours by more than 1.5 units of the last printed digit), which has
-    no effect on the verdict.
+    token; lower (how many configurations are below ours by more than 1.5 units of the last printed digit), which has no
+    effect on the verdict.
 
     Raises:
         MissingData: The cell or its loss is missing.
@@ -699,7 +699,7 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
 def check_degrades(facts: ClaimFacts) -> ClaimResult:
     """Decide if the losses of softmax attention and RoPE without memory rise beyond the training length.
 
-    TRUE if neither plain cell has a lower loss at any longer length. "false up to Kx" if both have one at K times the
+    "true" if neither plain cell has a lower loss at any longer length. "false up to Kx" if both have one at K times the
     training length, with the largest such K. Else "true of K of 2". Numbers: "MIXER, trained" and "MIXER, Kx", in nats
     per token.
 
@@ -749,8 +749,8 @@ def check_degrades(facts: ClaimFacts) -> ClaimResult:
 def check_speed(facts: ClaimFacts) -> ClaimResult:
     """Compare the cost of memory and distractor in MFU, and in time per step, to the printed cost.
 
-    Plain cells of polar attention are compared: without memory, with it, and with memory and distractor. TRUE if the
-    costs print as 4.5 points, 11.2% and 20.7%, else DIFFERS. Numbers, as fractions: points (MFU), memory and both
+    Plain cells of polar attention are compared: without memory, with it, and with memory and distractor. "true" if the
+    costs print as 4.5 points, 11.2% and 20.7%, else "differs". Numbers, as fractions: points (MFU), memory and both
     (relative drop of MFU) and, where times are known, memory_by_time and both_by_time.
 
     Raises:
@@ -780,8 +780,8 @@ def check_speed(facts: ClaimFacts) -> ClaimResult:
 def check_budgets(facts: ClaimFacts) -> ClaimResult:
     """Decide if the printed training budgets equal six times parameters times tokens, as printed.
 
-    Reads the paper's table of open-weight models; rows without plain numbers are skipped. TRUE, FALSE or "true of K of
-    N". Numbers: right, models.
+    Reads the paper's table of open-weight models; rows without plain numbers are skipped. "true", "false" or "true of K
+    of N". Numbers: right, models.
 
     Raises:
         MissingData: The sweep is not the published one that prints the budgets.
@@ -806,8 +806,8 @@ def check_budgets(facts: ClaimFacts) -> ClaimResult:
 def check_non_embedding(facts: ClaimFacts) -> ClaimResult:
     """Decide if the printed 369.72M parameters exclude the embedding.
 
-    FALSE if all parameters of plain softmax attention without memory, embedding included, print as 369.72M; else
-    DIFFERS. Numbers: parameters (their number).
+    "false" if all parameters of plain softmax attention without memory, embedding included, print as 369.72M; else
+    "differs". Numbers: parameters (their number).
 
     Raises:
         MissingData: The cell or its number of parameters is missing.
@@ -821,7 +821,7 @@ def check_non_embedding(facts: ClaimFacts) -> ClaimResult:
 def check_token_count(facts: ClaimFacts) -> ClaimResult:
     """Decide if exactly 10^9 tokens were trained.
 
-    TRUE if all cells have that number, else FALSE. Numbers: tokens (the smallest).
+    "true" if all cells have that number, else "false". Numbers: tokens (the smallest).
 
     Raises:
         MissingData: No cell has a number of tokens.
@@ -843,7 +843,7 @@ def check_token_count(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_schedule(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the learning-rate schedule of all cells is a cosine: TRUE or FALSE, without numbers.
+    """Decide if the learning-rate schedule of all cells is a cosine: "true" or "false", without numbers.
 
     Raises:
         MissingData: No cell has a schedule in its config.
@@ -855,8 +855,8 @@ def check_schedule(facts: ClaimFacts) -> ClaimResult:
 def check_eigenvalue(facts: ClaimFacts) -> ClaimResult:
     """Compare the eigenvalue of the memory's transition for RMS-normalised keys, 0.98 (1 - 0.5 d), to -7.
 
-    TRUE if it prints as -7 with d = the sweep's head size, "true of d = 16 only" if with the prototype's key size
-    alone, else FALSE. Numbers: eigenvalue, prototype.
+    "true" if it prints as -7 with d = the sweep's head size, "true of d = 16 only" if with the prototype's key size
+    alone, else "false". Numbers: eigenvalue, prototype.
 
     Raises:
         MissingData: The head size is unknown.
@@ -877,7 +877,7 @@ def check_eigenvalue(facts: ClaimFacts) -> ClaimResult:
 def check_state_size(facts: ClaimFacts) -> ClaimResult:
     """Compare the bytes of the memory's state, for one layer and sequence in float32, to the claimed 512 KB.
 
-    The state is [head size, head size] per head. TRUE or DIFFERS. Numbers: bytes.
+    The state is [head size, head size] per head. "true" or "differs". Numbers: bytes.
 
     Raises:
         MissingData: Number or size of heads is unknown.
@@ -889,7 +889,7 @@ def check_state_size(facts: ClaimFacts) -> ClaimResult:
 
 
 def not_decided_by_sweep(facts: ClaimFacts) -> ClaimResult:
-    """Return UNCHECKED, with the benchmark command that measures the kernel of polar attention instead."""
+    """Return "unchecked", with the benchmark command that measures the kernel of polar attention instead."""
     return ClaimResult(
         UNCHECKED, "not of a sweep: atma-sweep bench kernels polar times the kernel beside eager PyTorch"
     )
@@ -898,8 +898,8 @@ def not_decided_by_sweep(facts: ClaimFacts) -> ClaimResult:
 def check_rate(facts: ClaimFacts) -> ClaimResult:
     """Compare generated tokens per second of polar attention with memory to the claim, at the fastest length.
 
-    TRUE (at least 19,270 tokens/s) or FALSE on an NVIDIA L4, CANNOT_SAY on another GPU, UNCHECKED if the sweep did not
-    run the probe `decode`. The GPU is that of the first seed. Numbers: tokens_per_s.
+    "true" (at least 19,270 tokens/s) or "false" on an NVIDIA L4, "cannot say" on another GPU, "unchecked" if the sweep
+    did not run the probe `decode`. The GPU is that of the first seed. Numbers: tokens_per_s.
 
     Raises:
         MissingData: The plain cell with memory has no such number.

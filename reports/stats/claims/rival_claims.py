@@ -53,7 +53,7 @@ class SeedMean:
 
 
 def claims_for(facts: ClaimFacts) -> list[Claim]:
-    """Return the claims of each paper whose probes a sweep has, in the order of CLAIM_SETS.
+    """Return the claims of each paper whose probes a sweep has, our paper first.
 
     Probes are clean, junk, needle (our paper); flipflop, extrapolation (threshold attention); downstream (Wall). One
     measured or requested probe of a paper suffices. The claims of our paper are returned if there is none, or the sweep
@@ -117,7 +117,7 @@ def _share(seed_mean: SeedMean) -> str:
 def check_solved(facts: ClaimFacts) -> ClaimResult:
     """Decide if every sequence of every flip-flop set is right in the mean over seeds, and thus for every seed.
 
-    Of plain threshold attention: TRUE for all sets (iid, sparse, dense), FALSE for none, else "true of K of N".
+    Of plain threshold attention: "true" for all sets (iid, sparse, dense), "false" for none, else "true of K of N".
     Numbers: share of right sequences by set, as fractions.
 
     Raises:
@@ -140,9 +140,9 @@ def _runs(seeds: int) -> str:
 def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts], ClaimResult]:
     """Return a query that decides if a mixer leaves some sequences of a flip-flop set wrong.
 
-    The query gives FALSE if all sequences are right, TRUE if the upper end of the 95% interval is below 1, else
-    NOT_SHOWN. Without an interval it gives TRUE only if the share prints as in the paper. Numbers: share and, with an
-    interval, high (its upper end), as fractions.
+    The query gives "false" if all sequences are right, "true" if the upper end of the 95% interval is below 1, else
+    "not shown". Without an interval it gives "true" only if the share prints as in the paper. Numbers: share and, with
+    an interval, high (its upper end), as fractions.
 
     Args:
         mixer: Level of the mixer axis.
@@ -179,8 +179,8 @@ def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts
 def check_extrapolates(facts: ClaimFacts) -> ClaimResult:
     """Decide if perplexity does not rise with length for threshold and forgetting attention, and doubles for RoPE.
 
-    Compared are the longest and the shortest length. TRUE if all three conditions hold, FALSE if none, else "true of K
-    of 3". Numbers: ratio of perplexities by mixer.
+    Compared are the longest and the shortest length. "true" if all three conditions hold, "false" if none, else "true
+    of K of 3". Numbers: ratio of perplexities by mixer.
 
     Raises:
         MissingData: Only one length, or a perplexity is missing.
@@ -211,7 +211,7 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
     """Decide if each printed average equals, to the printed digit, the mean of its four tasks.
 
     The tasks are hellaswag, arc_c, mmlu and winogrande, weighted equally; a digit is 0.1 %. Configurations that lack a
-    task or the average are skipped. TRUE or "true of K of N". Numbers: computed mean by slug of the configuration's
+    task or the average are skipped. "true" or "true of K of N". Numbers: computed mean by slug of the configuration's
     first run, as fractions.
 
     Raises:
@@ -239,7 +239,7 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
 def check_outperforms(facts: ClaimFacts) -> ClaimResult:
     """Count the tasks on which Wall attention is ahead of rotary and of forgetting attention.
 
-    TRUE if in all eight comparisons, FALSE if in none, else "true of K of N"; there is no test, a lead above 1e-9
+    "true" if in all eight comparisons, "false" if in none, else "true of K of N"; there is no test, a lead above 1e-9
     counts. Tasks are hellaswag, arc_c, mmlu and winogrande. Numbers: Wall minus rival by "TASK, RIVAL" (RIVAL is rope
     or fox), as fractions.
 
@@ -269,7 +269,7 @@ def check_outperforms(facts: ClaimFacts) -> ClaimResult:
 def check_rescale_factors(facts: ClaimFacts) -> ClaimResult:
     """Decide if the printed rescale factors equal 2^(0.02 C) to the printed digit.
 
-    TRUE, DIFFERS if none does, else "true of K of N". Numbers: computed factor by "C = SIZE".
+    "true", "differs" if none does, else "true of K of N". Numbers: computed factor by "C = SIZE".
 
     Raises:
         MissingData: The sweep is not the published one that prints the factors.

@@ -388,7 +388,7 @@ def _upper_tail_p(p: float, mean: float) -> float:
 
 
 def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
-    """Return the axes of STRATUM_AXES with several levels that are not in `axes`: mixer before memory.
+    """Return those of attn_type (mixer) and memory, in this order, that have several levels and are not in `axes`.
 
     A row averages the strata of the first one with equal weights; rows within its levels average the second.
     """

@@ -53,7 +53,7 @@ def first_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
 def _measured_columns(data: SweepData, columns: Sequence[Column], at_least: int) -> list[Column]:
     """Return the columns, without repetition of a key, for which at least `at_least` cells have a number.
 
-    Order is that of `columns`. Decimals become LOSS_DECIMALS unless the column is a percentage.
+    Order is that of `columns`. Decimals become three unless the column is a percentage.
     """
     by_key = {}
     for column in columns:

@@ -221,7 +221,7 @@ def _draw_count(num_candidates: int) -> int:
 
 
 def _simulated_values(candidates: Sequence[Candidate], salt: int = 0) -> Iterator[np.ndarray]:
-    """Yield simulated values of every candidate in blocks [DRAW_BLOCK, candidate]; reproducible for each `salt`.
+    """Yield simulated values of every candidate in blocks [500, candidate]; reproducible for each `salt`.
 
     Values are normal around the candidate's value with its standard error, times sqrt(df / chi2) where df is finite:
     Student's t. Candidates with equal stratum and df share the chi-square of a draw. Shares are clipped to [0, 1]. A

@@ -142,7 +142,7 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_er
 
 
 def _bounds(df: int) -> tuple[float, float, float]:
-    """Return (low, high, step) of the trapezoid rule over ln X, X a chi-square, within MAX_DEVIATE normal deviates.
+    """Return (low, high, step) of the trapezoid rule over ln X, X a chi-square, within nine normal deviates.
 
     The bounds are values of ln X, not of X.
     """
@@ -226,7 +226,7 @@ def _is_connected(table: np.ndarray) -> bool:
 def _interval(mean: float, variance: float, df: float, scale: float) -> IntervalAndP:
     """Return (low, high, p) of Student's t for a mean: the 95% interval, and p two-sided for a mean of zero.
 
-    All three are NaN if the standard error is at most ROUNDING_TOLERANCE times `scale`.
+    All three are NaN if the standard error is at most 1e-12 times `scale`.
 
     Args:
         mean: The mean.

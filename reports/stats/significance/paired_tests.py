@@ -84,7 +84,7 @@ def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[flo
         samples: Arrays [configuration], or [configuration, seed] with NaN (or infinity) where a run is missing.
             Configurations and seeds without any run are dropped.
         scales: For each sample, the largest absolute value of the numbers that were subtracted. Differences of at most
-            TIE_TOLERANCE times it, or times the largest difference, are ties and set to 0. None stands for 0, which
+            1e-9 times it, or times the largest difference, are ties and set to 0. None stands for 0, which
             cannot recognise a sample of ties only.
     """
     scales = [0.0] * len(samples) if scales is None else scales
@@ -204,7 +204,7 @@ def _clean_table(sample: Differences, scale: float, *, drop_empty: bool = True) 
     """Return a copy of a sample as [configuration, seed] with ties set to 0 and missing runs set to NaN.
 
     Missing are numbers that are not finite. Rows and columns without any run are removed, unless `drop_empty` is False.
-    Ties are differences of at most TIE_TOLERANCE times the larger of `scale` and the largest absolute difference.
+    Ties are differences of at most 1e-9 times the larger of `scale` and the largest absolute difference.
     """
     table = np.array(sample, dtype=float)
     table = table[:, None] if table.ndim == 1 else table
@@ -221,7 +221,8 @@ def _means(table: np.ndarray, scale: float) -> np.ndarray:
     Args:
         table: Differences [configuration, seed], NaN where a run is missing; every row needs a run. With one column it
             is returned as it is.
-        scale: Largest absolute value behind the differences; means of at most TIE_TOLERANCE times it are ties.
+        scale: Largest absolute value behind the differences; means of at most 1e-9 times it, or times the largest
+            difference, are ties.
     """
     if table.shape[1] == 1 or not table.size:
         return table.reshape(len(table), -1)[:, 0] if table.size else np.zeros(0)

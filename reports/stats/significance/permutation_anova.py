@@ -108,8 +108,8 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
 def permutations_for(rows: int, columns: int, tests: int) -> int:
     """Return the number of permutations for a design.
 
-    All of them take at most PERMUTATION_BUDGET floating-point operations. The number is at least MIN_PERMUTATIONS, also
-    beyond that budget, and at most MAX_PERMUTATIONS.
+    All of them take at most 3e10 floating-point operations. The number is at least 200, also beyond that budget, and at
+    most 2,000.
 
     Args:
         rows: Number of observations.

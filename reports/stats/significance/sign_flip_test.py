@@ -140,11 +140,11 @@ def _enumerated_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (p, low, high), each [sample], from RANDOM_FLIPS random flips of `table` [difference, sample].
+    """Return (p, low, high), each [sample], from 20,000 random flips of `table` [difference, sample].
 
     Each draw splits the differences into two subsets, those with a minus and the others. A draw reaches an effect theta
-    if one of the two means is at most theta (or at least theta, for the upper end). p is (reached + 1) / (RANDOM_FLIPS
-    + 1), and the ends invert that p.
+    if one of the two means is at most theta (or at least theta, for the upper end). p is (reached + 1) / 20,001, and
+    the ends invert that p.
     """
     n, samples = table.shape
     total, observed = table.sum(axis=0), _observed_size(table)
