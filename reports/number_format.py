@@ -98,7 +98,8 @@ def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
 def format_signed(value: float, decimals: int, *, percent: bool = False) -> str:
     """Return a number like `format_number`, with a plus sign if it is above zero as printed.
 
-    A printed zero has no sign.
+    It has fixed decimals, rounded half away from zero; with `percent` it is multiplied by 100 first. A printed zero has
+    no sign.
     """
     text = format_number(value, decimals, percent=percent)
     return text if text.startswith("-") or not text.strip("0.") else f"+{text}"

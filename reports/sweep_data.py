@@ -486,7 +486,17 @@ def _read_sweep_data(
 ) -> SweepData:
     """Read the SweepData of a revision in one transaction, with all cells, whatever filter is in force.
 
-    Arguments and errors are those of `load_sweep_data`.
+    Args:
+        store: The database.
+        sweep: Name of the sweep; None for the one launched last.
+        revision: Revision number; None for the newest.
+        orphans: Read the cells that the newest revision dropped instead of its own.
+        lengths: Context lengths to show besides the requested ones; "all" for every measured one and every probe.
+
+    Raises:
+        SweepUnknown: No such sweep.
+        StoreError: The database cannot be read.
+        ReportError: Nothing was measured at one of `lengths`.
     """
     with store.snapshot() as snapshot:
         launched = snapshot.revision(sweep, revision)

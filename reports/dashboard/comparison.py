@@ -34,8 +34,8 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
     Returns:
         reference, source (where the reference is printed, or None) and why. Where the sweeps have nothing in common,
         `why` says so and there are no other keys; otherwise it is None. measures: what both measured, with counts of
-        verdicts. rows: numbers, as `_number_row` gives them. effects and needle: of both sweeps, the page's first.
-        refused and notes: sentences. words: headings of the levels.
+        verdicts. rows: a dict per compared number (measure, words, cells, texts, numbers, verdict, beware). effects and
+        needle: of both sweeps, the page's first. refused and notes: sentences. words: headings of the levels.
 
     Raises:
         SweepUnknown, StoreError: The reference cannot be read.

@@ -35,7 +35,9 @@ MAX_RANKED = 5  # configurations per measure that the first page lists
 def answer_block(store: Store, data: SweepData, computed_effects: Sequence[Effect] | None = None) -> dict[str, Any]:
     """Return the JSON of the main results: best, declared, forest, needle and care (caveats).
 
-    See `best_configurations`, `declared_rows`, `forest_json`, `needle_panels` and `result_caveats` for each.
+    best: rankings of the best configurations per main measure (measures, why). declared: a list of texts per declared
+    contrast. forest: effects on the main measures (measures, rows, why). needle: accuracy over lengths (panels, why and
+    more). care: sentences.
 
     Args:
         store: The database.
@@ -79,7 +81,8 @@ def json_fields(column: Column) -> dict[str, Any]:
 def best_configurations(data: SweepData, columns: Sequence[Column]) -> dict[str, Any]:
     """Return {"measures": rankings of the best configurations, "why": reason where there are none, else None}.
 
-    A ranking has the keys of `json_fields` and of `_measure_ranking`.
+    A ranking has the keys heading, unit, percent, better, rows (at most five, best first), of (number of
+    configurations) and how (a note). Rankings are in the order of `columns`.
     """
     groups = data.configurations()
     measures = [json_fields(column) | _measure_ranking(data, groups, column) for column in columns]
@@ -180,7 +183,7 @@ def forest_json(
     Returns:
         measures (`json_fields` of each column), rows, and why (the reason where there are no rows, else None). A row
         has measure (index), axis, level and reference (labels), where (stratum, empty for the whole sweep), pairs, and
-        the keys of `effect_numbers`.
+        mean, low and high with their texts, sure, mixed, i2, declared and worst (`effect_numbers`).
     """
     all_effects = effects(data, columns) if computed_effects is None else computed_effects
     keys = {column.key: index for index, column in enumerate(columns)}

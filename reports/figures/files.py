@@ -154,7 +154,10 @@ def _with_drawable_text(figure_data: FigureData) -> FigureData:
 
 
 def read_trace(content: bytes, format: str) -> dict[str, Any]:
-    """Return the trace that a rendering carries, as a dictionary with the keys of `trace_text`.
+    """Return the trace that a rendering carries, as a dictionary.
+
+    Keys: figure, sweep, revision, cells, sources, data, look, drawn_with and, where set, lengths, options and only;
+    they are not checked here.
 
     Args:
         content: Content of the file.

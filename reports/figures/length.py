@@ -48,8 +48,10 @@ PROBE_LABELS = {"same_tail": "same last tokens"}
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the losses (nats per token) over context lengths.
 
-    The frame is that of `length_frame` for the probes clean, junk and same_tail (metric nats), one below the other;
-    `same_tail` is there only if the sweep shows that probe.
+    One row per probe (clean, junk, same_tail; metric nats), cell and length: cell, attempt, configuration (levels of
+    every axis, which seeds share), panel (mixer), first, second and line (levels of up to two axes that vary), probe,
+    metric, length (tokens), trained (tokens of a training row), ratio of the two, value, n, low and high (95% interval
+    of the trials, NaN for a loss). `same_tail` is there only if the sweep shows that probe.
 
     Raises:
         ReportError: No cell has such losses.

@@ -37,7 +37,11 @@ HEADROOM = 132  # percent, top of the y axis, which leaves space for labels abov
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the needle accuracy (digits, fraction) over context lengths; the frame is that of `length_frame`.
+    """Return the needle accuracy (share of right digits, a fraction) over context lengths.
+
+    One row per cell and length: cell, attempt, configuration (levels of every axis, which seeds share), panel (mixer),
+    first, second and line (levels of up to two axes that vary), probe, metric, length (tokens), trained (tokens of a
+    training row), ratio of the two, value, n, low and high (95% interval of the trials).
 
     Notes name the best cell at the longest length, if it is unique, and the constant-digit baseline (the score of the
     best constant answer on the trials).

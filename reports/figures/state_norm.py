@@ -34,9 +34,11 @@ LEAST_RANGE = 4.0  # least ratio of the ends of the y axis, which gives three ti
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the norm of the memory's state over context lengths.
 
-    The frame is that of `length_frame` for the metrics delta_norm, hebbian_norm, delta_norm_kept and hebbian_norm_kept,
-    one below the other (kept: nothing decays). With several memories the panel is "mixer, memory". For a published
-    sweep, whose weights are not available, it has the norms before training (`_initial_norms`).
+    One row per metric (delta_norm, hebbian_norm, delta_norm_kept, hebbian_norm_kept; kept: nothing decays), cell and
+    length: cell, attempt, configuration (levels of every axis, which seeds share), panel (mixer), first, second and
+    line (levels of up to two axes that vary), probe, metric, length (tokens), trained (tokens of a training row), ratio
+    of the two, value, n, low and high (NaN). With several memories the panel is "mixer, memory". For a published sweep,
+    whose weights are not available, it has the norms before training (`_initial_norms`).
 
     Raises:
         ReportError: No cell has such norms, and the sweep is not a published one with memory.

@@ -49,9 +49,9 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
 
     Terms are main effects and, where the design allows, two-way and three-way interactions; for a partial design the
     terms it was made for. An observation is a cell, so seeds are several observations. `omega_sq` = (SS - df MS_res) /
-    (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p values are those of `AnovaFit`. Measures that the same
-    cells have share one fit. Where configurations have several runs, the residual is split into lack of fit and pure
-    error.
+    (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p is that of the F test, `p_permuted` of a permutation
+    test (Freedman and Lane), `p_robust` of Box's F, which bears unequal variances. Measures that the same cells have
+    share one fit. Where configurations have several runs, the residual is split into lack of fit and pure error.
 
     Args:
         data: The sweep.

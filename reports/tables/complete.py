@@ -41,11 +41,11 @@ def table6(
 ) -> Table:
     """Return Table 6, the complete results: one row per configuration, in the grid's order.
 
-    Columns: the five axes, the number of seeds if any configuration has several, every extra axis that varies, and
-    those of `complete_columns`: of each loss and of the needle accuracy only the shortest and the longest context
-    length, whatever lengths are given. A configuration of several seeds has their mean, standard deviation and number.
-    A missing number prints as the status of its cell (needs-eval for a trained one), an impossible one as the code of
-    its reason; no entry is blank.
+    Columns: the five axes, the number of seeds if any configuration has several, every extra axis that varies, and then
+    validation loss, clean loss, junk loss, loss of the same last tokens (if measured), needle accuracy, further metrics
+    and MFU. Numbers over lengths have only the shortest and the longest context length, whatever lengths are given. A
+    configuration of several seeds has their mean, standard deviation and number. A missing number prints as the status
+    of its cell (needs-eval for a trained one), an impossible one as the code of its reason; no entry is blank.
 
     Args:
         store: The database; not used.

@@ -127,8 +127,8 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
 
     They are taken over matched groups of four or eight configurations that agree on all other axes. Label columns:
     Measure, First, Second and Third (axis with its levels; "-" as third of a two-way one) and Within. Number columns:
-    Fours (the count of groups), then those of `build_effects_table` after Pairs. Without interactions it has no rows
-    and a note. `store` is not used.
+    Fours (the count of groups), Mean, Low, High, p, p corr, I2, p het, Up and Down; with `all_rows` Median and p sign,
+    with diverged runs Worst. Without interactions it has no rows and a note. `store` is not used.
 
     Args:
         store: The database; not used.

@@ -130,7 +130,8 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
 def table1(store: Store, data: SweepData) -> Table:
     """Return Table 1, attention alone: clean loss, then needle accuracy, of every mixer without memory.
 
-    It has one row per context length (`length_table`). Cells of the plain recipe alone are shown (`plain_levels`).
+    It has one row per context length, measured or requested (of a published sweep: printed), with means over seeds.
+    Cells of the plain recipe alone are shown: regularizer baseline (else the sweep's first), no distractor, no window.
     `store` is not used.
     """
     series = [
@@ -145,8 +146,8 @@ def table2(store: Store, data: SweepData) -> Table:
     """Return Table 2, effect of memory, with one row per context length (`length_table`).
 
     Columns: needle accuracy of polar attention without memory (if the sweep has it) and of every mixer with each
-    memory, then clean loss of every mixer with each memory. Cells of the plain recipe alone are shown (`plain_levels`).
-    `store` is not used.
+    memory, then clean loss of every mixer with each memory. Entries are means over seeds. Cells of the plain recipe
+    alone are shown: regularizer baseline (else the sweep's first), no distractor, no window. `store` is not used.
     """
     names, memory_levels = main_mixer_last(mixers(data)), memories(data)
     is_single_memory = len(memory_levels) == 1
@@ -173,7 +174,7 @@ def table3(store: Store, data: SweepData) -> Table:
     """Return Table 3, window and distractor: needle accuracy with memory, and with each of the two added to it.
 
     It has one row per context length (`length_table`). It shows polar attention (else the sweep's first mixer), the
-    first memory level, and cells of the plain recipe. `store` is not used.
+    first memory level, and the regularizer baseline (else the sweep's first). `store` is not used.
     """
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}

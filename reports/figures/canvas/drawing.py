@@ -243,7 +243,9 @@ COLOUR_PAIRS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c
 
 
 def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
-    """Return the style of a line that two axes distinguish, with the keys of `marker_style`.
+    """Return the style of a line that two axes distinguish, as keyword arguments of matplotlib.
+
+    Keys: color, linestyle, marker, markerfacecolor, markeredgecolor.
 
     Colour, marker and dashes are unique while there are enough. With at most two levels of the second axis and at most
     four of the first, lines of the same first level have related colours. Markers are hollow for odd `second`.

@@ -25,9 +25,9 @@ TOTAL_MARK_SPREAD = 0.66  # octaves that the markers of all lines together span 
 def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the style of each line, by its text in the column `line`, ordered by levels with "off" first.
 
-    A style has matplotlib's keys (see `line_style`), its legend label (`label`) and the horizontal shift of its markers
-    in octaves (`aside`). No two lines share colour, marker and dashes while there are enough, and none hides the
-    markers of another.
+    A style has matplotlib's keys (color, linestyle, marker, markerfacecolor, markeredgecolor), its legend label
+    (`label`) and the horizontal shift of its markers in octaves (`aside`). No two lines share colour, marker and dashes
+    while there are enough, and none hides the markers of another.
 
     Args:
         frame: Rows with the columns line, first and second.

@@ -26,10 +26,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
     Main numbers are validation loss, and clean loss, needle accuracy and metrics of extra probes at their longest
-    length. Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs, and
-    the fields of `effect_fields`. `where` is empty over the whole sweep; rows within a stratum follow. Confirmatory
-    rows are the contrasts that the grid declares. Axes of more than three levels have only the rows against their
-    reference, and declared contrasts.
+    length. Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs,
+    measure (heading), words (label), unit, better (1, -1 or 0), where (stratum), mean, low, high, p (corrected), sure
+    (True if significant), i2, mixed, confirmatory; means and bounds of shares are percentage points. `where` is empty
+    over the whole sweep; rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes
+    of more than three levels have only the rows against their reference, and declared contrasts.
 
     Raises:
         ReportError: There are no numbers or no two cells to compare.

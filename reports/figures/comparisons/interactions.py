@@ -35,8 +35,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     matched fours of configurations. Measures are validation loss, and needle accuracy at the longest length, in this
     order.
 
-    One row per interaction: axes, levels, references (two each, joined by " x "), fours (number of them), the fields of
-    `effect_fields`, and words_row (label).
+    One row per interaction: axes, levels, references (two each, joined by " x "), fours (number of them), measure
+    (heading), words (label), unit, better (1, -1 or 0), where (stratum), mean, low, high, p (corrected), sure (True if
+    significant), i2, mixed, confirmatory; then words_row (label). Means and bounds of shares are percentage points.
 
     Raises:
         ReportError: Fewer than two axes vary, or there are no four matched cells.

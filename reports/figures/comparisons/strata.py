@@ -54,7 +54,9 @@ def strata_of(frame: pd.DataFrame) -> list[Stratum]:
 
 
 def stratum_styles(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
-    """Return the style of each stratum, with the keys of `drawing.line_style`, by (mixer, memory).
+    """Return the style of each stratum, as keyword arguments of matplotlib, by (mixer, memory).
+
+    Keys: color, linestyle, marker, markerfacecolor, markeredgecolor.
 
     Colour, marker and dashes differ between mixers and with memory, as far as there are enough (`line_style`).
     """

@@ -38,7 +38,10 @@ LOG_AXIS_RATIO = 3.0
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the perplexity over context lengths, in windows side by side.
 
-    The frame is that of `length_frame`, with panel, first, second and line by `assign_panels`.
+    One row per cell and length: cell, attempt, configuration (levels of every axis, which seeds share), panel (mixer),
+    first, second and line (levels of up to two axes that vary), probe, metric, length (tokens), trained (tokens of a
+    training row), ratio of the two, value, n, low and high (95% interval of the trials, else NaN). Few lines share one
+    panel with an empty name, and the mixer is then `first` (`assign_panels`).
 
     Raises:
         ReportError: No cell has perplexities.

@@ -88,7 +88,7 @@ def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, l
 
 
 def draw_heat_map(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
-    """Draw a table as `drawing.heat` does, with small labels and without ticks, and return the image.
+    """Draw a table as a heat map, row 0 on top, with small labels and without ticks, and return the image.
 
     Args:
         axes: The axes.

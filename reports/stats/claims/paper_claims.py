@@ -168,7 +168,11 @@ class ClaimFacts:
     def value(self, runs: Sequence[CellState], metric: MetricKey, length: int = 0, table: str | None = None) -> float:
         """Return the mean over the runs that have the number, and record what was read in `read`.
 
-        The arguments are those of `mean_or_none`.
+        Args:
+            runs: Cells of a configuration; those without the number are skipped.
+            metric: (probe, metric).
+            length: Context length in tokens; 0 for a number without one.
+            table: Table of the paper whose printed number is preferred.
 
         Raises:
             MissingData: No run has the number.
@@ -374,8 +378,10 @@ def _signed_percent_text(share: float) -> str:
 def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
     """Decide if memory raises the needle accuracy of polar attention at the longest length.
 
-    The verdict is that of `_judge_difference` over matched pairs, which also gives the numbers, or "not asked: all at
-    chance" if both sides are at chance.
+    Compared are matched pairs with and without memory. The verdict is "true" if the mean difference is above zero and
+    both the sign-flip test and Student's t are significant (two-sided, 5%), "weak" if only one is, "false" if it is not
+    above zero and both are significant, else "not shown"; but "not asked: all at chance" if both sides are at chance.
+    Numbers: pairs, mean, error (standard error), up, down, low, high, p, t_low and t_high, as fractions.
 
     Raises:
         MissingData: Fewer than two matched pairs, or no needle accuracy.
@@ -455,10 +461,12 @@ def check_average(facts: ClaimFacts) -> ClaimResult:
 def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
     """Return a query that decides if this axis reduces the needle accuracy of polar attention with memory.
 
-    The query compares "on minus off" at the longest length over matched pairs. Its verdict and numbers are those of
-    `_judge_difference`, or "not asked: all at chance" if both sides are at chance. For "distractor", with two or more
-    pairs without window, the numbers no_window and no_window_error are their mean difference and its standard error;
-    without any such pair the query raises MissingData.
+    The query compares "on minus off" at the longest length over matched pairs. Its verdict is "true" if the mean is
+    below zero and both the sign-flip test and Student's t are significant (two-sided, 5%), "weak" if only one is,
+    "false" if it is not below zero and both are significant, else "not shown"; but "not asked: all at chance" if both
+    sides are at chance. Numbers: pairs, mean, error (standard error), up, down, low, high, p, t_low and t_high, as
+    fractions. For "distractor", with two or more pairs without window, the numbers no_window and no_window_error are
+    their mean difference and its standard error; without any such pair the query raises MissingData.
 
     Args:
         axis: Fixed axis with the levels off and on: "distractor" or "window".

@@ -291,7 +291,9 @@ class _MatchedEstimator:
     def effect_rows(self, levels: Levels, include_strata: bool) -> Iterator[EffectRow]:
         """Yield the rows of two levels of an axis over the full sweep and, with `include_strata`, within its strata.
 
-        Rows come for every measure; subsets without a single pair are skipped. See `_rows` for the strata.
+        Rows come for every measure; subsets without a single pair are skipped. For each measure the row over the full
+        sweep comes first, then one within every mixer; rows within the levels of memory follow only where these differ
+        significantly.
 
         Args:
             levels: One axis with its (level, reference).

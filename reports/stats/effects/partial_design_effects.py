@@ -262,7 +262,8 @@ class DesignRegression:
     def estimate(self, weights: np.ndarray) -> Estimate:
         """Return the estimate of the combination of coefficients with these weights, [column], with its 95% t interval.
 
-        An estimate below rounding is exactly 0. The fields of the estimate are NaN as `Estimate` says.
+        An estimate below rounding is exactly 0. All fields but `df` are NaN if the cells cannot determine the
+        combination; without a residual variance all but value and `df`.
         """
         if not len(self.values) or not is_estimable(self.rows, weights):
             return Estimate(math.nan, math.nan, self.df, math.nan, math.nan, math.nan)

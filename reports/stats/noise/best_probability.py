@@ -125,7 +125,7 @@ def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, f
     """Return the probability that each configuration with the number is the best, by configuration.
 
     Probabilities sum to 1. Empty if the column has no better side, or if no stratum has seeds or near-replicates to
-    estimate the noise from. See `SweepData.configurations` for the keys.
+    estimate the noise from. Keys are the levels of the five axes, then of the extra axes, as text.
     """
     candidates = candidates_by_configuration(data, column)
     if not column.direction or not candidates:
