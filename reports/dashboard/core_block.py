@@ -138,7 +138,8 @@ def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[st
 def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
     """Return the JSON of a table: words (headings of the text columns) and rows.
 
-    A row has words (its texts), cells (indices in the sweep) and numbers (`_number_facts` of each entry).
+    A row has words (its texts), cells (indices in the sweep, those of its first number) and numbers: per entry [text,
+    value, sd, seeds, best, attempt ids].
     """
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     n_text_columns = table.text_columns

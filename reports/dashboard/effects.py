@@ -18,10 +18,11 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     """Return the JSON of the table of effects, one row per effect in the given order.
 
     Returns:
-        measures: the numbers. rows: `measure` (index), `axis`, `words` and printed `numbers`, `spot` (mean, low and
-        high in printed units, None where unknown), `sure`, `mixed`, `family`, `missing` (text), and `pairs` (index).
-        pairs: lists of cell indices, the levels first, then their references; rows share them. words and numbers:
-        headings. notes: sentences.
+        measures: heading, unit, percent, better, probe, metric and length of each number, and for a mean over lengths
+        values (a number or None per cell). rows: `measure` (index), `axis`, `words` and printed `numbers`, `spot`
+        (mean, low and high in printed units, None where unknown), `sure`, `mixed`, `family`, `missing` (text), and
+        `pairs` (index). pairs: lists of cell indices, the levels first, then their references; rows share them. words
+        and numbers: headings, without that of the measure. notes: sentences, without the first one, on the sweep.
     """
     table = build_effects_table(data, effect_list)
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}

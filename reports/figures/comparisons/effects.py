@@ -80,8 +80,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per number and a row per level, declared contrasts on top, with gaps between axes.
 
-    Rows show the whole sweep. Where the strata of an average differ, these are small marks below it, and the average is
-    pale. `look` is not used.
+    Rows show the whole sweep. Where the strata of an average differ, these are small marks below it (of a single axis,
+    at most eight), and the average is pale. Declared contrasts have * behind their names. `look` is not used.
     """
     frame = figure_data.frame
     main_rows = frame[(frame["where"] == "") | frame["confirmatory"]]

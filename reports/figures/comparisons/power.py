@@ -89,7 +89,8 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per number and a line per stratum, labelled at its end, with rings at the pairs of the design.
 
-    Both axes are logarithmic. `look` is not used.
+    Both axes are logarithmic. Of more than ten strata only the five of least and the five of most noise are labelled;
+    the other lines are thin and grey, without a ring. `look` is not used.
     """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))

@@ -79,7 +79,8 @@ def _number(value: Any) -> float | None:
 def value_range(values: Sequence[float], objective: Objective) -> tuple[float, float]:
     """Return a (low, high) range of the values that a few outliers do not flatten, with a margin.
 
-    The better half of the values is always inside (`robust_range`).
+    The better half of the values is always inside. Worse values beyond 1.5 times the interquartile range from the
+    quartiles (or a little more) may lie outside.
 
     Args:
         values: Displayed values of the trials; at least one.

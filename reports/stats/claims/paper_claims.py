@@ -422,12 +422,13 @@ def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_average(facts: ClaimFacts) -> ClaimResult:
-    """Compare the average needle accuracy of the plain cell with memory, and its range, to the printed ones.
+    """Compare the average needle accuracy of plain polar attention with memory, and its range, to the printed ones.
 
-    The average is weighted by length. "differs" if it does not print as 94 % or a length, in whole percent, lies
-    outside 91 to 98 %. Else "true" if all configurations of polar attention with memory reach the average of the plain
-    cell, or "true of K of N"; the plain cell counts among them. Numbers: average, lowest and highest (of the plain cell
-    over lengths), as fractions; cells (N), reach (K).
+    The plain cell has the baseline regularizer, no distractor and no window. The average is weighted by length.
+    "differs" if it does not print as 94 % or a length, in whole percent, lies outside 91 to 98 %. Else "true" if all
+    configurations of polar attention with memory reach the average of the plain cell, or "true of K of N"; the plain
+    cell counts among them. Numbers: average, lowest and highest (of the plain cell over lengths), as fractions; cells
+    (N), reach (K).
 
     Raises:
         MissingData: The plain cell or one of its numbers is missing.
@@ -553,9 +554,9 @@ def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[Cell
 def check_collapse(facts: ClaimFacts) -> ClaimResult:
     """Decide if softmax attention with memory retrieves at the shortest length but not at the longest.
 
-    "true" if the plain cell is at chance at the longest length, "false" if it is not, "not asked: all at chance" if it
-    is at chance at both. Without a recorded score of the best constant answer it is compared to a guess instead.
-    Numbers: value, ceiling (the level), as fractions.
+    "true" if the plain cell (baseline regularizer, no distractor, no window) is at chance at the longest length,
+    "false" if it is not, "not asked: all at chance" if it is at chance at both. Without a recorded score of the best
+    constant answer it is compared to a guess instead. Numbers: value, ceiling (the level), as fractions.
 
     Raises:
         MissingData: Only one length, or the number is missing.
@@ -594,8 +595,9 @@ def _shortest_and_longest(facts: ClaimFacts) -> tuple[int, int]:
 def check_rotary(facts: ClaimFacts) -> ClaimResult:
     """Decide if RoPE with memory has a needle accuracy of 0 at the two longest lengths, and the printed loss (2.86).
 
-    "true" if both hold for the plain cell. "differs" if the accuracy is 0 with another loss, or above 0 but at chance;
-    else "false". Numbers: needle (the larger accuracy), loss (nats per token at the longest length).
+    "true" if both hold for the plain cell (baseline regularizer, no distractor, no window). "differs" if the accuracy
+    is 0 with another loss, or above 0 but at chance; else "false". Numbers: needle (the larger accuracy), loss (nats
+    per token at the longest length).
 
     Raises:
         MissingData: Only one length, or a number is missing.
@@ -658,10 +660,11 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_best_loss(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the plain cell with memory has the lowest loss at the longest length.
+    """Decide if plain polar attention with memory has the lowest loss at the longest length.
 
-    "false" if another plain cell has a lower one, or there is none to compare; "true" if no configuration at all has;
-    else "true among N plain cells only", where N counts ours too. Losses that differ by at most 1e-9 count as equal.
+    A plain cell has the baseline regularizer, no distractor and no window, any mixer, with or without memory. "false"
+    if another plain cell has a lower loss, or there is none to compare; "true" if no configuration at all has; else
+    "true among N plain cells only", where N counts ours too. Losses that differ by at most 1e-9 count as equal.
     Numbers: ours, plain (lowest of plain cells, ours included), lowest (of all configurations), losses in nats per
     token; lower (how many configurations are below ours by more than 1.5 units of the last printed digit), which has no
     effect on the verdict.
@@ -707,9 +710,9 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
 def check_degrades(facts: ClaimFacts) -> ClaimResult:
     """Decide if the losses of softmax attention and RoPE without memory rise beyond the training length.
 
-    "true" if neither plain cell has a lower loss at any longer length. "false up to Kx" if both have one at K times the
-    training length, with the largest such K. Else "true of K of 2". Numbers: "MIXER, trained" and "MIXER, Kx", in nats
-    per token.
+    Plain cells have the baseline regularizer, no distractor and no window. "true" if neither of the two has a lower
+    loss at any longer length. "false up to Kx" if both have one at K times the training length, with the largest such
+    K. Else "true of K of 2". Numbers: "MIXER, trained" and "MIXER, Kx", in nats per token.
 
     Raises:
         MissingData: No loss at the training length or beyond it.
@@ -757,9 +760,10 @@ def check_degrades(facts: ClaimFacts) -> ClaimResult:
 def check_speed(facts: ClaimFacts) -> ClaimResult:
     """Compare the cost of memory and distractor in MFU, and in time per step, to the printed cost.
 
-    Plain cells of polar attention are compared: without memory, with it, and with memory and distractor. "true" if the
-    costs print as 4.5 points, 11.2% and 20.7%, else "differs". Numbers, as fractions: points (MFU), memory and both
-    (relative drop of MFU) and, where times are known, memory_by_time and both_by_time.
+    Cells of polar attention with the baseline regularizer and no window are compared: without memory, with it, and with
+    memory and distractor. "true" if the costs print as 4.5 points, 11.2% and 20.7%, else "differs". Numbers, as
+    fractions: points (MFU), memory and both (relative drop of MFU) and, where times are known, memory_by_time and
+    both_by_time.
 
     Raises:
         MissingData: A number is missing, or cells shared a GPU.

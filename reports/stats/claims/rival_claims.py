@@ -72,8 +72,8 @@ def claims_for(facts: ClaimFacts) -> list[Claim]:
 def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
     """Return the number of the first plain configuration with that mixer that has it, without memory.
 
-    Configurations with a component on an extra axis are skipped; axes over texts do not matter. The number is recorded
-    as read.
+    Plain means baseline regularizer, no distractor, no window. Configurations with a component on an extra axis are
+    skipped; axes over texts do not matter. The number is recorded as read.
 
     Args:
         facts: The sweep.

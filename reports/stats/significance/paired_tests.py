@@ -137,8 +137,9 @@ FamilyOfTests = tuple[
 def correct_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
     """Return the corrected p values of several families, each given as (samples, results, keys, scales).
 
-    Each family is corrected by itself, as by `correct_family`. One call is several times faster than one call per
-    family, since families of one size share their random flips.
+    Each family is corrected by itself: by step-down maxT if every test with a p is a sign-flip test (and keys are
+    given, or samples are of equal length), else by Holm. One call is several times faster than one call per family,
+    since families of one size share their random flips.
 
     Returns:
         One list per family, one p value per test, in the order given; NaN for a test without p.
