@@ -72,7 +72,7 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
 def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
     """Return (text, format, trace) of a file; the text of a figure is empty.
 
-    Reads the trace of a CSV from the file beside it.
+    The format is md, csv, tex, html, json, svg, pdf or png. Reads the trace of a CSV from the file beside it.
 
     Raises:
         ReportError: The file cannot be read, has a suffix that cannot be checked, or has no trace.

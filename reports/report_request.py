@@ -151,6 +151,8 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
 def _write_all(request: ReportRequest, store: Store) -> None:
     """Write all tables and figures into the folder `--out`, and print skipped ones and a summary to stderr.
 
+    The comparison is with `--compare`, else with printed-v2. Figures have no titles unless `--title` is given.
+
     Raises:
         ReportError: `--out` is missing.
     """

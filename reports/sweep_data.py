@@ -585,7 +585,10 @@ def _extra_lengths(sweep: str, lengths: ExtraLengths, measured: set[int], reques
 
 
 def _references(values: Iterable[MeasuredValue]) -> dict[str, tuple[float, ...]]:
-    """Return the distinct values of each metric of REFERENCES that was measured, sorted, by metric."""
+    """Return the distinct values of each entropy of the corpus that was measured, sorted, by metric.
+
+    Metrics are unigram_entropy and bigram_entropy of the probe corpus, in nats per token.
+    """
     values_by_metric: dict[str, set[float]] = {metric: set() for metric in REFERENCES}
     for value in values:
         if value.probe == "corpus" and value.metric in values_by_metric and value.value is not None:

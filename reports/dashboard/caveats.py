@@ -70,7 +70,8 @@ def _negligible_regularizers(data: SweepData) -> list[str]:
 def _summed_loss_suffix(data: SweepData) -> str:
     """Return the phrase that says which cells sum their loss over tokens, to follow "The loss".
 
-    It is empty if all cells do. Otherwise it names the levels of an axis that separates them, or counts the cells.
+    It is empty if all cells do. Otherwise it begins with " of " and names the levels of an extra axis that separates
+    them, or counts the cells.
     """
     sums = [cell for cell in data.cells if is_loss_summed(data, cell)]
     if len(sums) == len(data.cells):

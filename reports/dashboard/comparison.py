@@ -150,8 +150,9 @@ def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str,
 def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
     """Return the effects that both sweeps have, as {"measures": ..., "rows": [{"here": row, "there": row}]}.
 
-    Rows are those of `forest_json`, in the order of the page's sweep. Effects agree if measure, axis, levels and
-    stratum do.
+    A row has measure (index), axis, level, reference, where, pairs, mean, low, high and their texts, sure, mixed, i2,
+    declared and worst; rows are in the order of the page's sweep. Effects agree if measure, axis, levels and stratum
+    do.
     """
     reference_keys = {column.key for column in main_columns(reference_data)}
     columns = [column for column in main_columns(data) if column.key in reference_keys]
@@ -168,7 +169,11 @@ def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
 def _needle_panels(
     store: Store, data: SweepData, reference_store: Store, reference_data: SweepData
 ) -> list[dict[str, Any]]:
-    """Return two dicts, for the page's sweep and the reference: "sweep" (name) and the keys of `needle_panels`."""
+    """Return two dicts, for the page's sweep and the reference.
+
+    Keys: sweep (name), panels (title and lines, shares in %), trained, ceiling, note, yardstick and why; of a sweep
+    without needle accuracies only sweep, panels ([]) and why.
+    """
     panels_by_sweep = (
         (data.sweep, needle_panels(store, data)),
         (reference_data.sweep, needle_panels(reference_store, reference_data)),

@@ -121,7 +121,10 @@ def _means(frame: pd.DataFrame) -> pd.DataFrame:
 def _rows(
     data: SweepData, column: Column, axis: str, levels: dict[str, float], lines: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the rows of one number as `collect` documents them; cells without it are left out.
+    """Return the rows of one number, a dict per cell that has it.
+
+    Keys: cell, attempt, configuration, panel, words, unit, better, percent, probe, metric, first, second, line ("all
+    cells" without `lines`), axis, length (the level as a number), value, low and high (fractions for shares).
 
     Args:
         data: The sweep.

@@ -163,7 +163,10 @@ def sweep_statuses(store: Store, sweep: str | None = None) -> Status:
 
 
 def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
-    """Return the status of the newest revision of a sweep, from several reads of the database."""
+    """Return the status of the newest revision of a sweep.
+
+    The database is read several times, not in one transaction, so the parts may differ by what happened in between.
+    """
     launched = store.revision(summary.name)
     requested = records.requests_from_options(launched.options)
     cells = store.cell_states(summary.name)

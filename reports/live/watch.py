@@ -253,7 +253,7 @@ def heading_lines(view: Mapping[str, Any]) -> list[str]:
 def format_tokens(tokens: float) -> str:
     """Return a number of tokens as text: 950, 12.3K, 4.56M, 1.20B.
 
-    Units are powers of 1000; three significant digits from 1000 on.
+    Units are powers of 1000; three significant digits from 1000 on (999,600 gives 1000K).
     """
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if tokens >= size:

@@ -81,7 +81,11 @@ def tex_breakable(text: str) -> str:
 
 
 def _headings(table: Table) -> list[list[str]]:
-    """Return the lines of each column's heading, wrapped to about the width of the column's entries; not escaped."""
+    """Return the lines of each column's heading, wrapped to about the width of the column's entries; not escaped.
+
+    A line has up to as many characters as the longest entry or word, but at least 12 and at most 24. An empty heading
+    is one empty line.
+    """
     headings = []
     for index, heading in enumerate(table.columns):
         below = max((len(row[index]) for row in table.rows), default=0)

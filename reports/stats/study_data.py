@@ -225,7 +225,8 @@ class Study:
     def search_text(self) -> str:
         """Return a sentence, without its full stop, on the newest search.
 
-        It names sampler, pruner (if any), seed, objectives and ranges.
+        Such as "Sampler TPE, pruner ASHA, seed 0; for val.loss (less is better); over train.lr (0.003 to 0.1,
+        logarithmic)".
         """
         ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
         aims = " and ".join(f"{objective.name} ({objective.better})" for objective in self.objectives)
@@ -280,7 +281,7 @@ def at_common_rung(study: Study) -> Study:
 
 
 def rung_note(study: Study) -> list[str]:
-    """Return a list with one note that values are those of a rung; empty for final values."""
+    """Return a list with one note that values are those of a rung (a numbered validation); empty for final values."""
     if not study.rung:
         return []
     return [
@@ -305,7 +306,13 @@ def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
 
 
 def range_text(search: Search, path: str) -> str:
-    """Return the range or the levels of a setting, such as (0.003 to 0.1, logarithmic, steps of 2) or (4, 8)."""
+    """Return the range or the levels of a setting, such as (0.003 to 0.1, logarithmic, steps of 2) or (4, 8).
+
+    Numbers of a range have six significant digits, levels are as `level_text` gives them (True: on).
+
+    Raises:
+        KeyError: The search has no such setting.
+    """
     choice = search.ranges[path]
     if isinstance(choice, LevelChoice):
         return f"({', '.join(map(level_text, choice.levels))})"

@@ -112,9 +112,9 @@ def _unit_suffix(metric: Metric) -> str:
 
 
 def _extra_metric_notes(data: SweepData, columns: Sequence[Column]) -> list[str]:
-    """Return one note per extra metric (of a plugin) among `columns`: heading, unit and definition.
+    """Return one note per further metric (`extra_metrics`) among `columns`: heading, unit and definition.
 
-    The heading has no length.
+    The heading has no length. Metrics of the package that have no fixed column count, too, not only those of plugins.
     """
     further = {(probe, metric.name): metric for probe, metric in extra_metrics(data)}
     shown = dict.fromkeys(

@@ -527,7 +527,11 @@ def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
     }
 
     def is_shown(effect: Effect) -> bool:
-        """Return whether an effect is one of those that `default_effects` lists."""
+        """Return True for effects to show.
+
+        These are declared contrasts, and of numbers at their longest length significant effects, levels against the
+        reference over the whole sweep, and strata of one axis where such a row's strata differ.
+        """
         if effect.confirmatory or (effect.is_significant and effect.measure.key in first):
             return True
         if effect.measure.key not in first or effect.reference != reference_level(data.levels(effect.axis)):

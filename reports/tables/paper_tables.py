@@ -59,7 +59,8 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
 
     Lengths ascend within a combination. Where the table was printed (a sweep of published numbers), only the printed
     columns and lengths are shown. Otherwise lengths are all that were measured or requested for any column. Entries are
-    means over seeds.
+    means over seeds, or the placeholder of a missing number; the best along a row are marked, losses and accuracies
+    apart. Labels: Length and the extra axes.
 
     Args:
         data: The sweep.

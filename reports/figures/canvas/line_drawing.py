@@ -53,7 +53,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str,
 
 
 def _legend_label(level: str, axis: str, among: Sequence[str]) -> str:
-    """Return the label of a level; a memory is named if there are several.
+    """Return the label of a level; a memory is named ("KDA") if the axis has levels other than on and off.
 
     Args:
         level: The level.

@@ -74,7 +74,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
-    """Return the rows of one analysis, without `place`: one per number of pairs, ascending."""
+    """Return the rows of one analysis: one dict per number of pairs, ascending.
+
+    Keys: measure (heading), words, unit, attn_type, memory, stratum (label), kind, sd (of a run), df, pairs, detectable
+    and design (the most pairs that the grid has there). Shares are percentage points.
+    """
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
     fields: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_label(plan.measure), "unit": unit}
     fields |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": stratum_label(data, plan.stratum)}

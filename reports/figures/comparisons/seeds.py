@@ -78,7 +78,10 @@ def _rows(
     runs: list[Replicate],
     names: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """Return the rows of one number in a stratum, one per run, as `collect` documents them, without `place`.
+    """Return the rows of one number in a stratum, one dict per run.
+
+    Keys: measure, words, unit, attn_type, memory, stratum, kind, sd, floor, df, group, cell, attempt, seed, name, value
+    and difference (from the mean of the group). Shares are percentage points.
 
     Args:
         data: The sweep.

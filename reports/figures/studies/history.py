@@ -48,7 +48,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
-    """Return the rows of one objective as `collect` documents them, without trials that are only proposed."""
+    """Return the rows of one objective, a dict per trial by number, without trials that are only proposed.
+
+    Keys: number, cell, attempt, standing, objective, label, direction, value (in the displayed unit, NaN without one)
+    and so_far (the best value of finished trials up to this one, NaN before the first).
+    """
     rows, so_far = [], math.nan
     finished = {trial.number for trial in study.done}
     for trial in study.trials:

@@ -80,7 +80,7 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per objective: a horizontal bar per setting, with the level of chance marked in each.
 
-    `look` is not used.
+    Bars are shares in %, the most important on top; those not above chance are pale. `look` is not used.
     """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))

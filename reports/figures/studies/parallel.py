@@ -65,7 +65,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _value_scale(study: Study, objective: Objective) -> Scale:
-    """Return the linear axis of an objective in displayed units, over the range of its values without outliers."""
+    """Return the axis of an objective in displayed units, over the range of its values without outliers.
+
+    It is linear even for positive values of a wide range, and covers the better half of the values in any case.
+    """
     values = [
         objective.display_value(trial.values[objective.index]) for trial in study.done if trial.values is not None
     ]

@@ -51,9 +51,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]:
-    """Return the rows of one objective and setting as `collect` documents them, by trial number.
+    """Return the rows of one objective and setting, a dict per finished trial, by trial number.
 
-    Trials without the setting are left out.
+    Keys: number, cell, attempt, objective, label, direction, value, setting, name, level (as text), place (position on
+    the axis) and best. Trials without the setting are left out.
     """
     rows = []
     for trial in study.done:
