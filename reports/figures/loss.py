@@ -151,7 +151,7 @@ def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
     """Return the points whose value on the x axis is known.
 
     Args:
-        frame: Rows of `collect`.
+        frame: Points of curves, with the column `x`; the index of the result is new.
         x: Column of the x axis.
         sweep: Name of the sweep, for the message alone.
 
@@ -294,7 +294,7 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
     """Return the notes on lines, bands, smoothing, diverged cells and thinning.
 
     Args:
-        frame: Rows of `collect`.
+        frame: Points of curves, with cell, configuration, first, second, diverged, train_loss and val_loss.
         curves: The curves of the sweep.
         log: Whether the axes are logarithmic.
     """
@@ -331,7 +331,7 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
     mean.
 
     Args:
-        frame: Rows of `collect`, without diverged cells.
+        frame: Points of curves, with cell, configuration, first, second, `x` and `column`; without diverged cells.
         column: Column to average.
         x: Column of the x axis.
     """
@@ -406,7 +406,7 @@ def _y_top(frame: pd.DataFrame, column: str) -> float | None:
     It is a tenth above the other losses, or above the first losses if all cells diverged.
 
     Args:
-        frame: Rows of `collect`.
+        frame: Points of curves, with cell, diverged and `column`.
         column: Column of the losses.
     """
     measured = frame[frame[column].notna()]
@@ -427,7 +427,7 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
     Markers follow the colour.
 
     Args:
-        frame: Rows of `collect`.
+        frame: Rows with first and second; at least one.
         axes: The axes of first and second; fewer give a label of fewer levels, "all cells" without any.
         reference_sweep: Name of an added sweep, whose groups are labelled by their values; None: none was added.
     """
@@ -453,7 +453,7 @@ def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
     """Return the legend handles by label: "label: final mean loss", lowest first, then groups of diverged cells.
 
     Args:
-        means: Rows of `mean_curves`.
+        means: Rows of `mean_curves`, with first, second and value.
         styles: Label and style by group; those without a mean count as diverged.
     """
     ends, handles = _final_means(means), {}
@@ -469,7 +469,7 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
 
     Args:
         axes: The panel.
-        means: Rows of `mean_curves`.
+        means: Rows of `mean_curves`, with first, second, `x`, value and sd.
         x: Column of the x axis.
         styles: Label and style by group.
         scale: Divisor from values of `x` to units of the axis.
@@ -493,7 +493,7 @@ def _draw_cells(
 
     Args:
         axes: The panel.
-        frame: Rows of `collect`.
+        frame: Points of curves, with cell, first, second, `x` and `column`.
         x: Column of the x axis.
         column: Column of the losses.
         styles: Label and style by group.
@@ -518,7 +518,7 @@ def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupS
 
     Args:
         axes: The panel.
-        behind: Rows of `mean_curves` of the smoothed training loss.
+        behind: Rows of `mean_curves` of the smoothed training loss, with first, second, `x` and value.
         x: Column of the x axis.
         styles: Label and style by group.
         scale: Divisor from values of `x` to units of the axis.
@@ -535,7 +535,7 @@ def _draw_highlighted(
 
     Args:
         axes: The panel.
-        frame: Rows of `collect`.
+        frame: Points of curves, with cell, `x` and `column`.
         x: Column of the x axis.
         column: Column of the losses.
         scale: Divisor from values of `x` to units of the axis.

@@ -124,7 +124,7 @@ def _notes(frame: pd.DataFrame, fewer: bool) -> list[str]:
     """Return the notes on points, probabilities, bars and means over fewer seeds.
 
     Args:
-        frame: Rows of `collect`.
+        frame: Rows of the figure, with p_front, speed_sd and sd.
         fewer: Whether any mean is over fewer seeds than its configuration has.
     """
     notes = ["One point a configuration. Ringed: on the front, where no other is as good in both and better in one."]
@@ -206,7 +206,7 @@ def _point_label(row: Mapping[Any, Any], several: bool, fewer: str | None) -> st
     Each may be missing, so the label may be empty.
 
     Args:
-        row: Row of `collect`.
+        row: Row of the figure as a dict, with p_front, front and rest.
         several: Whether the levels except mixer and memory vary and belong into the label.
         fewer: Text "n=k"; None if all seeds have the numbers.
     """

@@ -256,7 +256,7 @@ def at_common_rung(study: Study) -> Study:
 
     A rung is a numbered validation of a training. The common rung is the last one that every finished trial with a
     curve and every pruned one reached. The study is returned unchanged if it has several objectives, if at least ten
-    trials are finished, or if at least as many (and one) are finished as pruned with a curve.
+    trials are finished, or if at least as many are finished (but at least one) as were pruned with a curve.
 
     Returns:
         A copy with `rung` set and `fixed_best` from final values. Trials with a value at the rung are `done` with that

@@ -325,7 +325,8 @@ def _cells_of_selector(data: SweepData, selector: str) -> list[str]:
 def _cells_at_levels(data: SweepData, selector: str) -> list[str]:
     """Return the ids of the cells at all of these comma-separated levels; [] if there are none or the text is empty.
 
-    A part is `axis=level` (seed is an axis too), or a level of any axis other than "on" and "off".
+    A part is `axis=level` (seed is an axis too), or a level of any axis other than "on" and "off". Levels are compared
+    as text, as the cells spell them.
     """
     parts = [part.strip() for part in selector.split(",") if part.strip()]
 

@@ -135,7 +135,7 @@ def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials
     """Return the sentence on the error bars or bands of lines, with a space at its end; "" without any.
 
     Args:
-        means: Rows of `line_means`.
+        means: Rows with the column interval, as `line_means` gives them.
         mark: Name of the marks: "Bars" or "Band".
         trials: Meaning of the interval of a line of one cell.
     """

@@ -81,8 +81,8 @@ def draw_lines_with_means(
 
     Args:
         axes: The axes.
-        cells: Rows of `length_frame`.
-        means: Rows of `line_means`.
+        cells: Rows with cell, line, length and value, as `length_frame` gives them.
+        means: Rows with line, length, value, cells, of, low and high, as `line_means` gives them.
         styles: Style by line, from `line_styles`.
         scale: Factor from values to units of the y axis.
         highlighted: Label by id of a highlighted cell; these get lines of their own with labels at their ends.

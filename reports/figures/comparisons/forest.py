@@ -89,7 +89,7 @@ def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> 
     """Return the note on differences without an interval, as a list; empty if all have one.
 
     Args:
-        rows: Rows of `effect_fields`.
+        rows: Dicts with the key low (NaN for a difference without an interval).
         unit_name: "pairs" or "fours", of which there are too few; for the message alone.
     """
     none = any(math.isnan(row["low"]) for row in rows)
@@ -117,7 +117,7 @@ def effect_colour(row: Any) -> str:
     It is grey if it is not significant, is zero, or belongs to a number with no better side.
 
     Args:
-        row: A row of `effect_fields`.
+        row: Row or dict with mean, better (1, -1 or 0) and sure.
     """
     side = row["mean"] * (row["better"] or 0)
     if not row["sure"] or not side:
@@ -133,7 +133,7 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
 
     Args:
         axes: The panel.
-        rows: Rows of `effect_fields`.
+        rows: Rows with mean, low, high, better, sure and mixed, as `effect_fields` gives them.
         heights: Height of each row in data.
     """
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
@@ -149,7 +149,7 @@ def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], marker
 
     Args:
         axes: The panel.
-        rows: Rows of `effect_fields`; may be empty.
+        rows: Rows with mean, better, sure and where, as `effect_fields` gives them; may be empty.
         heights: Height of each row in data.
         markers: Marker by `where`; every row's must be a key.
     """
@@ -180,7 +180,7 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> No
 
     Args:
         axes: The panel.
-        rows: Rows of `effect_fields` of one number; at least one.
+        rows: Rows of one number with mean, low, high, better and unit, as `effect_fields` gives them; at least one.
         side: Label of the better side, which is left out for a number without one.
     """
     ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
@@ -238,7 +238,7 @@ def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE))
     significant.
 
     Args:
-        rows: Rows of `effect_fields`.
+        rows: Rows with mean, better and sure, as `effect_fields` gives them.
         sides: Labels of the better and of the worse side; "not sure" stays.
     """
     colours = {effect_colour(row) for _, row in rows.iterrows()}

@@ -79,7 +79,7 @@ def _with_line_groups(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...
 
     Args:
         data: The sweep.
-        frame: Rows of `_frame`.
+        frame: Rows with cell, attempt, metric, pairs, chance, value, sd and n.
         axes: At most two axes that distinguish lines; missing ones give empty levels.
     """
     levels = {cell.cell_id: [*(cell_level(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}

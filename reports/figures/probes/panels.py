@@ -73,8 +73,8 @@ def draw_panels(
     Args:
         figure_data: The figure, whose draw options have `axes` and `names` (label by cell).
         look: Figure options.
-        frame: Rows with the columns of `assign_panels` and `length_frame`.
-        means: Rows of `line_means`.
+        frame: Rows with panel, first, second, line, cell, length and value.
+        means: Rows of `line_means`, with panel, line, length, value, cells, of, low and high.
         format_panel: Sets scales and marks of a panel, after its lines are drawn.
         labels: Labels below and at the left.
         scale: Factor from values to units of the y axis.

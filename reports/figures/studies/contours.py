@@ -122,7 +122,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
 
     Args:
         axes: The panel.
-        panel_rows: Rows of the pair, as `collect` gives them.
+        panel_rows: Rows of the pair, with number, value, best, and x_/y_ name and place (0 to 1).
         x: Scale of the setting on the x axis.
         y: Scale of the setting on the y axis.
         norm: Matplotlib normalization of the values.

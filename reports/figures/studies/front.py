@@ -88,7 +88,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
 
     Args:
         axes: The panel.
-        panel_rows: Rows of the pair, as `collect` gives them.
+        panel_rows: Rows of the pair, with number, front, and x_/y_ label, sign and value.
         stepped: Draw the front as steps, too, and leave the x label on one line.
     """
     for side in ("x", "y"):

@@ -109,7 +109,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
 
     Args:
         axes: The panel.
-        panel_rows: Rows of one objective, as `collect` gives them.
+        panel_rows: Rows of one objective, with number, standing, direction, label, value and so_far.
 
     Returns:
         Legend handles by label: one per standing that is drawn, and "best so far".

@@ -122,7 +122,7 @@ def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
     They cut outliers off, keep the better half of the trials, and have a margin of 8 %.
 
     Args:
-        objective_rows: Rows of one objective, as `collect` gives them; each trial counts once.
+        objective_rows: Rows of one objective, with number, direction and value; each trial counts once.
     """
     objective = settings.objective_with_direction(str(objective_rows["direction"].iloc[0]))
     return settings.padded_range(
@@ -137,7 +137,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
 
     Args:
         axes: The panel.
-        panel_rows: Rows of the panel, as `collect` gives them.
+        panel_rows: Rows of the panel, with number, name, place, value and best.
         scale: Scale of the setting.
         norm: Matplotlib normalization of the trials' numbers, which gives the colours.
         limits: (low, high) of the y axis.

@@ -126,6 +126,8 @@ class ClaimFacts:
     def plain_configurations(self, mixer: str, memory: bool = False, **levels: str) -> list[list[CellState]]:
         """Return the plain configurations with that mixer, one per combination of extra axes, each as its runs.
 
+        Plain means baseline regularizer (the first mode if the sweep has no baseline), no distractor, no window.
+
         Args:
             mixer: Level of the mixer axis.
             memory: With memory (True) or without.
