@@ -297,8 +297,8 @@ def ranking_notes(
 ) -> list[str]:
     """Return notes on the best numbers: the owner of each, the probability of being best, and the winner's curse.
 
-    At most three: best numbers with their probabilities, the winner's curse (columns only, the two heaviest), and
-    the columns without a noise estimate. Empty without groups.
+    At most three: best numbers with their probabilities, the winner's curse (columns only, the two heaviest), and the
+    columns without a noise estimate. Empty without groups.
 
     Args:
         contests: Compared groups, each with a best number.

@@ -144,8 +144,8 @@ def checkable_files(folder: Path) -> list[Path]:
     """Return the tables and figures in a folder written by `report --all`, sorted by name.
 
     Subfolders are not searched. Files are recognised by their suffix alone: .md, .csv, .tex, .html, .json, .svg, .pdf
-    or .png, in any case. Files without a trace (index, document,
-    dashboard, empty JSON) are left out. A CSV of which only the trace file exists is included.
+    or .png, in any case. Files without a trace (index, document, dashboard, empty JSON) are left out. A CSV of which
+    only the trace file exists is included.
 
     Raises:
         ReportError: The folder cannot be read, or has no such file.

@@ -95,10 +95,10 @@ def _measure_ranking(
 ) -> dict[str, Any]:
     """Return the ranking of a measure: rows (best first), of (number of configurations) and how (a note).
 
-    There are at most five rows. A row has cells (ids), words (labels of its levels), text (printed mean), value,
-    low and high (95 % interval from the spread between replicate runs, in the stored unit; None where unknown),
-    interval (its text) and chance (probability of being the best, or None). If all of several configurations have the
-    same number, rows is empty.
+    There are at most five rows. A row has cells (ids), words (labels of its levels), text (printed mean), value, low
+    and high (95 % interval from the spread between replicate runs, in the stored unit; None where unknown), interval
+    (its text) and chance (probability of being the best, or None). If all of several configurations have the same
+    number, rows is empty.
 
     Args:
         data: The sweep.

@@ -27,10 +27,10 @@ GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the count map of Polar attention, mag = tanh(beta ln(1 + m)), for m keys of equal weight.
 
-    One row per curve and m, for about 70 whole numbers m from 0 to 1000: source (`init`, or the slug of a cell
-    with a learned slope), cell, attempt, beta (mean over heads), lowest and highest (beta over heads), m, mag (0 to 1).
-    The curve `init` comes first and has no cell. Learned slopes are those that the probe `count_map` stored; polar
-    cells without one have no curve.
+    One row per curve and m, for about 70 whole numbers m from 0 to 1000: source (`init`, or the slug of a cell with a
+    learned slope), cell, attempt, beta (mean over heads), lowest and highest (beta over heads), m, mag (0 to 1). The
+    curve `init` comes first and has no cell. Learned slopes are those that the probe `count_map` stored; polar cells
+    without one have no curve.
 
     Raises:
         ReportError: The sweep has no polar cell.

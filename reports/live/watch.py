@@ -140,8 +140,8 @@ def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
 
     Either is None if unknown; seconds_left also while no cell runs. The remaining work, in seconds of one worker, is
     divided by the number of cells that run now. A waiting cell runs at the median rate of the last 20 cells finished at
-    their first attempt, start and probes included, or else at the mean rate of running ones. A running cell
-    needs at least its tokens at its own speed.
+    their first attempt, start and probes included, or else at the mean rate of running ones. A running cell needs at
+    least its tokens at its own speed.
     """
     running = [cell for cell in cells if cell.state == "running"]
     rates = {cell.cell_id: cell.tokens_per_s for cell in running if cell.phase == "training" and cell.tokens_per_s}

@@ -69,8 +69,8 @@ def text(table: Table, *, trace: bool = True) -> str:
 def tex_breakable(text: str) -> str:
     """Return the text escaped for LaTeX, with break points in long words.
 
-    A word (between spaces) of more than 24 characters may break after every 12. Level names of a plugin
-    can be longer than a column and contain nothing else to break at.
+    A word (between spaces) of more than 24 characters may break after every 12. Level names of a plugin can be longer
+    than a column and contain nothing else to break at.
     """
 
     def pieces(word: str) -> str:

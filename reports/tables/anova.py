@@ -100,8 +100,8 @@ def needle_model_table(store: Store, data: SweepData) -> Table:
     """Return the table `needle-model`: effects on the odds of a correct digit, one row per context length and term.
 
     Labels: Measure and Term. Number columns: df, Deviance, F, p, Odds ratio, Low and High. Terms have df, deviance, F
-    and p; levels df, p, their odds ratio (not a logarithm) and its 95 % interval; the others are "-". Notes
-    give the dispersion of each length. `store` is not used.
+    and p; levels df, p, their odds ratio (not a logarithm) and its 95 % interval; the others are "-". Notes give the
+    dispersion of each length. `store` is not used.
     """
     models = [needle_model(data, column) for column in needle_columns(data)]
     lines = []

@@ -40,8 +40,7 @@ def items_table(store: Store, data: SweepData) -> Table:
 
     An item is a document, row, trial or sequence that all networks answer. One row per effect of `item_effects`, with
     Measure, Axis, Levels and Within as labels. Number columns: Items, Pairs, Mean, Low, High, p, p corr, Gained, Lost
-    and p McN. JSON fields: family, method, seeds, where.
-    Without stored items it has no rows and a note that says so.
+    and p McN. JSON fields: family, method, seeds, where. Without stored items it has no rows and a note that says so.
     """
     item_effect_list = item_effects(store, data)
     lines = [

@@ -29,8 +29,8 @@ def power_table(store: Store, data: SweepData) -> Table:
 
     It shows the standard deviation between runs, the smallest difference that one pair and the sweep's own pairs detect
     with 80 % power, and the pairs needed for differences of 5, 10 and 20 points (of losses 0.01, 0.02 and 0.05 nats per
-    token). Without seeds or near-replicates (runs of one
-    seed that differ in a regularizer of negligible weight alone) it has no rows and a note. `store` is not used.
+    token). Without seeds or near-replicates (runs of one seed that differ in a regularizer of negligible weight alone)
+    it has no rows and a note. `store` is not used.
     """
     analyses = power_analyses(data)
     lines = [

@@ -91,8 +91,8 @@ def line_means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean of each line of a `length_frame`, one row per line, number and length.
 
     Columns: panel, first, second, line, probe, metric, length, value (mean over configurations, seeds averaged first),
-    cells (with the number at this length), configurations, of (cells that the line has at any length), low and high (95
-    % interval), and interval ("configurations", "seeds" or "trials": what it is over; "" without one).
+    cells (with the number at this length), configurations, of (cells that the line has at any length), low and high
+    (95 % interval), and interval ("configurations", "seeds" or "trials": what it is over; "" without one).
 
     The unit is the configuration: the interval is Student's t over configurations, which describes how far the mean
     would change with other configurations like these. Neither digits nor seeds count as independent. A line of one

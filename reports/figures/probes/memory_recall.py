@@ -58,8 +58,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """Return one row per cell, metric and number of pairs, averaged over the items; empty if nothing is stored.
 
     Columns: cell, attempt, metric (share or context_share), pairs, chance, value, sd (sample standard deviation over
-    items, NaN for one) and n (number of items). A metric
-    whose items lack the details `pairs` and `chance` is left out.
+    items, NaN for one) and n (number of items). A metric whose items lack the details `pairs` and `chance` is left out.
     """
     parts = []
     for metric in PANELS:

@@ -31,8 +31,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     A trial is one proposed configuration of a study; it is finished if it has a finite value of every objective. Where
     a pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`). The
-    first four settings that differ between finished trials are paired, in the grid's order. The earlier setting
-    of a pair is y, the later one x. A trial that lacks a setting of a pair has no row there.
+    first four settings that differ between finished trials are paired, in the grid's order. The earlier setting of a
+    pair is y, the later one x. A trial that lacks a setting of a pair has no row there.
 
     Columns: number, cell, attempt, x and y (dotted paths of the settings), x_name, y_name (short names), x_place and
     y_place (position along their axes, 0 to 1), value (shares in %), best (True for the best trial by final values, or

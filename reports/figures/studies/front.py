@@ -67,8 +67,8 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per pair of objectives and a marker per trial, with the Pareto front in blue and ringed.
 
-    Trials of the front have their numbers, at most 12 of them. With a single pair the front is also drawn as
-    steps. `look` is not used.
+    Trials of the front have their numbers, at most 12 of them. With a single pair the front is also drawn as steps.
+    `look` is not used.
     """
     frame = figure_data.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))

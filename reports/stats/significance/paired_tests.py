@@ -76,9 +76,9 @@ def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[flo
 
     The first procedure that applies is used: Student's t over the runs, for one configuration with several seeds
     (method `seeds`). Crossed random effects, with several seeds in a design that can separate them (`crossed`).
-    Student's t over configuration means, for fewer than 6 configurations (`t`). The sign-flip permutation test
-    of configuration means and its inversion (`sign-flip`). The first three need a variance: without one, for a single
-    run and for an empty sample the method is `none`, with NaN for low, high and p.
+    Student's t over configuration means, for fewer than 6 configurations (`t`). The sign-flip permutation test of
+    configuration means and its inversion (`sign-flip`). The first three need a variance: without one, for a single run
+    and for an empty sample the method is `none`, with NaN for low, high and p.
 
     Args:
         samples: Arrays [configuration], or [configuration, seed] with NaN (or infinity) where a run is missing.
@@ -306,8 +306,7 @@ def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
     tests. The statistic of a test is |sum d| / sqrt(sum d^2), 0 if all d are 0. It is a monotone form of |Student's t|
     whose variance under flips is 1 for every n; d is not centred. No corrected p is below its uncorrected one. All
     flips are enumerated up to 14 configurations in the family. Beyond, 20,000 random flips, the same in every run, are
-    shared by all families with the same number of configurations; p is (reached + 1) / (draws +
-    1).
+    shared by all families with the same number of configurations; p is (reached + 1) / (draws + 1).
 
     Args:
         families: (samples, keys, p values) of each family: the differences of each test [configuration] without NaN,
