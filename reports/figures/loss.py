@@ -361,8 +361,10 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw the complete training and its last half: a line per group, in the legend in order of the final loss.
 
-    Lines are mean validation losses with bands of one standard deviation, the training loss is dotted. Without any
-    validation loss lines are smoothed training losses. Highlighted cells of `look` are black and labelled.
+    Lines are mean validation losses with bands of one standard deviation; single cells are thin, and the smoothed
+    training loss is dotted. Without any validation loss lines are smoothed training losses. Legend entries are "label:
+    final loss", or "label: diverged" last. Highlighted cells of `look` are black, and labelled in the last panel. A
+    figure whose points all lie at x = 0 has one panel.
     """
     frame, x = figure_data.frame, figure_data.draw_options["x"]
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"

@@ -100,7 +100,8 @@ def difference_label(axis: str, level: str, reference: str) -> str:
     """Return the label of a difference of levels, such as "NoPE − PoLAR".
 
     For on against off it is the axis alone, such as "memory"; for a regularizer against "baseline" "<level>
-    regularizer"; for other axes the axis with both levels.
+    regularizer". For two mixers, or two other regularizers, it is both levels; for other axes the axis with both
+    levels.
     """
     if (level, reference) == ("on", "off"):
         return drawing.axis_label(axis)
@@ -211,7 +212,7 @@ def hide_every_second_label(axes: Axes) -> None:
 
 
 def three_ticks(low: float, high: float) -> list[float]:
-    """Return at least three equidistant round numbers in this range, which may exceed either end by 12 % of its length.
+    """Return at least three equidistant round numbers in this range, extended by 12 % of its length at both ends.
 
     The step is the widest of 1, 2 or 5 times a power of ten that gives three. Zero is among them if it is inside.
 

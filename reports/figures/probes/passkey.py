@@ -64,9 +64,10 @@ def _count_range_text(counts: pd.Series) -> str:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    """Return one row per cell, length and depth as `collect` documents them.
+    """Return one row per cell, length and depth.
 
-    Without any it is empty and has no columns. Rows are in the grid's order of cells, then by length and depth.
+    Columns: cell, attempt, configuration, length, depth, trials, answers, value, exact and constant. Without any it is
+    empty and has no columns. Rows are in the grid's order of cells, then by length and depth.
     """
     parts = []
     for length in data.lengths(PROBE, METRIC, include_unrequested=True):

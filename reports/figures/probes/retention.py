@@ -58,9 +58,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    """Return one row per gate as `collect` documents them, in the grid's order of cells; empty if none is stored.
+    """Return one row per gate, in the grid's order of cells; empty if none is stored.
 
-    half_life is log(0.5) / log(retention): 0 for a retention of 0, NaN for 1 or more.
+    Columns: cell, attempt, part (mixer or memory), layer, head, channel, retention and half_life. half_life is log(0.5)
+    / log(retention): 0 for a retention of 0, NaN for 1 or more.
     """
     parts = []
     for part, metric in PARTS.items():

@@ -101,8 +101,9 @@ def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | Non
 def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], NoiseEstimate]:
     """Return the noise estimate within every stratum that has one, by its (mixer, memory) levels.
 
-    Each is `pooled_noise` over the cells of the stratum alone, so strata may differ in the kind of their replicates.
-    Strata without replicates are left out. The order is that of the first cell with the number.
+    Each is the pooled standard deviation within groups of replicates of the stratum's cells alone (`pooled_noise`), so
+    strata may differ in the kind of their replicates: seeds or near-replicates. Strata without replicates are left out.
+    The order is that of the first cell with the number.
     """
     return _noise_by_axes(data, column, STRATUM_AXES)
 
