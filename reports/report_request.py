@@ -275,8 +275,8 @@ def _write_table(request: ReportRequest, store: Store) -> None:
 def _table(request: ReportRequest, store: Store) -> Table:
     """Return the requested table: that of `--table`, or with `--compare` the comparison with that sweep.
 
-    The comparison has the columns of `--table`, if given. Options that a table does not accept are ignored, except
-    lengths and cell filters.
+    With both, the comparison shows only the numbers that this table of the paper prints. Options that a table does not
+    accept are ignored, except lengths and cell filters.
     """
     name = "compare" if request.compare else str(request.table)
     table_number = request.table if request.table != "compare" else None

@@ -123,10 +123,12 @@ def _terms(
     Args:
         frame: One row per observation.
         names: Axes that vary.
-        planned: Terms of a partial design, used if the data supports them; None for a full grid.
+        planned: Terms of a partial design, used if the data supports them, else as for a full grid; None for a full
+            grid.
 
     Returns:
-        ({}, []) if even the main effects leave no residual degree of freedom.
+        Columns [N, df] by term, a tuple of axes, without the intercept; and remarks. ({}, []) if even the main effects
+        leave no residual degree of freedom.
     """
     main = {(name,): _contrasts(frame[name]) for name in names}
     if planned is not None:

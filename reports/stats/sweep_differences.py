@@ -262,8 +262,9 @@ def _add_identity_defaults(
 ) -> None:
     """Add to `own` the identity defaults of settings that only the reference recorded.
 
-    A stored config of a run omits settings at their identity default, within the sections it has. A published config
-    holds what is known of it only, so nothing is added if any provenance is published, or if there is none.
+    An identity default is the value at which a setting is left out of a stored config. A stored config of a run omits
+    such settings within the sections it has. A published config holds what is known of it only, so nothing is added if
+    any provenance is published, or if there is none.
 
     Args:
         own: Values by dotted path; changed in place.

@@ -124,8 +124,8 @@ def axes_of_lines(data: SweepData) -> tuple[str, ...]:
 def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
     """Return a dict with the keys panel, first, second and line for each cell of the sweep, by cell id.
 
-    `panel` is the level of attn_type, `first` and `second` are the levels of `axes_of_lines` (empty where there are
-    fewer axes), and `line` is their text, "all cells" without any.
+    `panel` is the level of attn_type. `first` and `second` are the levels of the at most two axes of `axes_of_lines`
+    ("" for a missing one). `line` is their text, such as "memory on, window off", or "all cells" without any.
     """
     axes = axes_of_lines(data)
     groups = {}
