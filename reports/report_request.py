@@ -77,9 +77,9 @@ def parse_lengths(texts: list[str] | None) -> ExtraLengths:
 def run_report(request: ReportRequest) -> bool:
     """Write, print or check everything that the request names.
 
-    With files to check nothing else is done. Otherwise the dashboard is written if named, and then the first requested
-    one of: the folder of everything, a figure, a table; the others are ignored. `list_` is not looked at: the command
-    handles it. Messages go to stderr. Every sweep is read once (`cached_reads`).
+    With files to check nothing else is done. Otherwise the dashboard is written if named, and then the folder of
+    everything (`all_`), else a figure (a table beside it is an error), else a table or comparison. `list_` is not
+    looked at: the command handles it. Messages go to stderr. Every sweep is read once (`cached_reads`).
 
     Returns:
         False if a checked file differs from the database, else True.

@@ -454,7 +454,7 @@ def watch(
 
     Blocks. A terminal shows one view that fits into it. Elsewhere each view is written to the console's file as plain
     text or, with `as_json` (on a terminal, too), as one JSON object per line, and flushed. If the database does not
-    answer a later read, a note is shown and the last state is repeated, without an end; an error of the first read is
+    answer a later read, a note is shown and the last state is repeated until it does; an error of the first read is
     raised.
 
     Args:

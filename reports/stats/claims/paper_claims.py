@@ -330,7 +330,8 @@ def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str
 
     "true" if the mean is on that side and both the sign-flip test and Student's t are significant (two-sided, 5%),
     "weak" if only one is. "false" if both are significant on the other side, else "not shown". With fewer than 6 pairs
-    the first test is Student's t, too. Pairs that all agree have no variance, so no p, and give "not shown".
+    the first test is Student's t, too. Differences that are all equal have no variance, so that Student's t is not
+    significant: fewer than 6 pairs then give "not shown", more at best "weak".
 
     Args:
         differences: Paired differences, as fractions.
