@@ -62,7 +62,11 @@ def size_on_disk(path: Path) -> int:
 def store_error_for(error: BaseException) -> StoreError | None:
     """Return the error to show for an uncaught OSError about a path, or for a name that is not UTF-8.
 
-    None for other errors, among them OSErrors that may be bugs of this program. The result is returned, not raised.
+    The result is returned, not raised. OSErrors count if their number says that the system refuses a path whatever the
+    program does. These are permission (EACCES, EPERM), read-only (EROFS), no space, quota or size limit (ENOSPC,
+    EDQUOT, EFBIG), name too long, too many links, a parent that is no folder, I/O error and stale handle. An error
+    without a file name counts, too. None for any other error: a missing or existing file and a folder in place of a
+    file may be bugs of this program.
     """
     if isinstance(error, UnicodeEncodeError):
         return _undecodable_name_error(str(error.object))

@@ -146,9 +146,10 @@ def _boolean_problem(field: FieldRule, value: Any) -> str | None:
 
 
 def _time_problem(field: FieldRule, value: Any) -> str | None:
-    """Return the unmet requirement of a time in the format of TIME; None for a valid one.
+    """Return the unmet requirement of a time such as "2026-01-02T03:04:05.678Z"; None for a valid one.
 
-    A time that is not in the calendar, such as 30 February, is invalid.
+    Valid is text YYYY-MM-DDTHH:MM:SS.mmmZ with exactly three decimals and a year from 1970 to 2199. A time that is not
+    in the calendar, such as 30 February, is invalid. The field's own rules are not used.
     """
     good = isinstance(value, str) and TIME.fullmatch(value) is not None
     if good:
@@ -475,8 +476,9 @@ class RowValidator:
 def quoted_value(value: Any) -> str:
     """Return an untrusted value for a message: short, on one line, without control characters.
 
-    Text is cut to 60 characters and quoted, with characters outside ASCII escaped; an object or a list is only named as
-    such.
+    Text is cut to 60 characters without an ellipsis, then quoted with characters outside ASCII escaped (`ascii`).
+    Numbers, True, False and None are shown as Python's str(), cut to 60 characters. A dict becomes "an object", a list
+    "a list".
     """
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"

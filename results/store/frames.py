@@ -194,8 +194,9 @@ def _build_frame(
 ) -> pd.DataFrame:
     """Return rows as a frame that begins with the columns of their cells; rows come in the grid's order.
 
-    Within a cell the order of `rows` is kept. An axis whose name is reserved gets the column `axis.NAME`. Every row's
-    cell must be in `states`.
+    The leading columns are cell (the id), slug, seed, the five of AXES (attn_type, reg_mode, distractor, memory,
+    window), and one per further varying axis. `columns` follow. An axis whose name is reserved gets the column
+    `axis.NAME`. Within a cell the order of `rows` is kept. Every row's cell must be in `states`.
 
     Args:
         states: cells, in the grid's order.

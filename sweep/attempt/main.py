@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Blocks until the attempt ends; with --spare first until a folder arrives.
 
     Args:
-        argv: arguments without the program's name; None: those of the process.
+        argv: arguments without the program's name; None: those of the process. `--runs FOLDER` and `--parent PID` are
+            required, and exactly one of `--folder NAME` (relative to --runs) and `--spare` (read the folder's name from
+            stdin). `--journal` is optional. There are no positional arguments.
 
     Returns:
         0: done, diverged, or a spare process without work. EXIT_STOPPED: stopped on request. EXIT_LOST: lease lost,

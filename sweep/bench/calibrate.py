@@ -177,7 +177,8 @@ def _time_cell(
     """Return the calibration of a cell from timed steps of its shortened form.
 
     `step_s`, `low_s` and `high_s` are median, fastest and slowest step, extrapolated to the full number of
-    micro-batches.
+    micro-batches. `start_s` is `import_s` plus the construction of the network. `compile_s` is the time of the first
+    two steps beyond two median steps (compiling, capturing), not part of `start_s`.
 
     Args:
         cell: The cell.

@@ -139,7 +139,8 @@ POLL_S = 0.05
 def measure_stop(folder: Path) -> Iterator[ScaleRow]:
     """Yield two rows of a launch that is interrupted: seconds to its first step, and from Ctrl-C to its end.
 
-    The launch is terminated if the iteration is given up.
+    There is no time limit: the iterator waits as long as the launch lives, for the first step and after Ctrl-C. The
+    launch is terminated if the iteration is given up.
 
     Args:
         folder: Folder that holds the prepared text under `runs`, and gets the grid, its log and its database.

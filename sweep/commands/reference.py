@@ -42,7 +42,11 @@ def schema(out: OutFile = None) -> None:
 
 
 def write_output(text: str, out: Path | None) -> None:
-    """Write text to a file, or to standard output without one."""
+    """Write text unchanged to a file, replaced atomically, or to standard output without one; no newline is added.
+
+    Prints nothing else. Raises StoreError if the parent folder does not exist, and WriteRefused if the file cannot be
+    written.
+    """
     from ...results.console.output_files import write_file
 
     if out is None:

@@ -104,12 +104,17 @@ class CountingSource:
 
 @dataclass
 class StdlibSource(CountingSource):
-    """Documents of the Python standard library: its source files without tests and idlelib, and its help topics."""
+    """Documents of the Python standard library: its source files, and its help topics.
+
+    The folders and files of STDLIB_SKIP are left out, among them tests, idlelib and site-packages. Documents are
+    divided into the splits train, validation and heldout by name and length.
+    """
 
     def _texts(self) -> Iterator[Text]:
-        """Yield each source file and each help topic, with its split; files are sorted by path.
+        """Yield each source file and each help topic, with its split (train, validation or heldout).
 
-        The file of the help topics itself is no document. Invalid UTF-8 is replaced.
+        Files are sorted by path. Help topics come in the place of pydoc_data/topics.py among them, which itself is no
+        document. Files in STDLIB_SKIP (tests, idlelib and more) are left out. Invalid UTF-8 is replaced.
 
         Raises:
             MachineError: This Python has no source files.

@@ -105,7 +105,8 @@ class NodeAgent:
     def start(self, spec: ProcessSpec, device: str | None) -> None:
         """Start an attempt's process. An attempt that cannot be started counts as ended, and `poll` returns it.
 
-        Blocks until the first poll, and until the process exists; does nothing once the agent is closed.
+        Blocks until another thread has called this agent's `poll` for the first time, and then until the process
+        exists. Call it from a thread other than the one that polls. Does nothing once the agent is closed.
 
         Args:
             spec: Attempt to start.
@@ -116,7 +117,8 @@ class NodeAgent:
     def _start_child(self, spec: ProcessSpec, device: str | None) -> None:
         """Carry out `start` in the one thread that starts all processes: wait for the first poll, then start the child.
 
-        An OSError is recorded in the attempt's log and as its exit.
+        The wait blocks this thread until another one calls `poll`, or the agent is closed; then nothing is started. An
+        OSError is recorded in the attempt's log and as its exit.
         """
         while not self._polled.wait(CHECK_INTERVAL_S) and not self.is_closed:
             pass
@@ -236,7 +238,7 @@ class NodeAgent:
         return self.is_closed
 
     def _collect(self) -> None:
-        """Move ended children to the exits. The caller holds the lock.
+        """Move ended children to the exits that `poll` returns. The caller holds the lock.
 
         A SIGKILL becomes OOM_KILLED if the system has killed a process for lack of memory since the last child ended.
         """

@@ -161,9 +161,17 @@ def snapshot_folder(runs: Path) -> Path:
 
 
 def schema_revision(source: Path) -> str | None:
-    """Return the newest database revision that the snapshot knows, as digits; None if it cannot be read.
+    """Return the newest database revision that the snapshot knows, as digits such as "0009".
 
-    It is read from the text of the snapshot's schema.py; nothing is imported.
+    It is read from the text of the snapshot's results/store/schema.py, or results/schema.py of older code; nothing is
+    imported. None if neither exists, or the first of them holds no REVISIONS.
+
+    Args:
+        source: folder of the snapshot, which holds `atma_sweep`.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: the file is not text.
     """
     for relative_path in ("results/store/schema.py", "results/schema.py"):
         file = source / "atma_sweep" / relative_path

@@ -30,7 +30,11 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
     settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
 
     def write(run: TrackerRun) -> None:
-        """Write one offline run of W&B, with the cell's id as its id; nothing is sent."""
+        """Write one offline run, with the cell's id as its run id; nothing is sent.
+
+        The config holds cell (the id), state, seed, tokens, the levels and the grid's axes by name, `began` and `ended`
+        as UTC text or None, and under `config` the cell's complete config. No tags or groups are set.
+        """
         times = {
             "began": run.started_at and format_utc(run.started_at),
             "ended": run.finished_at and format_utc(run.finished_at),
@@ -48,7 +52,9 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 def _log(run: TrackerRun, target: Any) -> None:
     """Log the curve by step and the measurements by context length, and fill the summary.
 
-    Values that are None are left out of the history; the summary then has the reason. Returns nothing.
+    Values that are None are left out of the history; the summary then has the reason, a text. Summary keys are
+    `PROBE/METRIC@LENGTH`, or `PROBE/METRIC` for length 0. Measurements follow the curve, one entry per length, in
+    ascending order.
 
     Args:
         run: run to log.
