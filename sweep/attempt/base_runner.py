@@ -134,7 +134,7 @@ class AttemptRunner:
         )
 
     def check_stop(self) -> None:
-        """Raise Stopped if a stop was requested; otherwise send a heartbeat if one is due (every HEARTBEAT_S).
+        """Raise Stopped if a stop was requested; otherwise send a heartbeat if one is due (every 5 s).
 
         Measurements call it between their parts. The heartbeat raises LeaseLost if another process owns the attempt.
         """

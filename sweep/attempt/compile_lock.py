@@ -30,8 +30,8 @@ _GRAPH_SETTINGS = {
 def graph_key(config: CellConfig, *extra: str) -> str:
     """Return a hash, 32 hex digits, that is equal for cells whose networks compile to the same code.
 
-    It covers all model settings but `init`, and those of training that the compiled code depends on; so seed, learning
-    rates and data play no part.
+    It covers all model settings but `init`, and those of training in `_GRAPH_SETTINGS`: micro-batch, length,
+    regularizer, distractor, kernels, precision and more. Seed, learning rates and data play no part.
 
     Args:
         config: cell.
@@ -55,7 +55,7 @@ class CompileLock:
         self._file: int | None = None
 
     def acquire(self, meanwhile: Callable[[], None]) -> float:
-        """Wait until no other process compiles this graph, at most LOCK_TIMEOUT_S; return the seconds waited.
+        """Wait until no other process compiles this graph, at most LOCK_TIMEOUT_S (900); return the seconds waited.
 
         Does not wait, and does not lock, if the graph has been compiled before, or as soon as another process marks it
         as compiled. Returns normally after the timeout too, without the lock. Creates the folder and the file.

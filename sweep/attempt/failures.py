@@ -138,7 +138,7 @@ def classify_exit(
 def record_start_failure(log: Path, error: BaseException) -> int:
     """Append to the log, if possible, that the process could not be started; return the exit code for it.
 
-    EXIT_MACHINE for an OSError, else 1. An error of writing the log is ignored.
+    EXIT_MACHINE (3) for an OSError, else 1. An error of writing the log is ignored.
     """
     with contextlib.suppress(OSError), log.open("a") as file:
         file.write(f"could not be started: {error}\n")

@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stdin). `--journal` is optional. There are no positional arguments.
 
     Returns:
-        0: done, diverged, or a spare process without work. EXIT_STOPPED: stopped on request. EXIT_LOST: lease lost,
-        nothing more was written. EXIT_MACHINE: fault of the machine. Otherwise the code of the failure
+        0: done, diverged, or a spare process without work. EXIT_STOPPED (143): stopped on request. EXIT_LOST (75):
+        lease lost, nothing more was written. EXIT_MACHINE (3): fault of the machine. Otherwise the code of the failure
         (`SweepError.exit_code` or 1).
 
     Raises:
@@ -106,9 +106,9 @@ def _writer(job: Job, journal: Path | None) -> AttemptWriter:
 def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int:
     """Run the job, record how it ended, delete superseded checkpoints, and return the exit code.
 
-    Ends as done or diverged give 0; a stop, and any error after a stop request, gives EXIT_STOPPED. An expected error
-    (`SweepError`) or SystemExit is recorded as failed and gives its code. Checkpoints are deleted only after done and
-    diverged.
+    Ends as done or diverged give 0; a stop, and any error after a stop request, gives EXIT_STOPPED (143). An expected
+    error (`SweepError`) or SystemExit is recorded as failed and gives its code. Checkpoints are deleted only after done
+    and diverged.
 
     Args:
         job: job of the attempt.

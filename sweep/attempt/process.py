@@ -38,7 +38,7 @@ def ignore_output_errors() -> None:
 def is_logged(step: int, every: int, steps: int) -> bool:
     """Return True if the validation after `step` of `steps` steps gets a log line; the last one always does.
 
-    Every validation does, unless there are more than MAX_VALIDATION_LINES; then every second, third, ...
+    Every validation does, unless there are more than MAX_VALIDATION_LINES (1000); then every second, third, ...
 
     Args:
         step: optimizer steps done.

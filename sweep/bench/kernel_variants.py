@@ -46,7 +46,7 @@ def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor
         k_BTJX: Keys.
         v_BTJX: Values.
         logit_BTH: Logits of the forget gates, cast to float32.
-        backend: A backend of this package, or "fla", which must be installed.
+        backend: "gluon", "triton" or "torch" of this package, or "fla", which must be installed.
     """
     log_gate = functional.logsigmoid(logit_BTH.float())
     if backend != FLA:
@@ -58,7 +58,7 @@ def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor
 def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, backend: str) -> Tensor:
     """Return wall attention [B, T, H, X] with gates sigmoid(logit + 6) under the mixer's clamp.
 
-    The soft clamp applies to the logarithm of a gate.
+    The soft clamp maps the natural log of a gate into (-0.86, 0]. The bias 6 is the mixer's at initialisation.
 
     Args:
         q_BTHX: Queries.
@@ -66,7 +66,7 @@ def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, 
         v_BTJX: Values.
         logit_BTPX: Logits of the gates, per query head (P = H) or per KV head (P = J), cast to float32; "fla" gets them
             expanded to query heads.
-        backend: A backend of this package, or "fla", which must be installed.
+        backend: "gluon", "triton" or "torch" of this package, or "fla", which must be installed.
     """
     log_gate = soft_clamp(functional.logsigmoid(logit_BTPX.float() + GATE_BIAS), WALL_CLAMP)
     if backend != FLA:
@@ -170,7 +170,8 @@ TRITON, TORCH, COMPILED = "triton", "torch", "torch, compiled"
 def memory_rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
     """Return the shapes, after [B, T], of the logits that a memory op takes besides q, k and v, in order.
 
-    `op` is one of MEMORY_OPS (KeyError otherwise), `size` the head size.
+    `op` is "deltanet" (step size), "kda" (decay per channel, step size), "omega" (decay, step size, weight) or "atlas"
+    (these and momentum), else KeyError; `size` the head size.
     """
     shapes: dict[str, list[tuple[int, ...]]] = {
         "deltanet": [(heads,)],
@@ -188,7 +189,7 @@ def memory_variants(op: str, device: torch.device, size: int) -> dict[str, Calla
     "triton" if it is chosen, then torch's operations twice: as "torch, compiled" and as "torch".
 
     Args:
-        op: One of MEMORY_OPS.
+        op: "deltanet", "kda", "omega" or "atlas".
         device: Device on which the variants will run.
         size: Head size.
     """
@@ -363,7 +364,9 @@ def polar_attention_eager(
         window: Number of keys that a query sees, its own included; None for all before it.
 
     Returns:
-        Direction [B, T, H, X] in the dtype of q, and magnitude [B, T, H] in float32 (float64 for float64 inputs).
+        Direction [B, T, H, X] of unit length in the dtype of q, and magnitude [B, T, H], in [0, 1), in float32 (float64
+        for float64 inputs). The magnitude is tanh(softplus(mag_beta) ln(1 + n_eff r)), with n_eff the effective number
+        of real keys and r their weight against the null key.
 
     Source:
         docs/mechanisms.md, "Polar attention".

@@ -129,7 +129,7 @@ def cases(selected: Sequence[str], device: torch.device, *, without_fla: str | N
     Inputs are made later, by `Case.inputs`; self-tests of backends run on the way, for some ops for minutes.
 
     Args:
-        selected: Names of ops; unknown ones are ignored.
+        selected: Names of ops (OPS), such as "polar", "wall_head" or "decode"; unknown ones are ignored.
         device: Device of the inputs.
         without_fla: Reason to leave out the kernels of flash-linear-attention in gated attention, which the size then
             mentions; None includes them.
@@ -142,7 +142,7 @@ def cases(selected: Sequence[str], device: torch.device, *, without_fla: str | N
 def run(
     selected: Sequence[str], device: torch.device, *, rounds: int = 10, tell: Callable[[str], None] = print
 ) -> tuple[Ceilings, list[KernelRow]]:
-    """Time every variant of the selected ops, the variants of a case in turns; ops of FOREIGN in a child process.
+    """Time every variant of the selected ops, the variants of a case in turns.
 
     Args:
         selected: Names of ops; all if empty.
@@ -152,7 +152,7 @@ def run(
 
     Returns:
         (Limits of the device, rows). There is a row per variant and case: those of this process first, then those of
-        FOREIGN.
+        FOREIGN (forgetting, wall_head, wall_kv), which a child process times.
     """
     limits = ceilings(device)
     rows: list[KernelRow] = []
@@ -180,13 +180,13 @@ def timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], 
 def _foreign_rows(
     op: str, device: torch.device, limits: Ceilings, rounds: int, tell: Callable[[str], None]
 ) -> list[KernelRow]:
-    """Return the rows of an op of FOREIGN, timed in a child process with CASE_LIMIT_S seconds per case.
+    """Return the rows of an op of FOREIGN, timed in a child process with 240 s (CASE_LIMIT_S) per case.
 
     If the child fails or exceeds the limit, the cases that it has not finished are timed in this process, without
     flash-linear-attention.
 
     Args:
-        op: Name of the op.
+        op: "forgetting", "wall_head" or "wall_kv".
         device: A CUDA device.
         limits: Limits of the device, handed to the child.
         rounds: Timed rounds per case.

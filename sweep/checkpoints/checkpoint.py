@@ -119,7 +119,7 @@ def save(
     """Write a checkpoint into the storage location `folder` and return its name there.
 
     It is complete or absent, and replaces one of the same step. Once it has been read back, all checkpoints are removed
-    except the `KEEP_NEWEST` of the highest steps.
+    except the `KEEP_NEWEST` (2) of the highest steps.
 
     Args:
         folder: Address of the storage location, a full one; created if absent.

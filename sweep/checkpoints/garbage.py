@@ -87,7 +87,10 @@ class GarbageReport:
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values for JSON.
 
-        Its keys are runs, things (a list with a dict per file), elsewhere, removed, and bytes (in total).
+        Its keys are runs, things (a list with a dict per file: kind, address, bytes, folder, problem), elsewhere,
+        removed, and bytes (in total).
+
+        `kind` is "attempt", "plugin" or "log"; `elsewhere` lists the storage locations that were not scanned.
         """
         return asdict(self) | {"bytes": self.bytes}
 

@@ -82,7 +82,10 @@ class PruneReport:
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values for JSON.
 
-        Its keys are sweep, keep, dry, cells (a list with a dict per cell), running, and bytes (in total).
+        Its keys are sweep, keep, dry, cells, running (slugs of skipped cells), and bytes (in total).
+
+        `cells` has a dict per cell with removable files or a problem. Its keys are cell_id, slug, standing, checkpoints
+        and weights (numbers of files), bytes, starts_over, problem.
         """
         return asdict(self) | {"bytes": self.bytes}
 

@@ -44,7 +44,7 @@ def seal_content(facts: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
     """Return the content of the seal file: JSON of the facts, the hashes (sha256), and the hash of both (seal).
 
     Args:
-        facts: Facts of the checkpoint, as JSON.
+        facts: Facts of the checkpoint, as JSON: step, tokens, wall_s, pending. They become keys of the same object.
         hashes: SHA-256 in hex of its other files, by name.
     """
     content = {**facts, "sha256": dict(hashes)}

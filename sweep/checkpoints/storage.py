@@ -93,7 +93,8 @@ def check_address(address: str) -> None:
     """Check that an address is a path or one plain URL; no other address is ever given to fsspec.
 
     Raises:
-        StorageAddressError: The address is a chain of URLs, or its scheme is not in `SCHEMES`.
+        StorageAddressError: The address is a chain of URLs, or its scheme is not in `SCHEMES` (file, local, s3, gs, az,
+            hdfs, sftp, webdav, memory and more; not http).
     """
     scheme, separator, _ = address.partition("://")
     if not separator:

@@ -14,7 +14,8 @@ END = "<|endoftext|>"
 def byte_pairs(texts: Iterable[str], size: int, *, single_digits: bool = False) -> Tokenizer:
     """Return a byte-level BPE tokenizer trained on `texts`; the same texts give the same tokenizer.
 
-    It has no post-processor, so nothing is added to a text. `END` written out in a text becomes token 0.
+    It has no post-processor, so nothing is added to a text. `END` ("<|endoftext|>") written out in a text becomes token
+    0.
 
     Args:
         texts: Training texts; lone surrogates are replaced.

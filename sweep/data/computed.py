@@ -34,7 +34,7 @@ def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
         kind: Class of the corpus that `data.corpus` names.
 
     Raises:
-        CorpusError: `data` sets a field of `UNSUPPORTED_FIELDS`, or another tokenizer.
+        CorpusError: `data` sets path, train_tokens, heldout, tokenizer_file or end_of_text, or another tokenizer.
         ValidationError: The settings of the corpus are invalid (pydantic).
     """
     for name in UNSUPPORTED_FIELDS:
@@ -58,11 +58,12 @@ def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
 
 
 def build_manifest(corpus_request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the manifest of a computed corpus, without the keys that `Preparation._seal` adds.
+    """Return the manifest of a computed corpus, without request, prepared_at, fingerprint and its own hash.
 
-    Its keys are those of a corpus of shards, of which shards, heldout_names and heldout_ends are empty. `documents` is
-    the number of rows of both splits. `KEY` holds corpus, settings and splits. Saves the tokenizer's file into
-    `folder`, if it has one.
+    Its keys are layout, tokenizer, tokenizer_file, shards, heldout_names, heldout_ends (these three empty),
+    unigram_entropy, bigram_entropy (nats per token), documents and "computed" (`KEY`). `documents` is the number of
+    rows of both splits. `KEY` holds corpus, settings and splits. Saves the tokenizer's file into `folder`, if it has
+    one.
 
     Args:
         corpus_request: Result of `request`.

@@ -410,7 +410,7 @@ class ClusterExecutor:
         free again.
 
         Returns:
-            (attempt id, exit code or NODE_LOST or OOM_KILLED) of each.
+            (attempt id, exit code, or NODE_LOST (-1001) or OOM_KILLED (-1002)) of each.
 
         Raises:
             MachineError: Ray itself cannot be reached any more.

@@ -301,8 +301,9 @@ def query_nodes(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> li
 def version_differences(nodes: Sequence[NodeFacts]) -> dict[str, dict[str, list[str]]]:
     """Return the packages whose versions differ between the nodes, as package -> version -> hosts.
 
-    "python" counts as a package and comes first, then those of COMPARED_PACKAGES. The version is "none" where a package
-    is not installed. Packages with the same version everywhere are left out; empty for fewer than two nodes.
+    "python" counts as a package and comes first, then torch, triton, numpy, ray, fla-core and safetensors. The version
+    is "none" where a package is not installed. Packages with the same version everywhere are left out; empty for fewer
+    than two nodes.
     """
     differences: dict[str, dict[str, list[str]]] = {}
     for name in ("python", *COMPARED_PACKAGES):

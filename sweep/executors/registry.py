@@ -45,7 +45,7 @@ DEFAULT_EXECUTOR = "ray"
 def resolve_executor_name(name: str, address: str | None = None) -> str:
     """Return the registered name of the executor that `--executor` and `--address` select together.
 
-    Without an address it is `name`; with one it is that executor's variant for clusters.
+    Without an address it is `name`, "ray" or "local"; with one it is "cluster" for "ray" and "cluster".
 
     Args:
         name: Name from `--executor`.
@@ -53,7 +53,7 @@ def resolve_executor_name(name: str, address: str | None = None) -> str:
 
     Raises:
         GridError: There is no such executor.
-        SweepError: An address is missing, or the executor accepts none.
+        SweepError: An address is missing ("cluster"), or the executor accepts none ("local").
     """
     if name not in EXECUTORS:
         raise GridError("--executor", None, name, "no such executor", list(EXECUTORS), name)
@@ -68,7 +68,7 @@ def resolve_executor_name(name: str, address: str | None = None) -> str:
 
 
 def open_executor(name: str, context: ExecutorContext) -> Executor:
-    """Open the executor of that registered name; the caller closes it.
+    """Open the executor "ray", "local" or "cluster"; the caller closes it.
 
     An executor for a cluster connects and starts its agents; the others start nothing before `admit`.
 

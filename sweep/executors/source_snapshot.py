@@ -28,8 +28,8 @@ _COMPILED = re.compile(r"\.pyc(\.\d+)?$")
 def _package_files(package: Path) -> Iterator[Path]:
     """Yield the absolute paths of the package's source files, in a fixed order.
 
-    The parts follow SNAPSHOT_PARTS; files of a folder are sorted. Missing parts, bytecode and editors' leftovers (.pyc,
-    .swp, .orig) are left out.
+    The parts follow SNAPSHOT_PARTS: __init__.py, cli.py, grids, kernels, model, reports, results, sweep; files of a
+    folder are sorted. Missing parts, bytecode and editors' leftovers (.pyc, .swp, .orig) are left out.
     """
     for part in SNAPSHOT_PARTS:
         path_of_part = package / part

@@ -220,7 +220,10 @@ class ProgressDisplay:
 
 
 def _progress_note(attempt: Attempt) -> str:
-    """Return "loss N.NNN N tok/s" for an attempt that trains and has a loss, else its phase."""
+    """Return "loss N.NNN N tok/s" for an attempt in the phase "training" with a loss, else its phase.
+
+    Without a speed the rate is left out and the text ends with a space.
+    """
     if attempt.phase != "training" or attempt.loss is None:
         return attempt.phase
     rate = f"{attempt.tokens_per_s:,.0f} tok/s" if attempt.tokens_per_s else ""
@@ -230,7 +233,9 @@ def _progress_note(attempt: Attempt) -> str:
 def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[str]:
     """Return a plan as lines for people: cells by standing, work and tokens, damaged weights, budget, disk.
 
-    The last three appear only where the plan has them. For a study the first line describes its trials.
+    Standings are sorted by name: diverged, done, failed, interrupted, needs-eval, new, pruned, running, weights gone;
+    those without cells are left out. The last three kinds of lines appear only where the plan has them. For a study the
+    first line describes its trials.
 
     Args:
         plan: Plan of a launch.

@@ -264,7 +264,7 @@ def run(
         tell: Prints one line of information.
 
     Returns:
-        The final state of the cells, also when some of them failed.
+        The number of cells by standing, and if all are done or diverged; also when some of them failed.
 
     Raises:
         SweepBusy: Another supervisor runs the sweep.
@@ -496,8 +496,9 @@ def claim_sweep(request: LaunchRequest, store: Store, owner: processes.Owner) ->
     """Claim the sweep and record the revision in one transaction; return the fencing token.
 
     A refused launch changes nothing. The revision holds the grid's text, the commit, all cells of the request (not only
-    the selected ones) and these options: requested probes, settings, contrasts, design, stop rule, search space, cost
-    forecast. Those that the grid lacks are absent. Pending control commands are cleared, except at a restart.
+    the selected ones) and its options. Their keys are requested ([probe, length] pairs), set (values of `--set` by
+    path), contrasts, design, stop, search, price (cost forecast) and those of `request.options`. Contrasts, design,
+    stop and search are absent if the grid lacks them. Pending control commands are cleared, except at a restart.
 
     With `request.is_restart`, a busy sweep is tried again every CLAIM_RETRY_S for up to two lease durations, since the
     launch's own old lease may still last.

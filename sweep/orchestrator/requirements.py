@@ -57,7 +57,8 @@ class Lack:
 def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     """Return every requirement of the planned attempts that this machine does not meet.
 
-    In this order: texts, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Empty for a plan whose
+    In this order: texts, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Packages are torch,
+    numpy, safetensors, those of the executor and, with a GPU on 64-bit x86 Linux, triton. Empty for a plan whose
     attempts all run already, or that has none; trials still to be proposed count as attempts. For an executor at an
     address only texts and the executor's packages are checked, since its attempts run on other machines.
 

@@ -39,12 +39,15 @@ class RetryTracker:
     def next_try(self, task: Task, attempt: Attempt, failure: Failure) -> Task | None:
         """Return the task to retry after a failure, or None if the launch gives its cell up. Counts the failure.
 
-        Tries are counted per cell and failure class; the policies are in FAILURES. The retried task may have a halved
-        micro-batch, run alone on the machine, or wait until `not_before`. That is a time on the monotonic clock:
-        `wait_s` seconds ahead, doubled with each failure of the class.
+        Tries are counted per cell and failure class. By FAILURES, node_lost is retried without limit, infrastructure
+        and hang have 3 tries, host_oom 2 (the second alone on the machine), cuda_oom 2 (the second with half the
+        micro-batch). The classes code, diverged and pruned have a single try. The retried task may have a halved
+        micro-batch, run alone on the machine, or wait until `not_before`. That is a time on the monotonic clock: 5 s
+        ahead after the first infrastructure failure, doubled with each further one; 0.0 for other classes.
 
-        A preempted cell is retried at once, without limit, while it gains steps. The MAX_KILLS_WITHOUT_PROGRESS-th
-        preemption in a row that reached no higher step, and each one after it, counts as an infrastructure failure.
+        A preempted cell is retried at once, without limit, while it gains steps. The third preemption
+        (MAX_KILLS_WITHOUT_PROGRESS) in a row that reached no higher step, and each one after it, counts as an
+        infrastructure failure.
 
         Args:
             task: Task of the failed attempt.
@@ -72,8 +75,8 @@ class RetryTracker:
     def note_code_failure(self, cell: str, cause: str) -> SweepBroken | None:
         """Count an error in code or config; return the error that is to stop the sweep, or None.
 
-        The error comes once MAX_SAME_FAILURES different cells have failed with the same cause, and again for each later
-        one. Causes are compared without numbers, hashes and paths. Nothing is raised here.
+        The error comes once MAX_SAME_FAILURES (3) different cells have failed with the same cause, and again for each
+        later one. Causes are compared without numbers, hashes and paths. Nothing is raised here.
 
         Args:
             cell: Id of the failed cell.

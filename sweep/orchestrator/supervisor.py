@@ -581,8 +581,9 @@ def last_points(store: Store, resume: Iterable[tuple[int, str]], attempt: Attemp
         attempt: New attempt; its `steps_total` is the last step.
 
     Returns:
-        Fields of the last curve point as a dict, by attempt id as a string. Trainings without a curve or with an
-        earlier last point are left out.
+        Fields of the last curve point as a dict, by attempt id as a string: step, tokens, wall_s, train_loss, val_loss,
+        tokens_per_s, grad_norm, lr, mfu_paper, mfu, peak_memory. Trainings without a curve or with an earlier last
+        point are left out.
     """
     last = {earlier: store.curve(earlier)[-1:] for earlier, _ in resume}
     return {

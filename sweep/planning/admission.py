@@ -461,15 +461,16 @@ class DiskUsage:
 def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
     """Return the disk usage of training these cells; without cells, nothing is needed.
 
-    Weights and optimizer states are counted, without names and headers (about 400 bytes per tensor). Retained
-    checkpoints are the newest KEEP_NEWEST ones. Imports torch.
+    Weights and optimizer states are counted, without names and headers (about 400 bytes per tensor). What stays of a
+    cell follows from `checkpoint.keep`: nothing, weights, or with "everything" the weights and the newest KEEP_NEWEST
+    (2) checkpoints. While running, a cell takes one checkpoint more. Imports torch.
 
     Args:
         cells: Cells to train; the storage is that of the first one's checkpoint.path alone.
         runs: Folder of the runs, the default storage.
 
     Raises:
-        AddressError: For a checkpoint.path that is not valid.
+        StorageAddressError: For a checkpoint.path that is not valid.
         StorageError: For a storage that cannot be used.
     """
     # imports torch, which other commands need not load

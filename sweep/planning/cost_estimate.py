@@ -117,8 +117,8 @@ class Pricer:
     def _cost(self, config: CellConfig, speed: Speed, wanted: Sequence[ProbeRequest]) -> Cost:
         """Return the full cost of a cell at a speed; `wanted` are the (probe, length) pairs to measure.
 
-        There are ceil(steps / eval.validate_every) validations. All phases but start are slowed down by neighbours on a
-        shared GPU unless the speed includes them.
+        Its phases are start, compile, training, validation and probing. There are ceil(steps / eval.validate_every)
+        validations. All phases but start are slowed down by neighbours on a shared GPU unless the speed includes them.
         """
         train, resources = config.train, config.resources
         validations = -(-train.steps // config.eval.validate_every)
@@ -346,8 +346,10 @@ def as_json(bill: Bill) -> dict[str, Any]:
     """Return the price as JSON values, with units in the keys.
 
     Keys: unit, place (machine), gpus, hours, hours_by_part (phase -> hours), finish_seconds, kwh, watts, watts_assumed,
-    rate, money, sources (basis -> attempts), and groups (one mapping per price group with its field names). Estimates
-    are {low, likely, high}; kwh, watts, rate and money are None if unknown.
+    rate, money, sources (basis -> attempts), and groups. A group is a mapping of slug, kind, source, attempts,
+    tokens_per_s, measured_on, seconds (mean of an attempt), hours (of all), silent. A basis is "measured", "calibrated"
+    or "FLOPs". Phases are start, compile, training, validation, probing. Estimates are {low, likely, high}, rounded to
+    4 decimals (seconds to 1, money to 2); kwh, watts, rate and money are None if unknown.
     """
     money, kwh = bill.money, bill.kwh
     return {
@@ -445,7 +447,7 @@ def machine_prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gp
 
     Without any GPU cell, the machine is this host's CPU. Otherwise the GPU is the first known one of: `gpu`, the
     gpu_type of the first cell that has one, this machine's first GPU, the GPU of the latest measured training, and
-    ASSUMED_GPU.
+    ASSUMED_GPU (an H200).
 
     Args:
         cells: The cells.

@@ -58,10 +58,11 @@ class GridDifference:
 def diff(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> GridDifference:
     """Return the difference between a grid and the database.
 
-    Groups are keyed by standing, with "resumable" for interrupted cells that have a checkpoint. "excluded" and
-    "orphaned" follow where there are such cells. "orphaned" holds cells of the last revision that the grid no longer
-    has. "excluded" has an entry per dropped combination (or per dropped seed); `rules` counts the cells. For a sweep
-    that was never launched only groups and rules are set.
+    Groups are keyed by standing: new, running, done, failed, diverged, interrupted, pruned, needs-eval, weights gone;
+    "resumable" stands for interrupted cells with finished steps. They come in the order of their first cell. "excluded"
+    and "orphaned" follow where there are such cells. "orphaned" holds cells of the last revision that the grid no
+    longer has. "excluded" has an entry per dropped combination (or per dropped seed); `rules` counts the cells. For a
+    sweep that was never launched only groups and rules are set.
 
     Args:
         grid: The grid.
@@ -164,9 +165,9 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Cha
 def grid_changes(last: RevisionRecord, grid: Grid, cells: Sequence[Cell]) -> Iterator[Change]:
     """Yield the changes since the last revision: of the grid file, `--set`, and the requested measurements.
 
-    Keys are dotted keys of the file (IGNORED_KEYS left out), "--set PATH", and "probe NAME" with the sorted context
-    lengths as values. A stored file that cannot be read as a mapping counts as empty. Requests are skipped if the
-    revision has none.
+    Keys are dotted keys of the file (without name and description), "--set PATH", and "probe NAME" with the sorted
+    context lengths as values. A stored file that cannot be read as a mapping counts as empty. Requests are skipped if
+    the revision has none.
 
     Args:
         last: The last revision.

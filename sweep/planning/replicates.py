@@ -152,9 +152,10 @@ class StopOutlook:
     def as_json(self) -> dict[str, Any]:
         """Return the outlook as JSON values under the keys of `plan --json`.
 
-        Keys: those of the rule, looks_after (numbers of seeds at the looks), configurations, seeds_now, looks (a
-        mapping per past look with the fields of its record), verdict (None before any look) and price_of_all (see
-        `cost_estimate.as_json`). Interval widths are in the metric's own unit; NaN becomes None.
+        Keys: contrast, width, sure, seeds, first, wave and spending of the rule, looks_after (numbers of seeds at the
+        looks), configurations, seeds_now, looks (a mapping per past look with the fields of its record), verdict (None
+        before any look) and price_of_all (see `cost_estimate.as_json`). Interval widths are in the metric's own unit;
+        NaN becomes None.
         """
         assert self.grid.stop is not None
         looks = self.last_look.looks if self.last_look is not None else ()

@@ -145,8 +145,10 @@ class SpeedClasses:
     def key(self, config: CellConfig) -> str:
         """Return the cell's speed key, 16 hex digits.
 
-        It covers the model's identity, the SHAPE fields of the train section, and the share of a GPU with the setting
-        of CUDA graphs, or without a GPU the number of cores. Data, seed, evaluation and number of steps have no effect.
+        It covers the model's identity, the train settings that shape a step (SHAPE: seq_len, batch and micro-batch,
+        optimizer, loss_on, regularizer, distractor, kernels, precision and more; no learning rates), and the share of a
+        GPU with the setting of CUDA graphs, or without a GPU the number of cores. Data, seed, evaluation and number of
+        steps have no effect.
         """
         model = self._section(config.model, lambda: canonical_json(model_identity(config.model)))
         train = self._section(config.train, lambda: _step_shape(config))

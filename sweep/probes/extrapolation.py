@@ -78,9 +78,9 @@ class Extrapolation(LengthwiseProbe):
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return `perplexity` (exp of the mean loss) and `nats` (the mean loss), each over all targets of the span.
 
-        An example is the mean loss (`nats`) of one of at most `PIECES` nearly equal pieces of the targets, in order.
-        The reason for their absence is that the validation split or the span is too short, or that the network cannot
-        read the length.
+        An example is the mean loss (`nats`) of one of at most 64 (`PIECES`) nearly equal pieces of the targets, in
+        order. The reason for their absence is that the validation split or the span is too short, or that the network
+        cannot read the length.
         """
         import torch
 

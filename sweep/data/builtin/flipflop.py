@@ -62,8 +62,9 @@ class FlipFlopRows(RandomRows):
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
         """Write the rows (uint16 [n, length]) that follow from the raw numbers `raw` (uint64 [n, length / 2]).
 
-        The first instruction is always w, the last one r. A bit after r repeats the last written one; a bit after w or
-        i is random.
+        Even columns hold the tokens of the instructions w, r and i, odd ones those of the bits 0 and 1. The first
+        instruction is always w, the last one r. A bit after r repeats the last written one; a bit after w or i is
+        random.
         """
         uniform = to_uniform(raw)
         instruction = np.where(uniform < self.ignore, IGNORE, np.where(uniform < (1 + self.ignore) / 2, WRITE, READ))

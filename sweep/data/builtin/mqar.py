@@ -84,6 +84,9 @@ class MqarRows(RandomRows):
 
         Each row has its pairs first, then each key once more, followed by its value, at a random place. The keys of a
         row differ; values may repeat.
+
+        Keys are drawn without replacement, uniformly. Places of questions are drawn without replacement with weight
+        slot^(gap - 1), slots counted from 1, and go to the pairs in the order drawn. Free places hold BLANK (token 0).
         """
         keys, pairs = self.settings.keys, self.settings.pairs
         key = KEYS + np.argsort(raw[:, :keys], axis=1, kind="stable")[:, :pairs]

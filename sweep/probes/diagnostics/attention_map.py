@@ -60,7 +60,7 @@ class AttentionMap(LengthwiseProbe):
         """Return `keys` (effective keys per query) and `row_sum` (sum of a query's weights), and the maps, or a reason.
 
         Both are means over queries and maps; a query with weights of 0 has 0 keys. An example is a row of a map with
-        the metric `keys`; its weights are rounded to `DIGITS` decimals. The reason is that of `_maps`.
+        the metric `keys`; its weights are rounded to 5 decimals (`DIGITS`). The reason is that of `_maps`.
 
         Args:
             subject: Network to be measured.

@@ -69,7 +69,7 @@ class _QuestionRows(NamedTuple):
 
 
 def recall_capacity(pairs: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the number of pairs at which the recalled share first falls below `CAPACITY_THRESHOLD`, not rounded.
+    """Return the number of pairs at which the recalled share first falls below 0.9, not rounded.
 
     It is interpolated linearly over log2 of the pairs between the last number at or above the threshold and the first
     below it. 1 pair always counts as recalled. If the share never falls so far, it is the largest number; without

@@ -83,11 +83,12 @@ def without_forgetting(rates: Any) -> Any:
 
 
 def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> dict[str, Tensor]:
-    """Return the Frobenius norm of a memory's state after the last token, [B, H] by metric of `STATE_METRICS`.
+    """Return the Frobenius norm of a memory's state after the last token, [B, H] by metric.
 
-    A memory without a delta rule has the metrics of `OWN_WRITE_METRICS` alone. The Hebbian control makes the same
-    writes without erasing, S <- S gamma + beta v kᵀ, with keys of unit length. Metrics that end in "kept" have
-    retention 1. The memory starts from an empty state and is not changed.
+    The metrics are delta_norm, hebbian_norm, delta_norm_kept and hebbian_norm_kept; a memory without a delta rule has
+    delta_norm and delta_norm_kept alone. The Hebbian control makes the same writes without erasing, S <- S gamma + beta
+    v kᵀ, with keys of unit length. Metrics that end in "kept" have retention 1. The memory starts from an empty state
+    and is not changed.
 
     Args:
         memory: The memory.

@@ -31,11 +31,12 @@ class StateNorm(DocumentProbe):
         return "has no memory whose state could be measured" if self.config.model.memory == NO_MEMORY else None
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the norms of `STATE_METRICS` after the first `length` tokens of each document, or a reason.
+        """Return the norms of the state after the first `length` tokens of each document, or a reason.
 
-        Each is a mean over documents, layers and heads. A memory without a delta rule has a reason in place of the
-        Hebbian norms. The reason instead of all is that there is no memory, that it lacks a method, that documents are
-        missing or too short, or that the network cannot read the length.
+        They are Frobenius norms: delta_norm, hebbian_norm, delta_norm_kept and hebbian_norm_kept, each a mean over
+        documents, layers and heads. A memory without a delta rule has a reason in place of the Hebbian norms. The
+        reason instead of all is that there is no memory, that it lacks a method, that documents are missing or too
+        short, or that the network cannot read the length.
         """
         import torch
 
