@@ -74,9 +74,10 @@ def attempts_of(session: Session, cell_ids: Collection[str]) -> list[Attempt]:
 
 
 def failures(session: Session, attempt_ids: Collection[int]) -> dict[int, str]:
-    """Return the failure class by attempt id (see failure_classes.py).
+    """Return the failure class by attempt id.
 
-    Attempts without one, and unknown ones, are absent.
+    A class is "preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged", "code", "hang" or
+    "pruned". Attempts without one, and unknown ones, are absent.
     """
     query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.failure.is_not(None))
     return dict(rows_in(session, query, AttemptRow.id, attempt_ids))
@@ -268,8 +269,8 @@ Older ones add little.
 def training_timings(session: Session) -> list[TrainingTiming]:
     """Return the timings of the newest finished trainings of the entire database, sorted by attempt id.
 
-    At most MAX_PER_GROUP are read per group of equal network, losses, micro-batch, GPU name and host. Trainings without
-    a curve or an end are absent. `probes` of a timing holds the longest of the `seconds` of a (probe, length).
+    At most 8 (MAX_PER_GROUP) are read per group of equal network, losses, micro-batch, GPU name and host. Trainings
+    without a curve or an end are absent. `probes` of a timing holds the longest of the `seconds` of a (probe, length).
     """
     attempt_rows = _newest_trainings(session)
     ids = [row.id for row in attempt_rows]
@@ -306,9 +307,10 @@ def training_timings(session: Session) -> list[TrainingTiming]:
 
 
 def startup_seconds(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
-    """Return the seconds from process start to the built network, by attempt id.
+    """Return the seconds from the start of the job to the built network, by attempt id.
 
-    Attempts that did not record it, or recorded no number, are absent.
+    They include the import of torch, but neither waiting for another compiling attempt nor compiling. Attempts that did
+    not record it, or recorded no number, are absent.
     """
     query = select(ProvenanceRow.attempt_id, ProvenanceRow.extra)
     seconds_by_attempt = {

@@ -106,7 +106,8 @@ def redacted_url(url: URL) -> str:
 def network_filesystem(path: Path, mountinfo: str) -> str | None:
     """Return the type of the network file system that holds `path`, such as `nfs4`; None for a local one.
 
-    A type is a network file system if NETWORK_FILESYSTEMS lists it.
+    A type is a network file system if NETWORK_FILESYSTEMS lists it, such as nfs, cifs, smb3, 9p, lustre, gpfs, ceph or
+    fuse.sshfs.
 
     Args:
         path: absolute path, with symbolic links resolved.
@@ -428,8 +429,8 @@ def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
 def find_damage() -> StoreDamaged | None:
     """Check the SQLite files that this process has open, after an unforeseen error.
 
-    Each file is checked for at most CHECK_S seconds. Files that are locked, missing or too large to check in that time
-    are skipped, and so is PostgreSQL. Stops at the first damaged file.
+    Each file is checked for at most 10 seconds (CHECK_S). Files that are locked, missing or too large to check in that
+    time are skipped, and so is PostgreSQL. Stops at the first damaged file.
 
     Returns:
         The error to show (not raised); None if no damage was found.

@@ -44,7 +44,7 @@ class Journal:
         fsync_path(path.parent)  # the directory entry must be durable, too
 
     def append(self, call: str, *arguments: Any, **named: Any) -> None:
-        """Append a call as one line of JSON; it is on the disk on return, except for UNSYNCED_CALLS.
+        """Append a call as one line of JSON; it is on the disk on return, except for "heartbeat" and "progress".
 
         A partly written line is removed if writing fails. Numbers of numpy and torch become plain numbers; values that
         JSON does not support become text.
@@ -238,7 +238,7 @@ class JournalReader:
         """Return the call that a line describes, as a function without arguments; nothing is written yet.
 
         Args:
-            call: name of an AttemptWriter method, or of one of an earlier release.
+            call: name of an AttemptWriter method, or of one of an earlier release ("add_event", "finish_attempt").
             arguments: positional arguments; records are mappings of their fields.
             named: keyword arguments.
 

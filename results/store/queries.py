@@ -105,7 +105,7 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
 
     Raises:
         SweepUnknown: there is no such sweep, or no sweep at all. The message names built-in sweeps as such, lists up to
-            MAX_LISTED existing sweeps and suggests similar names.
+            5 existing sweeps and suggests similar names.
     """
     name = default_sweep(session) if name is None else name
     row = session.scalar(select(SweepRow).where(SweepRow.name == name))

@@ -124,12 +124,13 @@ class AttemptWriter(Protocol):
         None keeps a column; the arguments are those of Store.finish_attempt.
 
         Args:
-            state: final state.
+            state: final state: "done", "failed", "diverged" or "interrupted".
             cause: reason in words.
             traceback: Python traceback.
             exit_code: exit status of the process.
             weights: saved weights, relative to the runs folder or a full address.
-            failure: failure class (see failure_classes.py).
+            failure: failure class: "preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged",
+                "code", "hang" or "pruned".
 
         Raises:
             ValueError: the state is `running`.

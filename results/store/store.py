@@ -342,7 +342,7 @@ class Store(DatabaseConnection, StoreReader):
 
         Args:
             cell_id: complete id of the cell.
-            kind: kind of attempt.
+            kind: "train", "evaluate" (kept weights) or "external" (a model from elsewhere).
             parent_id: attempt whose weights or checkpoint this one uses.
             owner: process that runs the attempt, until set_process names another.
             fence: fencing token under which the attempt writes.
@@ -455,13 +455,14 @@ class Store(DatabaseConnection, StoreReader):
         Args:
             attempt_id: attempt.
             fence: fencing token under which it runs.
-            state: final state.
+            state: final state: "done", "failed", "diverged" or "interrupted".
             cause: reason in words; passwords are removed. None keeps this column and each of those below.
             traceback: Python traceback; passwords are removed. Empty text keeps the column, too.
             exit_code: exit status of the process.
             checkpoint: newest checkpoint, relative to the runs folder or a full address.
             weights: saved weights, relative to the runs folder or a full address.
-            failure: failure class (see failure_classes.py).
+            failure: failure class: "preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged",
+                "code", "hang" or "pruned".
 
         Raises:
             ValueError: the state is `running`.

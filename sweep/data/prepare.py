@@ -445,9 +445,9 @@ class Preparation:
     def _choose_split(self, text: Text, ids: np.ndarray, index: int) -> str:
         """Return the split of a document by the hash of its name: "train", "validation" or "heldout".
 
-        A document is held out if its fraction is below `HELDOUT_SHARE`, it is long enough, fewer than
-        `HELDOUT_DOCUMENTS` are held out so far, and no other corpus provides them. Otherwise it validates if its
-        fraction is below `VALIDATION_SHARE` or, with the state `tenth`, if it is a tenth one of those not held out.
+        A document is held out if its fraction (`name_fraction`, uniform in [0, 1)) is below 0.25, it is long enough,
+        fewer than 64 are held out so far, and no other corpus provides them. Otherwise it validates if its fraction is
+        below 0.05; with the state `tenth` instead if it is a tenth one of those not held out, the first included.
 
         Args:
             text: The document.
@@ -504,7 +504,7 @@ class Preparation:
         """Append the first long documents of another corpus, in its order, as held-out documents.
 
         Long are those of at least `data.heldout_tokens` tokens. At most `data.heldout_documents` are taken, by default
-        `HELDOUT_DOCUMENTS`; 0 takes none. Documents that are already held out count.
+        64 (`HELDOUT_DOCUMENTS`); 0 takes none. Documents that are already held out count.
 
         Raises:
             CorpusError: It has no document of `data.heldout_tokens` tokens.
@@ -761,7 +761,7 @@ def _is_complete(root: Path, fingerprint: str) -> bool:
 
 
 def _batches(texts: Iterator[Text]) -> Iterator[list[Text]]:
-    """Yield the documents in batches, which end at `BATCH_CHARACTERS` characters or `BATCH_DOCUMENTS` documents.
+    """Yield the documents in batches, which end at 8 million characters or 2,000 documents.
 
     Nothing is read ahead, so that the source's state matches the documents already yielded. The last batch can be
     smaller.

@@ -47,7 +47,11 @@ class ShardFacts:
 
 
 def _header(dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the header of a shard, 1024 bytes: magic and version by the size of `dtype`, and the number of tokens."""
+    """Return the header of a shard, 1024 bytes: magic, version, number of tokens, as int32.
+
+    Magic and version are 20240520 and 1 for two bytes a token, 20240801 and 7 for four. The rest is zeros; all numbers
+    are little-endian.
+    """
     magic, version = next(
         (magic, version) for magic, (version, kind) in FORMATS.items() if np.dtype(kind).itemsize == dtype.itemsize
     )
@@ -130,7 +134,8 @@ def read_shard_facts(path: Path) -> ShardFacts:
 
 
 class SplitWriter:
-    """Resumable writer of a split to files `<folder>/<split>_<number>.bin` of `SHARD_TOKENS` tokens each."""
+    """Resumable writer of a split to files `<folder>/<split>_<number>.bin` of 100 million (`SHARD_TOKENS`) tokens each.
+    """
 
     def __init__(
         self, folder: Path, split: str, dtype: type[np.unsignedinteger[Any]], *, state: dict[str, Any] | None = None

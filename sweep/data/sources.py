@@ -212,7 +212,8 @@ class FileSource(CountingSource):
     def paths(self) -> list[Path]:
         """Return the files to read, of all subfolders too, sorted by path.
 
-        They are those with a suffix of `TEXT_SUFFIXES` or `RECORD_SUFFIXES`, ignoring case.
+        They are those that end in .txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet, ignoring case. A root
+        that is a file must end so, too.
 
         Raises:
             CorpusError: The root does not exist or holds no readable file.

@@ -285,7 +285,7 @@ def should_capture(config: TrainConfig, parameters: int, device: torch.device) -
     """Return (True if steps are to be captured as CUDA graphs, the reason in words).
 
     Never without CUDA, with `graphs: off` or with fp16 precision (even with `graphs: on`). With `graphs: on` otherwise
-    always. With auto, if 6 FLOPs per parameter and token of a micro-batch add up to at most MAX_CAPTURE_FLOPS.
+    always. With auto, if 6 FLOPs per parameter and token of a micro-batch add up to at most 1e13 (MAX_CAPTURE_FLOPS).
 
     Args:
         config: training settings; `graphs`, `precision`, `micro_batch` and `seq_len` are read.
