@@ -42,10 +42,10 @@ class Alias:
 def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MIN_CORRELATION) -> list[Alias]:
     """Return the pairs of terms that these points confound, the strongest first.
 
-    The terms are main effects, interactions of two axes, and other terms of the model. With more than MAX_PAIRS pairs,
-    only those with a term of the model are compared. Pairs that the complete space confounds as strongly are left out,
-    and so are terms that are constant over the points. Of equal correlations, complete aliases and shorter terms come
-    first.
+    The terms are main effects, interactions of two axes, and other terms of the model. With more than 4,000 pairs
+    (MAX_PAIRS), only those with a term of the model are compared. Pairs that the complete space confounds as strongly
+    are left out, and so are terms that are constant over the points. Of equal correlations, complete aliases and
+    shorter terms come first.
 
     Args:
         model: linear model.
@@ -157,8 +157,8 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     """Return sentences (without a full stop) about the terms that the design confounds; one or two.
 
     The first is about terms that cannot be separated, such as "with these 8 cells, memory cannot be told from a x b",
-    the second about a correlation above MIN_CORRELATION. Partial aliases are named only for terms of the model. Lists
-    are cut to MAX_LISTED parts. Without any confounding, one sentence says so.
+    the second about a correlation above 0.5 (MIN_CORRELATION). Partial aliases are named only for terms of the model.
+    Lists are cut to 6 parts. Without any confounding, one sentence says so.
 
     Args:
         model: linear model of the design.

@@ -63,9 +63,9 @@ def design_from_options(options: object) -> Design | None:
 def _parse_design(fields: Mapping[str, Any]) -> Design | None:
     """Return the design that `design_as_json` wrote; None for an invalid one.
 
-    Invalid are axes with fewer than two distinct levels, a space of more than MAX_POINTS, unknown axes in a rule, no
-    terms or duplicate ones, and unknown methods. Unknown axes of a term are dropped. May raise KeyError, TypeError or
-    ValueError for a wrong structure.
+    Invalid are axes with fewer than two distinct levels, a space of more than 200,000 points (MAX_POINTS), unknown axes
+    in a rule, no terms or duplicate ones, and methods other than "d-optimal" and "regular". Unknown axes of a term are
+    dropped. May raise KeyError, TypeError or ValueError for a wrong structure.
     """
     axes = {str(axis): tuple(map(str, levels)) for axis, levels in fields["axes"]}
     exclude = tuple(

@@ -53,7 +53,8 @@ def point_order(model: np.ndarray, potential: np.ndarray, seed: int, runs: int) 
 def exchange_design(model: np.ndarray, potential: np.ndarray, runs: int, seed: int) -> np.ndarray:
     """Return the sorted indices of `runs` points: the best of several random starts, each improved by exchanges.
 
-    The criterion is the log-determinant of X'X + K (see the module). STARTS starts are made, fewer for large problems.
+    The criterion is the log-determinant of X'X + K (see the module). 12 starts are made (STARTS), fewer for large
+    problems.
 
     Args:
         model: columns to be estimated, [point, rank].
@@ -119,7 +120,7 @@ def _join_columns(model: np.ndarray, potential: np.ndarray) -> tuple[np.ndarray,
 
 
 def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the indices of a design after exchanges that increase the determinant, in at most ROUNDS passes.
+    """Return the indices of a design after exchanges that increase the determinant, in at most 50 passes.
 
     A pass goes over the chosen points in order and replaces each by the best free point, if that increases the
     determinant. The result is not sorted: an exchanged point takes the position of the one before.

@@ -134,9 +134,9 @@ def _forbidden(space: DesignSpace, axes: Sequence[str], terms: Collection[Term])
 def _subgroups(k: int, p: int) -> Iterator[tuple[int, ...]]:
     """Yield the defining words of every fraction 2^(k-p), each fraction once.
 
-    An item is a sorted tuple of 2^p - 1 words, as bits over the k axes. Yields nothing if there are more than
-    MAX_GROUPS per base (choice of k - p independent axes). If there are too many in total, only those whose last p axes
-    are products of the others are yielded.
+    An item is a sorted tuple of 2^p - 1 words, as bits over the k axes. Yields nothing if there are more than 3 million
+    (MAX_GROUPS) per base (choice of k - p independent axes). If there are too many in total, only those whose last p
+    axes are products of the others are yielded.
     """
     # each of p axes is the product of two or more of the others
     groups_per_base = math.comb(max(2 ** (k - p) - (k - p) - 1, 0), p) * 2**p

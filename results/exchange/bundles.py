@@ -155,8 +155,8 @@ class BundleWriter:
     def _member(self, name: str, method: int) -> Iterator[Callable[[bytes], None]]:
         """Yield a function that appends bytes to a new member; at the end record the member's size and hash.
 
-        A second thread hashes and packs the data; the function blocks while more than MAX_PENDING_BLOCKS blocks wait.
-        Its errors are raised by a later call of the function or at the end.
+        A second thread hashes and packs the data; the function blocks while more than 4 blocks (MAX_PENDING_BLOCKS)
+        wait. Its errors are raised by a later call of the function or at the end.
 
         Args:
             name: name of the member.
@@ -420,7 +420,7 @@ class Bundle:
         return sum(facts["bytes"] for name, facts in members if (FILE_MEMBER.fullmatch(name) is not None) == files)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a member in blocks of at most CHUNK_BYTES; a second thread reads one block ahead.
+        """Yield the bytes of a member in blocks of at most 1 MiB (CHUNK_BYTES); a second thread reads one block ahead.
 
         The hash is checked after the last block, so the data must not be used before the end.
 
@@ -454,7 +454,7 @@ class Bundle:
             raise self.invalid_error(f"{name} has not the hash that the manifest says")
 
     def _lines(self, name: str, max_bytes: int) -> Iterator[list[bytes]]:
-        """Yield the lines of a member without their line breaks, in lists of at most BATCH_ROWS.
+        """Yield the lines of a member without their line breaks, in lists of at most 5,000 (BATCH_ROWS).
 
         Raises:
             BundleError: a line has more than `max_bytes` bytes, the last one has no line break, or the member is

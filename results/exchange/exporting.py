@@ -91,7 +91,8 @@ class _SweepExport:
         revision under `revision`; one of `event` has under `sweep` True if it is about the sweep itself.
 
         Args:
-            name: table in BUNDLE_TABLES. Order: revisions by number, cells by id, their links by revision and position,
+            name: "sweep", "revision", "cell", "revision_cell", "attempt", "provenance", "measurement", "example",
+                "curve_point" or "event". Order: revisions by number, cells by id, their links by revision and position,
                 attempts by age, events by time, and the tables of numbers attempt by attempt.
         """
         if name == "sweep":

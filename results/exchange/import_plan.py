@@ -225,8 +225,8 @@ def _attempt_key(row: RowDict) -> tuple[Any, ...]:
 def _is_unfinished(row: RowDict) -> bool:
     """Return True if the row holds an attempt as it was at an export before its end.
 
-    So it is for a running attempt, and for an interrupted one whose cause starts with UNFINISHED_CAUSE, as an import
-    writes.
+    So it is for a running attempt, and for an interrupted one whose cause starts with "still running when it was
+    exported" (UNFINISHED_CAUSE), as an import writes.
     """
     copied = row["state"] == "interrupted" and (row["cause"] or "").startswith(UNFINISHED_CAUSE)
     return copied or row["state"] == "running"

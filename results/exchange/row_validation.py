@@ -196,8 +196,8 @@ _CHECKS: dict[FieldKind, Callable[[FieldRule, Any], str | None]] = {
 def _nested_value_problem(value: Any) -> str | None:
     """Return the problem of a JSON value at any depth; None for a valid one.
 
-    Checks the number of values, depth, texts, keys (at most 1000 characters), size of integers, and finiteness. No
-    recursion, since the sender chose the depth.
+    Valid are at most 20,000 values, 24 levels deep, with storable texts, keys of at most 1000 characters, integers of
+    at most 64 bits, and finite floats. No recursion, since the sender chose the depth.
     """
     pending, n_items = [(value, 1)], 0
     while pending:
@@ -399,7 +399,8 @@ class RowValidator:
         """Choose the rules of a table.
 
         Args:
-            name: table in BUNDLE_TABLES.
+            name: "sweep", "revision", "cell", "revision_cell", "attempt", "provenance", "measurement", "example",
+                "curve_point" or "event".
             complete: True if the bundle is of this release, so that no column may be missing. False permits the absence
                 of columns that may be NULL or have a server default.
         """

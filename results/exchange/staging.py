@@ -61,7 +61,7 @@ class StagingTables:
         """Stage validated rows of a table, given as a dictionary from column name to values; do nothing for no rows.
 
         Args:
-            name: table in ATTEMPT_TABLES.
+            name: "provenance", "measurement", "example" or "curve_point".
             columns: values by column; JSON columns are parsed, times are text.
             session: session on the connection that holds the tables.
         """

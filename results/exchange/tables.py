@@ -38,8 +38,8 @@ def _table_query(table_name: str) -> tuple[list[Column[Any]], Any, list[Any]]:
     """Return the columns of an exported table, the joined tables to select from, and the columns to sort by.
 
     The columns are those that `export_table` describes. The source joins `revision_cell`, so the caller must select one
-    revision. Rows come in the grid's order; within a cell by attempt id and the key of the row. `table_name` is one of
-    TableName.
+    revision. Rows come in the grid's order; within a cell by attempt id and the key of the row. `table_name` is
+    "cells", "attempts", "measurements", "curves" or "examples".
     """
     cell, attempt = TABLES["cell"], TABLES["attempt"]
     member = TABLES["revision_cell"]
@@ -92,7 +92,7 @@ def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, swee
 
     Args:
         store: database.
-        what: name of the table.
+        what: "cells", "attempts", "measurements", "curves" or "examples".
         to: file to write.
         fmt: csv, jsonl or parquet.
         sweep: sweep; None for the one launched last.

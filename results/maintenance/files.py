@@ -78,7 +78,7 @@ def changed_weights(
         connection: open connection.
         runs: runs folder.
         read: False reads no file and only notes the number and size of the files.
-        report_progress: receives a line before files of ANNOUNCED_BYTES or more in total are read.
+        report_progress: receives a line before files of 1 GB (10^9 bytes) or more in total are read.
     """
     unrecorded, elsewhere, files = [], [], []
     for row in attempts(connection, ATTEMPT.weights, PROVENANCE.extra):

@@ -22,8 +22,9 @@ LOW_BYTES = 2**30
 def check_host(path: Path) -> list[Finding]:
     """Return findings about the file system and the folder of a SQLite database; the database itself is not read.
 
-    An error for a network file system. A warning if the folder has less free space than LOW_BYTES or twice the size of
-    the database; an error below a tenth of LOW_BYTES. A note per leftover of a killed backup. `path` must exist.
+    An error for a network file system. A warning if the folder has less free space than 1 GiB (LOW_BYTES) or twice the
+    size of the database, whichever is more; an error below a tenth of 1 GiB. A note per leftover of a killed backup.
+    `path` must exist.
     """
     findings = []
     table = Path("/proc/self/mountinfo")
@@ -56,7 +57,7 @@ TIME_LIKE = "____-__-__T__:__:__.___Z"
 
 
 def check_clock(connection: Connection) -> list[Finding]:
-    """Return a warning if the newest time in any table is later than the database's clock by more than CLOCK_SLACK.
+    """Return a warning if the newest time in any table is later than the database's clock by more than 5 s.
 
     Empty otherwise, and without any time. Ends of leases and values that are no times are not considered.
     """

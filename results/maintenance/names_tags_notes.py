@@ -96,7 +96,8 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
 
     Raises:
         SweepUnknown: there is no such sweep.
-        StoreError: a tag is invalid, or a tag to remove does not exist; nothing was changed.
+        StoreError: a tag is invalid (letters, digits, ".", "_" and "-", at most 40 characters), or a tag to remove does
+            not exist; nothing was changed.
     """
     for tag_name in tags:
         if not remove and (NAME.fullmatch(tag_name) is None or len(tag_name) > MAX_TAG_CHARS):
@@ -163,7 +164,7 @@ def note(store: Store, target: str, text: str | None) -> tuple[TargetKind, str, 
     Raises:
         CellUnknown: neither a sweep nor a cell matches.
         CellAmbiguous: several cells match.
-        StoreError: the note has more than MAX_NOTE_CHARS characters.
+        StoreError: the note has more than 4,000 characters (MAX_NOTE_CHARS).
     """
     if text is not None and len(text) > MAX_NOTE_CHARS:
         raise StoreError(

@@ -62,7 +62,8 @@ class Overview:
     def lines(self, width: int | None = None) -> list[str]:
         """Return a table for the user, one line per sweep, at most `width` characters wide (None: any width).
 
-        `empty_lines` if there is no sweep. Notes are shortened to MAX_NOTE_CHARS.
+        `empty_lines` if there is no sweep. Columns are name, tags, origin ("published", "imported" or "launched"),
+        launch time, holder, note (at most 60 characters), and the numbers of revisions, cells, done, failed and open.
         """
         if not self.sweeps:
             return list(self.empty_lines)

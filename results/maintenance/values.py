@@ -110,7 +110,7 @@ def _dangling(connection: Connection) -> str | None:
 def _damaged_values_of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
     """Yield the damaged values of one table, in batches of ROWS_AT_ONCE rows; within a batch column by column.
 
-    Values of JSON columns are parsed first. A number is also damaged if it is larger than MAX_NUMBER.
+    Values of JSON columns are parsed first. A float is also damaged if its absolute value exceeds 1e150 (MAX_NUMBER).
     """
     fields = {column.name: _rule_of_column(column) for column in table.columns}
     names = ", ".join(f'"{name}"' for name in fields)
@@ -165,7 +165,8 @@ def _bundle_value(field: FieldRule, value: Any) -> Any:
 
 
 def _too_large(field: FieldRule, values: Sequence[Any]) -> bool:
-    """Return True if a number of a `real` column is beyond MAX_NUMBER, so that its square would not be finite.
+    """Return True if a number of a `real` column is beyond 1e150 (MAX_NUMBER) in absolute value, so that its square would
+    not be finite.
 
     False for other columns and for values that are no numbers.
     """

@@ -54,7 +54,7 @@ def is_gone(attempt: Any) -> bool:
 def attempt_is_alive(attempt: Any) -> bool:
     """Return True if a running attempt's process is alive, or, on another host, if its heartbeat is recent.
 
-    Recent means less than DEAD_AFTER_S ago by this machine's clock. The attempt's state is not examined.
+    Recent means less than 300 seconds (DEAD_AFTER_S) ago by this machine's clock. The attempt's state is not examined.
     """
     if is_local_pid(attempt.host, attempt.pid_space):
         return not is_gone(attempt)

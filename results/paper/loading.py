@@ -163,7 +163,7 @@ def _attempt_columns(attempt: int, record: Any) -> dict[str, Any]:
 
 
 def _attempt(sheet: Sheet, cell: CellRecord, number: int, moment: datetime) -> dict[str, Any]:
-    """Return the columns of a cell's attempt: a finished training by OWNER on the host `paper`.
+    """Return the columns of a cell's attempt: a finished training by "published" on the host `paper`.
 
     All its times are `moment`. Steps follow from the cell's tokens; 0 and None for a cell without tokens. The speed is
     that of the curve's last point.

@@ -63,7 +63,8 @@ def options_of(name: str) -> dict[str, Any]:
     """Return the revision options of a published sweep, which also identify its edition.
 
     Keys: requested ([probe, length] pairs; empty for rivals and open-weight models), source, version, edition. `name`
-    must be in PUBLISHED, which is not checked.
+    must be printed-v1, printed-v2, printed-v2-open-weight, printed-tra, printed-wall or printed-atlas, which is not
+    checked.
     """
     if name in RIVALS:
         return {"requested": [], "source": RIVALS[name].source, "version": "", "edition": RIVALS[name].edition}

@@ -182,7 +182,7 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
 def _mean(probe: str, metric: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
     """Return a mean over runs and the standard deviation between them as two measurements, in this order.
 
-    The second has the metric's name with SD_SUFFIX and TRA_RUNS as its `n`.
+    The second has the metric's name with the suffix "_sd", and 4 (TRA_RUNS) as its `n`.
 
     Args:
         probe: probe.

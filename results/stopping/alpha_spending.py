@@ -38,7 +38,7 @@ def obrien_fleming(fraction: float, level: float) -> float:
 def pocock(fraction: float, level: float) -> float:
     """Return the level spent at a fraction of the sample: about the same amount at every look.
 
-    Two-sided; level * log(1 + (e - 1) * fraction).
+    Two-sided; level * ln(1 + (e - 1) * fraction).
     """
     return level * math.log(1 + (math.e - 1) * fraction)
 
@@ -49,13 +49,13 @@ SPENDING_FUNCTIONS: Mapping[str, SpendingFunction] = {OBRIEN_FLEMING: obrien_fle
 def critical_values(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMING, level: float = 0.05) -> list[float]:
     """Return the two-sided critical value of |z| at every look, one per fraction.
 
-    A look is significant if |z| exceeds its value; a value of MAX_Z means that no level was left to spend. The values
-    decrease for O'Brien-Fleming and are nearly constant for Pocock. A value depends on earlier looks, not on later
-    ones.
+    A look is significant if |z| exceeds its value; a value of 9.0 (MAX_Z) means that no level was left to spend. The
+    values decrease for O'Brien-Fleming and are nearly constant for Pocock. A value depends on earlier looks, not on
+    later ones.
 
     Args:
         fractions: share of the largest sample at each look, increasing, above 0 and at most 1.
-        spending: key of SPENDING_FUNCTIONS.
+        spending: "obrien-fleming" or "pocock".
         level: two-sided significance level of all looks together.
 
     Raises:
@@ -123,7 +123,7 @@ def alpha_levels(
     Args:
         seeds: number of seeds at each look, increasing.
         max_seeds: number of seeds at the last possible look, at least the last of `seeds`.
-        spending: key of SPENDING_FUNCTIONS.
+        spending: "obrien-fleming" or "pocock".
         level: level of all looks together.
 
     Raises:
@@ -148,10 +148,10 @@ def repeated_p_value(p: float, seeds: Sequence[int], max_seeds: int, *, spending
         p: two-sided p value of the last look alone.
         seeds: number of seeds at each look so far, increasing.
         max_seeds: number of seeds at the last possible look.
-        spending: key of SPENDING_FUNCTIONS.
+        spending: "obrien-fleming" or "pocock".
 
     Returns:
-        A value between MIN_LEVEL and 1; exactly 1.0 if no level below 0.999 makes the look significant.
+        A value between 1e-9 (MIN_LEVEL) and 1; exactly 1.0 if no level below 0.999 makes the look significant.
 
     Source: Jennison and Turnbull, Journal of the Royal Statistical Society B 51, 1989.
     """

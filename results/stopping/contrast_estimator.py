@@ -30,8 +30,8 @@ class ContrastEstimator:
         """Group the configurations by matched pairs, or by cells if the sweep has a partial design.
 
         A design of which no allowed combination is missing is treated as a complete grid. The stratum (the axis whose
-        levels are weighted equally) is the first of STRATUM_AXES that the contrast does not fix and that differs
-        between configurations.
+        levels are weighted equally) is the first of attn_type and memory that the contrast does not fix and that
+        differs between configurations.
 
         Args:
             configurations: levels of each configuration.

@@ -99,7 +99,7 @@ class StoppingStatus:
 
     @property
     def verdict(self) -> Verdict:
-        """The decision: to stop, with the reason, or `open`.
+        """The decision: to stop, by "narrow", "sure", "most" or "nothing" (no values), or "open".
 
         Only a look that uses all launched seeds can stop by width or sureness; "narrow" has precedence over "sure".
         "most" also requires that all cells are finished. An interval that is NaN never stops.

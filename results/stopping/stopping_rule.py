@@ -74,9 +74,9 @@ def rule_from_options(options: object) -> StoppingRule | None:
 def _parse_rule(fields: Mapping[str, Any]) -> StoppingRule | None:
     """Return the rule that `rule_as_json` wrote; None for an invalid one.
 
-    Invalid are a contrast without a reference, more than MAX_SEEDS or duplicate seeds, a width that is not above 0, a
-    first look outside 2 to the number of seeds, a wave below 1, and an unknown spending function. Unknown keys are
-    ignored.
+    Invalid are a contrast without a reference, more than 1,000 seeds (MAX_SEEDS) or duplicate ones, a width that is not
+    above 0, a first look outside 2 to the number of seeds, a wave below 1, and a spending function other than
+    "obrien-fleming" and "pocock". Unknown keys are ignored.
     """
     contrast, seeds, width = contrast_from_json(fields.get("contrast")), fields.get("seeds"), fields.get("width")
     if contrast is None or contrast.reference is None or not isinstance(seeds, list) or len(seeds) > MAX_SEEDS:

@@ -103,7 +103,8 @@ def search_from_options(options: object) -> Search | None:
 def _parse_search(fields: Mapping[str, Any]) -> Search | None:
     """Return the search that `search_as_json` wrote; None for an invalid one.
 
-    Invalid are a search without ranges or objectives, and unknown samplers, pruners and directions. May raise KeyError,
+    Invalid are a search without ranges or objectives, samplers other than tpe, random, cmaes and nsga2, pruners other
+    than None, asha, hyperband and median, and directions other than minimize and maximize. May raise KeyError,
     TypeError or ValueError for a wrong structure.
     """
     ranges = {str(path): _parse_range(entry) for path, entry in fields["ranges"]}

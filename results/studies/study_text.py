@@ -61,8 +61,8 @@ def best_single_objective(search: Search, trials: Sequence[Trial]) -> Trial | No
 def study_as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the search's main fields, the trials by standing, and the number of remaining trials as JSON values.
 
-    Keys: sampler, pruner, objectives (direction by measure), trials (planned number), counts (number by standing),
-    left.
+    Keys: sampler, pruner, objectives (direction by measure), trials (planned number), counts (number by standing), left
+    (number of trials still to be proposed). Standings are asked, done, pruned, diverged and failed.
     """
     return {
         "sampler": search.sampler, "pruner": search.pruner, "objectives": dict(search.objectives),

@@ -65,9 +65,10 @@ class TuningResult:
 
 
 def tuning_as_json(tuned: TuningResult) -> dict[str, Any]:
-    """Return the result as JSON values, with the fields as keys.
+    """Return the result as JSON values.
 
-    Settings are lists of [path, value], since some databases lose the order of a mapping.
+    Keys: per, trials, sampler, objective, unit, levels (a dict per level: level, sweep, trial, cell, value, settings,
+    hours). Settings are lists of [path, value], since some databases lose the order of a mapping.
     """
     levels = [asdict(level) | {"settings": [list(pair) for pair in level.settings.items()]} for level in tuned.levels]
     return asdict(tuned) | {"levels": levels}

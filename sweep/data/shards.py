@@ -134,8 +134,7 @@ def read_shard_facts(path: Path) -> ShardFacts:
 
 
 class SplitWriter:
-    """Resumable writer of a split to files `<folder>/<split>_<number>.bin` of 100 million (`SHARD_TOKENS`) tokens each.
-    """
+    """Resumable writer of a split to files `<folder>/<split>_<number>.bin` of 100 million tokens each."""
 
     def __init__(
         self, folder: Path, split: str, dtype: type[np.unsignedinteger[Any]], *, state: dict[str, Any] | None = None

@@ -381,7 +381,7 @@ def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None =
     A file that changes later is not read again.
 
     Args:
-        name: A key of `TOKENIZERS`, which is the kind without a hash.
+        name: A key of `TOKENIZERS`: "bytes", "gpt2", "json" or that of a corpus of rows ("flipflop", "mqar"); no hash.
         file: Tokenizer file: required for json, optional for gpt2 (its ranks), ignored by the others.
         end_of_text: Name of the token that ends a text, for json; None tries the names in `END_OF_TEXT`.
 

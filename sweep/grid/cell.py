@@ -125,8 +125,8 @@ def possible_ids(config: CellConfig) -> Iterator[str]:
     for n settings. Without unknown parts, the config's own id is yielded.
 
     Raises:
-        KeyError: On the first step, for a part that none of the config's plugins provides, and for more than
-            MOST_UNKNOWN settings.
+        KeyError: On the first step, for a part that none of the config's plugins provides, and for more than 8 settings
+            (MOST_UNKNOWN).
     """
     unknown: dict[str, list[str]] = {}
     for section, table in registry.SETTINGS.items():

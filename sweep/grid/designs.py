@@ -35,6 +35,7 @@ class ChosenDesign:
     def as_json(self) -> dict[str, Any]:
         """Return the design as its revision stores it, with aliases, D-efficiency and relative interval widths.
 
+        Keys of the design: method, runs, of (number of combinations), axes, exclude, terms, words (defining relation).
         Added keys: aliases (list of {first, second, correlation, whole}, the terms as lists of axes), d_efficiency (a
         number) and widths (axis -> inflation of its interval).
         """

@@ -161,7 +161,7 @@ class Expansion:
         The data section comes without fingerprint and identity.
 
         Args:
-            name: A section of `SECTIONS`.
+            name: "model", "data", "train", "eval", "resources" or "checkpoint".
             levels: Levels of the combination; those that do not reach the section are ignored.
             prepared: The prepared corpus, used for the model section alone: a larger vocabulary raises its
                 `vocab_size`.

@@ -278,7 +278,7 @@ def load_grid(
         name: Path of the file, or name of a shipped grid.
         sets: Overrides `path=value` of `--set`, of highest precedence; they require `rename` to another name.
         rename: Name of the sweep instead of the file's own.
-        max_cells: Largest number of cells; None for MOST_CELLS.
+        max_cells: Largest number of cells; None for 20,000 (MOST_CELLS).
 
     Raises:
         GridError: For a file that is missing or invalid, and for a grid that is too large.
@@ -364,8 +364,8 @@ def _layers(document: GridDocument, file: GridFile, seen: tuple[Path, ...] = ())
         seen: Resolved paths of the files that extend this one, to detect cycles.
 
     Raises:
-        GridError: For a base that does not exist, extends itself, or has keys that a base may not have; for an unknown
-            setting, and one that is set twice in a file.
+        GridError: For a base that does not exist, extends itself, or has other keys than description, extends, set and
+            resources; for an unknown setting, and one that is set twice in a file.
     """
     layers: list[Layer] = []
     if file.extends:

@@ -658,7 +658,7 @@ class SearchKeys(Section):
     def _are_of_settings(cls, value: Any) -> Any:
         """Return the ranges unchanged; raise PydanticCustomError for keys that cannot be searched.
 
-        Keys must be a built-in axis, with a list of levels, or the path of a setting in a section of `SEARCHED`.
+        Keys must be a built-in axis, with a list of levels, or the path of a setting of the section model or train.
         """
         if not isinstance(value, Mapping):
             raise key_error(f"must map settings to a range each, got {value!r}")
@@ -788,8 +788,8 @@ class GridFile(Section):
     def _suits_its_cells(cls, value: Any) -> Any:
         """Return the keys unchanged; in a study, without empty `design`, `stop` and `tune`.
 
-        Raises PydanticCustomError for a pruner at the top level or in a grid with axes, and for a non-empty key of
-        OF_FACTORIALS in a study.
+        Raises PydanticCustomError for a pruner at the top level or in a grid with axes, and for a non-empty axes,
+        levels, exclude, include, design, contrasts, stop or tune in a study.
         """
         search = value.get("search")
         if "pruner" in value:

@@ -60,7 +60,8 @@ def contrast_key_path(document: GridDocument, index: int, *keys: str) -> KeyPath
     Args:
         document: The grid file.
         index: Index in the grid's contrasts, from 0; the contrast of `stop` comes last.
-        keys: "measure" or "axis", or for an item of `contrasts` any keys; KeyError for other keys below `stop`.
+        keys: "measure" or "axis", which `stop` calls metric and contrast; for an item of `contrasts` any keys. KeyError
+            for other keys below `stop`.
     """
     items = document.data.get(CONTRASTS)
     if isinstance(items, list) and index < len(items):

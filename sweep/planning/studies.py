@@ -86,7 +86,7 @@ class TrialSpace:
             return self.corner_cells[0]
 
     def rounded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with floats rounded to DIGITS significant digits, where that stays inside the range.
+        """Return the settings with floats rounded to 4 significant digits (DIGITS), where that stays inside the range.
 
         Integers, levels of a list, zero, and floats of a range with steps are unchanged.
         """
@@ -111,7 +111,7 @@ def space_of(grid: Grid, corner_cells: Sequence[Cell], root: Path) -> TrialSpace
 
 
 def _rounded(domain: Range, value: Any) -> Any:
-    """Return a value rounded to DIGITS significant digits.
+    """Return a value rounded to 4 significant digits (DIGITS).
 
     Only floats of an interval without steps are rounded, and only if the result stays inside the interval. Zero, other
     types and levels of a list are returned unchanged.

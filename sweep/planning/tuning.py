@@ -50,8 +50,9 @@ class Tuning:
     def as_option(self, store: Store) -> dict[str, Any]:
         """Return the tuning result as the factorial's revision stores it, as JSON values.
 
-        It names the axis, number of trials, sampler, objective and unit of hours. Per level with a best trial it has
-        the study's name, trial number, cell id, objective value, settings and hours spent on the whole study.
+        Keys: per (the axis), trials (per level), sampler, objective, unit (of hours), levels. Per level with a best
+        trial it has level, sweep (name of the study), trial (number), cell (id), value (of the objective), settings,
+        and hours spent on the whole study.
 
         Args:
             store: Database, from which the hours are counted.
