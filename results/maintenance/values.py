@@ -165,10 +165,9 @@ def _bundle_value(field: FieldRule, value: Any) -> Any:
 
 
 def _too_large(field: FieldRule, values: Sequence[Any]) -> bool:
-    """Return True if a number of a `real` column is beyond 1e150 (MAX_NUMBER) in absolute value, so that its square would
-    not be finite.
+    """Return True if the absolute value of a number of a `real` column exceeds 1e150 (MAX_NUMBER).
 
-    False for other columns and for values that are no numbers.
+    Its square would not be finite. False for other columns and for values that are no numbers.
     """
     return field.kind == "real" and any(isinstance(value, int | float) and abs(value) > MAX_NUMBER for value in values)
 
