@@ -25,7 +25,7 @@ def check_argument(function: str, name: str, value: Any, kind: tuple[type, ...],
         function: name of the function as a user calls it, for the message.
         name: name of the parameter, for the message.
         value: its value; a bool does not count as a number.
-        kind: TEXT, PATH, NUMBER, COUNT or FLAG.
+        kind: TEXT (str), PATH (str or os.PathLike), NUMBER (real), COUNT (integer) or FLAG (bool).
         optional: None is allowed.
     """
     good = isinstance(value, kind) and (kind == FLAG or not isinstance(value, bool))

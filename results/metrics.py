@@ -120,7 +120,7 @@ def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
 def builtin_metric(probe: str, name: str) -> Metric | None:
     """Return the package's declaration of a metric; None for a metric that the package does not define.
 
-    Every probe has PEAK_MEMORY. A name with SD_SUFFIX gives the standard deviation of the metric without it.
+    Every probe has PEAK_MEMORY. A name with the suffix "_sd" gives the standard deviation of the metric without it.
     """
     if name == PEAK_MEMORY:
         return _PEAK
@@ -131,7 +131,7 @@ def builtin_metric(probe: str, name: str) -> Metric | None:
 def sd_metric(base: Metric) -> Metric:
     """Return the metric of the standard deviation between runs of a metric.
 
-    It has the same unit and decimals, the suffix SD_SUFFIX, and no direction, heading or chance level.
+    It has the same unit and decimals, the suffix "_sd", and no direction, heading or chance level.
     """
     text = f"Standard deviation between runs of: {base.words}"
     return Metric(base.name + SD_SUFFIX, base.unit, words=text, decimals=base.decimals)
@@ -172,8 +172,8 @@ _TYPES = {"words": str, "heading": str, "decimals": int}
 def _is_valid_field(name: str, value: Any) -> bool:
     """Return True if a field of a stored description has a valid name and value.
 
-    `better` must be in DIRECTIONS, `chance` a number, `trials` 0 to MAX_TRIALS, `decimals` 0 to 12, `words` and
-    `heading` text. Unknown names, and name and unit, are invalid.
+    `better` must be "lower", "neither" or "higher", `chance` a number, `trials` 0 to 1,000,000 (MAX_TRIALS), `decimals`
+    0 to 12, `words` and `heading` text. Unknown names, and name and unit, are invalid.
     """
     if name == "better":
         return isinstance(value, str) and value in DIRECTIONS

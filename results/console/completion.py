@@ -44,7 +44,8 @@ def silent(names: Completion) -> Completion:
 def sweeps(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Return the sweeps of the database, the one launched last first, and built-in ones if the command shows them.
 
-    The typed text is not considered; typer filters the offers.
+    Commands that show them are dashboard, export, report, show and status. The typed text is not considered; typer
+    filters the offers.
     """
     own = _rows(ctx, "SELECT name FROM sweep ORDER BY launched_at DESC")
     return [*own, *((*PUBLISHED, *SHIPPED) if ctx.info_name in READING_COMMANDS else ())]
@@ -58,7 +59,7 @@ def reference_sweeps(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 @silent
 def cells(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the slugs that begin with the typed text, sorted, at most MAX_CELLS: of one sweep or of all cells.
+    """Return the slugs that begin with the typed text, sorted, at most 300 (MAX_CELLS): of one sweep or of all cells.
 
     The option --sweep, if it stands before on the line, names the sweep; cells of all its revisions are offered.
     """

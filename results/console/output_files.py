@@ -152,7 +152,7 @@ class _StreamWriter(io.RawIOBase):
 def _descriptor(to: Path) -> int | None:
     """Return the number of this process's own file descriptor that a path such as /dev/stdout names.
 
-    None for other paths. Links are followed, at most MAX_LINKS. Opening such a path again would truncate the file.
+    None for other paths. Links are followed, at most 40 (MAX_LINKS). Opening such a path again would truncate the file.
     """
     own_folders = ("/dev/fd", f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
     for _ in range(MAX_LINKS):

@@ -161,7 +161,7 @@ def _fold_heading(heading: str, width: int) -> str:
 def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
     """Return the minimum width of a column: numbers are never broken, texts only between words.
 
-    Words of texts count with at most MAX_UNBROKEN_CHARS, since longer ones may be broken.
+    Words of texts count with at most 20 characters (MAX_UNBROKEN_CHARS), since longer ones may be broken.
 
     Args:
         heading: heading of the column.

@@ -208,7 +208,7 @@ def _with_model_terms(model: LinearModel, pairs: Sequence[Alias]) -> list[Alias]
 
 
 def _first_parts(parts: Sequence[str], between: str) -> str:
-    """Return at most MAX_LISTED parts, joined, and the number of the others."""
+    """Return at most six parts (MAX_LISTED), joined, and the number of the others."""
     rest = len(parts) - MAX_LISTED
     return between.join(parts[:MAX_LISTED]) + (f"{between}and {rest} more" if rest > 0 else "")
 

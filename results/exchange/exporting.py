@@ -139,7 +139,7 @@ class _SweepExport:
     def lines(self, name: str) -> Iterator[list[bytes]]:
         """Yield the rows of one table as lists of JSON lines, in the order of `rows`; nothing for an empty table.
 
-        A list has at most ROWS_PER_BATCH lines.
+        A list has at most 5,000 lines (ROWS_PER_BATCH).
         """
         if name == "curve_point":
             yield from self._curves()

@@ -63,5 +63,5 @@ def restore_advice(path: Path) -> str:
 
 
 def first_names(names: list[str]) -> str:
-    """Return at most MAX_NAMED of the names, separated by commas; "..." stands for the others."""
+    """Return at most five (MAX_NAMED) of the names, separated by commas; "..." stands for the others."""
     return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")

@@ -108,7 +108,7 @@ def _dangling(connection: Connection) -> str | None:
 
 
 def _damaged_values_of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
-    """Yield the damaged values of one table, in batches of ROWS_AT_ONCE rows; within a batch column by column.
+    """Yield the damaged values of one table, in batches of 10,000 rows (ROWS_AT_ONCE); within a batch column by column.
 
     Values of JSON columns are parsed first. A float is also damaged if its absolute value exceeds 1e150 (MAX_NUMBER).
     """

@@ -333,7 +333,7 @@ def _seconds(begun: datetime, ended: datetime) -> float:
 
 
 def _newest_trainings(session: Session) -> list[Any]:
-    """Return rows of the newest finished trainings, at most MAX_PER_GROUP per group, sorted by attempt id.
+    """Return rows of the newest finished trainings, at most eight per group (MAX_PER_GROUP), sorted by attempt id.
 
     A group shares network config, `reg_mode`, `distractor`, micro-batch, GPU name and host. Trainings without
     provenance are absent. A row has the attempt's id, number, host, started_at and finished_at, and the provenance's

@@ -321,8 +321,8 @@ class _RetriedWrite(Generic[Result]):
     def _committed(self, number: int, wait: float) -> bool:
         """Return True if the PostgreSQL transaction of that number was committed, False if it was not.
 
-        If the transaction is still in progress OUTCOME_TIMEOUT_S after the connection was lost, its server process is
-        terminated.
+        If the transaction is still in progress 5 s (OUTCOME_TIMEOUT_S) after the connection was lost, its server
+        process is terminated.
 
         Args:
             number: number of the transaction, as txid_current gave it.

@@ -38,14 +38,14 @@ def columns_of(row: type[Base], record: type) -> list[Any]:
 
 
 def chunked(items: Collection[Item]) -> Iterator[list[Item]]:
-    """Yield the items, in their order, in lists of at most MAX_BOUND_IDS; yields nothing for no items."""
+    """Yield the items, in their order, in lists of at most 500 (MAX_BOUND_IDS); yields nothing for no items."""
     all_items = list(items)
     for start in range(0, len(all_items), MAX_BOUND_IDS):
         yield all_items[start : start + MAX_BOUND_IDS]
 
 
 def rows_in(session: Session, query: Any, column: Any, ids: Collection[Any]) -> Iterator[Any]:
-    """Yield the rows of a query whose column has one of these ids, with at most MAX_BOUND_IDS ids per statement.
+    """Yield the rows of a query whose column has one of these ids, with at most 500 ids (MAX_BOUND_IDS) per statement.
 
     The order of the query holds within a statement only: with more ids, the result is sorted per chunk of `ids`. Yields
     nothing without ids.

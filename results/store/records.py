@@ -70,9 +70,9 @@ class Owner:
 class CellRecord:
     """A cell as a revision lists it.
 
-    `levels` holds the level of each of the five AXES as text. `axes` maps each axis that the grid itself varied to its
-    level as text, in the grid's order. `config` is the complete frozen config, `tokens` the number of training tokens
-    that it requests.
+    `levels` holds the level of each of the five axes attn_type, reg_mode, distractor, memory and window as text. `axes`
+    maps each axis that the grid itself varied to its level as text, in the grid's order. `config` is the complete
+    frozen config, `tokens` the number of training tokens that it requests.
     """
 
     id: str

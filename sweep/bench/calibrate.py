@@ -146,7 +146,7 @@ def _send_result(channel: Connection, parent: int, function: Callable[..., Any],
 
 
 def _shortened_cell(cell: Cell) -> Cell:
-    """Return the cell with at most MAX_MICRO_BATCHES micro-batches per step; id and slug are unchanged."""
+    """Return the cell with at most eight micro-batches (MAX_MICRO_BATCHES) per step; id and slug are unchanged."""
     train = cell.config.train
     micro_batches = min(train.accumulation, MAX_MICRO_BATCHES)
     shorter = train.model_copy(update={"batch_tokens": micro_batches * train.micro_batch * train.seq_len})

@@ -313,7 +313,8 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[KernelRow]:
 def _time_calls(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
     """Return name -> milliseconds per call, the calls taking turns in each round.
 
-    All calls are replayed as CUDA graphs, except those named NAIVE or EAGER: a graph would hold their memory twice.
+    All calls are replayed as CUDA graphs, except those named "torch" (NAIVE) or "eager" (EAGER): a graph would hold
+    their memory twice.
     """
     # a graph would hold the memory of eager variants twice; their operations are long enough to hide the host
     ready = {name: call if name in (NAIVE, EAGER) else as_cuda_graph(call) for name, call in calls.items()}

@@ -306,7 +306,8 @@ def packing_row(store: Store, cells: Sequence[Cell], attempts_at_once: int, watc
 def mps_runs() -> bool:
     """Return True if an MPS daemon of NVIDIA runs that new processes would use.
 
-    With CUDA_MPS_PIPE_DIRECTORY set, its control pipe decides; otherwise the names of the machine's processes do.
+    With CUDA_MPS_PIPE_DIRECTORY set, its control pipe decides; otherwise the names of the machine's processes do
+    (nvidia-cuda-mps, -control and -server).
     """
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         return (Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]) / "control").exists()

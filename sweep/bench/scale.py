@@ -124,7 +124,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     stopped launch. Commands run in subprocesses.
 
     Args:
-        cells: Number of cells, rounded to complete seeds of COMBINATIONS cells.
+        cells: Number of cells, rounded to complete seeds of eight cells.
         points: Points of each cell's curve.
         folder: Empty folder for the grid, database and reports.
         tell: Called with lines of progress.

@@ -38,7 +38,7 @@ def run_measured(command: Sequence[str], folder: Path) -> ResourceUsage:
     """Run a command in `folder`, wait for it, and return its resource usage.
 
     Its output and errors are left in `command.log` there, which is overwritten. The peak of memory is that of the
-    command's own process, looked at every LOOK_S seconds.
+    command's own process, looked at every 10 ms (LOOK_S).
 
     Raises:
         MachineError: With the end of the output, if the command fails.

@@ -80,7 +80,7 @@ DEFAULT_CELLS = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
 
 
 def select_cells(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
-    """Return cells of a grid by slug, in the order of `slugs`; those of DEFAULT_CELLS without slugs.
+    """Return cells of a grid by slug, in the order of `slugs`; nope, rope, polar, polar+m1 and polar+d1+m1 without slugs.
 
     A slug without its seed gives the cell of the first seed. The corpus is a placeholder: no text is read.
 

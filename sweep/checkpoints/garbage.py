@@ -97,7 +97,7 @@ class GarbageReport:
     def lines(self) -> list[str]:
         """Return the report as text for people.
 
-        There is a line for each of the `MAX_LINES` largest files, largest first, and one with the number of others.
+        There is a line for each of the 20 largest files (MAX_LINES), largest first, and one with the number of others.
         Then follow the total, a line for each storage location that was not scanned, and the problems.
         """
         listed = sorted(self.things, key=lambda item: (-item.bytes, item.address))
@@ -117,8 +117,8 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
     """Return the files without an owner under `runs` and in other storage locations; nothing is changed.
 
     They are folders of attempts that the database does not name, and frozen plugins and launch logs that are older than
-    `MIN_AGE_S` and belong to no cell or sweep of it. Files with other names are ignored, and so are links to folders of
-    attempts.
+    an hour (MIN_AGE_S) and belong to no cell or sweep of it. Files with other names are ignored, and so are links to
+    folders of attempts.
 
     Args:
         store: The database.
@@ -297,7 +297,7 @@ def _list_matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str
 
 
 def _is_old(path: Path) -> bool:
-    """Return True if a file is older than `MIN_AGE_S`."""
+    """Return True if a file is older than an hour (MIN_AGE_S)."""
     return time.time() - path.lstat().st_mtime > MIN_AGE_S
 
 

@@ -35,7 +35,7 @@ class PrepareInterrupted(SweepError):
 
 
 class PrepareDisplay:
-    """Progress callback of text preparation: a bar on a terminal, else a line every LINE_SECONDS.
+    """Progress callback of text preparation: a bar on a terminal, else a line every 15 s (LINE_SECONDS).
 
     A last line follows at the end.
     """
@@ -74,7 +74,7 @@ class PrepareDisplay:
             self._print_line(f"{self.what}: {_format_progress(self._last)} in {self._last.seconds:.0f} s")
 
     def __call__(self, progress: PrepareProgress) -> None:
-        """Show progress: update the bar, or print a line if the last one is LINE_SECONDS old.
+        """Show progress: update the bar, or print a line if the last one is 15 s old (LINE_SECONDS).
 
         Args:
             progress: Current state; the last one is printed again at the end.

@@ -324,7 +324,7 @@ class Preparation:
     def divide(self) -> None:
         """Write the splits of the pool, resuming where it stopped; the pool is removed once they are closed.
 
-        The training split is cut at `data.train_tokens`. The state is saved every `SYNC_SECONDS` seconds.
+        The training split is cut at `data.train_tokens`. The state is saved every 5 s (SYNC_SECONDS).
 
         Raises:
             CorpusError: The text has too few documents or tokens for the requested sizes.
@@ -368,7 +368,7 @@ class Preparation:
         """Tokenise and append documents until the source ends or the training split has enough tokens.
 
         Documents with a split of their own do not end the reading. Reports progress after each batch, and saves the
-        state after a batch if `SYNC_SECONDS` have passed and the source can resume.
+        state after a batch if 5 s (SYNC_SECONDS) have passed and the source can resume.
         """
         saved = time.monotonic()
         for texts in _batches(self._drop_unused(source.documents(self._state["source"]))):

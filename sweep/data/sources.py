@@ -501,7 +501,8 @@ class HubSource:
 def is_external_error(error: Exception) -> bool:
     """Return True if a disk, a network or a file in another format caused the error, rather than this program.
 
-    That is any OSError or ValueError, and any exception that a package of `READERS` defines.
+    That is any OSError or ValueError, and any exception that aiohttp, datasets, httpx, httpx2, huggingface_hub, pyarrow
+    or requests (READERS) defines.
     """
     return isinstance(error, (OSError, ValueError)) or type(error).__module__.partition(".")[0] in READERS
 

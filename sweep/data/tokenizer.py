@@ -285,8 +285,8 @@ class JsonTokenizer:
 
         Args:
             file: JSON file of the `tokenizers` library.
-            end_of_text: Name of the token that ends a text; None takes the first name in `END_OF_TEXT` that the file
-                has.
+            end_of_text: Name of the token that ends a text; None takes the first name in `END_OF_TEXT` (see
+                `load_tokenizer`) that the file has.
 
         Raises:
             TokenizerError: The file cannot be read, or has no such token.
@@ -383,7 +383,8 @@ def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None =
     Args:
         name: A key of `TOKENIZERS`: "bytes", "gpt2", "json" or that of a corpus of rows ("flipflop", "mqar"); no hash.
         file: Tokenizer file: required for json, optional for gpt2 (its ranks), ignored by the others.
-        end_of_text: Name of the token that ends a text, for json; None tries the names in `END_OF_TEXT`.
+        end_of_text: Name of the token that ends a text, for json; None takes the first that the file has of
+            <|endoftext|>, <|end_of_text|>, </s>, <eos>, <|im_end|> and [SEP] (END_OF_TEXT).
 
     Raises:
         SweepError: No tokenizer has that name.

@@ -22,7 +22,7 @@ def check_cluster(context: Context) -> list[Check]:
     folder, and one on clocks follow. Silent nodes are judged in none of these.
 
     Raises:
-        LookFailed: The query gave no answer within CLUSTER_SECONDS.
+        LookFailed: The query gave no answer within 200 s (CLUSTER_SECONDS).
     """
     if context.address is None:
         return [absent("none named; --address looks at one")]
@@ -78,7 +78,7 @@ def _check_runs_visible(context: Context, nodes: Sequence[dict[str, Any]]) -> Ch
 def _check_clocks(nodes: Sequence[dict[str, Any]]) -> Check:
     """Check that every node's clock agrees with this machine's; a warning otherwise.
 
-    A difference counts if it exceeds CLOCK_SECONDS plus the uncertainty of its measurement.
+    A difference counts if it exceeds 2 s (CLOCK_SECONDS) plus the uncertainty of its measurement.
     """
     offsets = {node["host"]: node["clock_ahead"] for node in nodes}
     deviating = [f"{node['host']} by {offsets[node['host']]:+.1f} s" for node in nodes if _is_off(node)]

@@ -87,7 +87,7 @@ class Context:
 
     @contextlib.contextmanager
     def open_store(self) -> Iterator[Store]:
-        """Open the database for a `with` block and close it afterwards. Waits LOCK_SECONDS for locks at most.
+        """Open the database for a `with` block and close it afterwards. Waits 5 s (LOCK_SECONDS) for locks at most.
 
         Raises:
             StoreError: There is no database, or it cannot be opened.
@@ -107,7 +107,8 @@ class Context:
     def driver_gpus(self) -> list[dict[str, str]] | LookFailed | None:
         """GPUs listed by the driver, or the error of nvidia-smi; None without nvidia-smi.
 
-        Each GPU is a dict of texts by GPU_FIELDS. Blocks until nvidia-smi has answered, SMI_SECONDS at most.
+        Each GPU is a dict of texts: index, uuid, name, driver_version, memory.total and memory.free (MiB). Blocks until
+        nvidia-smi has answered, 30 s (SMI_SECONDS) at most.
         """
         return self._driver.result()
 
@@ -163,7 +164,8 @@ class Context:
 def _query_driver() -> list[dict[str, str]] | LookFailed | None:
     """Return the driver's GPUs as dicts of GPU_FIELDS, or the error of nvidia-smi; None without nvidia-smi.
 
-    Values are nvidia-smi's texts; memory is in MiB.
+    The fields are index, uuid, name, driver_version, memory.total and memory.free. Values are nvidia-smi's texts;
+    memory is in MiB.
     """
     if not shutil.which("nvidia-smi"):
         return None
@@ -220,7 +222,8 @@ def nvidia_smi(*arguments: str) -> str:
     """Return the standard output of nvidia-smi.
 
     Raises:
-        LookFailed: It cannot be started, fails, or does not answer within SMI_SECONDS; the message has its first line.
+        LookFailed: It cannot be started, fails, or does not answer within 30 s (SMI_SECONDS); the message has its first
+            line.
     """
     try:
         process = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=SMI_SECONDS)

@@ -119,9 +119,9 @@ def check_lock(context: Context) -> Check:
 
 
 def check_clock(context: Context) -> Check:
-    """Check that the wall clock does not jump against the monotonic clock. Takes CLOCK_S seconds.
+    """Check that the wall clock does not jump against the monotonic clock. Takes 0.2 s (CLOCK_S).
 
-    A difference of more than MAX_DRIFT_S in either direction is a warning.
+    A difference of more than 50 ms (MAX_DRIFT_S) in either direction is a warning.
     """
     wall, steady = time.time(), time.monotonic()
     time.sleep(CLOCK_S)

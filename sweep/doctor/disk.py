@@ -64,7 +64,7 @@ def check_space(context: Context) -> Check:
 def check_inodes(context: Context) -> Check:
     """Check that the file system of the runs folder has free inodes.
 
-    A warning below MIN_FREE_INODES, bad without any. Ok if the file system does not count them.
+    A warning below 10,000 (MIN_FREE_INODES), bad without any. Ok if the file system does not count them.
     """
     statistics = os.statvfs(nearest_folder(context.runs))
     if not statistics.f_files:
@@ -80,7 +80,7 @@ def check_writing(context: Context) -> Check:
     """Check that one MiB can be written and synced in the runs folder, and measure the time. The file is removed.
 
     If the folder does not exist, its nearest existing parent is used. Bad if writing fails, a warning if it takes
-    longer than SLOW_S.
+    longer than 5 s (SLOW_S).
     """
     folder, began = nearest_folder(context.runs), time.monotonic()
     try:

@@ -63,7 +63,7 @@ def check_platform(context: Context) -> Check:
 
 
 def check_open_files(context: Context) -> Check:
-    """Check that the soft limit on open files is high enough for Ray; a warning below OPEN_FILES."""
+    """Check that the soft limit on open files is high enough for Ray; a warning below 4,096."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -74,7 +74,7 @@ def check_open_files(context: Context) -> Check:
 
 
 def check_shared_memory(context: Context) -> Check:
-    """Check that /dev/shm has space for Ray's object store; a warning below SHARED_MEMORY, absent without /dev/shm."""
+    """Check that /dev/shm has space for Ray's object store; a warning below 1 GiB, absent without /dev/shm."""
     try:
         statistics = os.statvfs("/dev/shm")
     except OSError:
@@ -87,7 +87,7 @@ def check_shared_memory(context: Context) -> Check:
 
 
 def check_memory(context: Context) -> Check:
-    """Check that MIN_FREE_MEMORY bytes are available and that at most half of the swap is used; a warning otherwise.
+    """Check that 2 GiB are available and that at most half of the swap is used; a warning otherwise.
 
     A limit of the control group is reported, but not judged.
     """

@@ -214,7 +214,8 @@ def _cluster_facts(address: str, runs: Path) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer one query with one line of JSON on standard output; ATMA_DB names the database. Return 0.
 
-    Errors of the query pass through. An unknown query raises KeyError.
+    Errors of the query pass through. Queries are torch, kernels, disk (with the runs folder) and cluster (with address
+    and runs folder); another one raises KeyError.
 
     Args:
         argv: Query and its arguments; None for those of the command line.

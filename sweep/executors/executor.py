@@ -199,7 +199,7 @@ class HostExecutor:
 
         Args:
             attempt: Attempt to kill, with its pid as the database has it.
-            dump: True to have it write its threads' stack traces into its log first, which takes DUMP_S seconds.
+            dump: True to have it write its threads' stack traces into its log first, which takes 1 s (DUMP_S).
         """
         child = self._child(attempt)
         if child is None:
@@ -275,7 +275,7 @@ def kill_process(child: psutil.Process, *, dump: bool) -> None:
 
     Args:
         child: Process to kill.
-        dump: True to have it write its threads' stack traces into its log first, which takes DUMP_S seconds.
+        dump: True to have it write its threads' stack traces into its log first, which takes 1 s (DUMP_S).
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [child, *child.children(recursive=True)] if child.pid not in processes.own_and_ancestor_pids() else []

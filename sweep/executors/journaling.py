@@ -42,10 +42,10 @@ class Journals:
         return fence
 
     def apply(self, exit_codes: Mapping[int, int]) -> tuple[list[AttemptExit], list[int]]:
-        """Apply new journal lines, at most MAX_LINES_PER_PASS per attempt.
+        """Apply new journal lines, at most 500 (MAX_LINES_PER_PASS) per attempt.
 
-        Journals of ended attempts are read in every call, those of running ones only if APPLY_S has passed since the
-        last time.
+        Journals of ended attempts are read in every call, those of running ones only if 0.5 s (APPLY_S) has passed
+        since the last time.
 
         Args:
             exit_codes: Exit codes of ended attempts, by id; each must have been opened and not been returned before.

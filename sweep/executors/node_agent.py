@@ -58,8 +58,8 @@ class NodeAgent:
         """Start an agent without attempts. Someone must call `tick` for its lease to end.
 
         Args:
-            lease: Duration of the lease in seconds, on `clock`. The first lease, before any poll, lasts
-                FIRST_POLL_TIMEOUT_S at least.
+            lease: Duration of the lease in seconds, on `clock`. The first lease, before any poll, lasts 300 s
+                (FIRST_POLL_TIMEOUT_S) at least.
             grace: Seconds between SIGTERM and SIGKILL.
             clock: Monotonic clock.
         """
@@ -138,7 +138,7 @@ class NodeAgent:
     def poll(self, acknowledged: Sequence[int]) -> list[AttemptExit] | None:
         """Return (attempt id, exit code) of ended attempts not yet acknowledged, and extend the lease.
 
-        None once the agent is closed without attempts; a closing agent extends nothing. Waits up to POLL_S for an
+        None once the agent is closed without attempts; a closing agent extends nothing. Waits up to 1 s (POLL_S) for an
         attempt to end. The new lease counts from the previous answer, which the supervisor has received by now. A poll
         delayed by the network therefore extends the lease no further than the supervisor assumes.
 

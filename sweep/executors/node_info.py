@@ -48,7 +48,7 @@ def describe_node(runs: str, mark: str, packages: Sequence[str]) -> dict[str, An
 def try_import(module: str, path: str) -> str | None:
     """Return the reason why a new process of this node's Python cannot import the module, or None if it can.
 
-    The reason is one line: the last one of the error output, the exit code, or a timeout after IMPORT_S.
+    The reason is one line: the last one of the error output, the exit code, or a timeout after 60 s (IMPORT_S).
 
     Args:
         module: Dotted name.

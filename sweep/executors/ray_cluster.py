@@ -146,8 +146,8 @@ class ClusterExecutor:
     def _join_node(self, node: NodeFacts) -> None:
         """Start an agent on a node, end orphans of a former agent there, and add the node to the allocator.
 
-        Blocks for up to about three minutes. A node whose agent does not start is excluded for NODE_RETRY_S, with a
-        line of output; nothing is raised.
+        Blocks for up to about three minutes. A node whose agent does not start is excluded for 30 s (NODE_RETRY_S),
+        with a line of output; nothing is raised.
         """
         # the agent imports the code snapshot, not the package installed on its node
         env = ray_connection.worker_env(self._source, node.import_path)
@@ -184,7 +184,7 @@ class ClusterExecutor:
 
         Raises:
             MachineError: The node cannot import the package; the message is the import error.
-            RayError: The agent does not answer within START_S.
+            RayError: The agent does not answer within 120 s (START_S).
         """
         locking = handle.lock_gpus.remote(self._gpu_types if node.gpus else ())
         try:
@@ -213,9 +213,9 @@ class ClusterExecutor:
         return allocation.Machine(min(machine.cpus, node.cpus), machine.memory_gb, machine.gpus)
 
     def _poll_loop(self) -> None:
-        """Poll agents, and search for nodes every NODE_SEARCH_S, until the executor is closed. Runs in its own thread.
+        """Poll agents, and search for nodes every 5 s (NODE_SEARCH_S), until the executor is closed.
 
-        An error of Ray ends the loop; it is kept, and `wait` raises it as MachineError.
+        Runs in its own thread. An error of Ray ends the loop; it is kept, and `wait` raises it as MachineError.
         """
         last_search = time.monotonic()
         try:
@@ -306,7 +306,7 @@ class ClusterExecutor:
         self._wakeup.set()
 
     def _search_nodes(self) -> None:
-        """Add new nodes, and retry excluded ones after NODE_RETRY_S. Errors of Ray are left to the poll loop.
+        """Add new nodes, and retry excluded ones after 30 s (NODE_RETRY_S). Errors of Ray are left to the poll loop.
 
         Prints a line per new node. A node that does not see the runs folder is excluded. Blocks until the agents have
         started; runs in a thread of its own.
@@ -333,7 +333,7 @@ class ClusterExecutor:
                 self._joining -= {node["NodeID"] for node in new_nodes}
 
     def _exclude_node(self, node: NodeFacts, reason: str) -> None:
-        """Exclude a node for NODE_RETRY_S; print the reason the first time.
+        """Exclude a node for 30 s (NODE_RETRY_S); print the reason the first time.
 
         Args:
             node: Node to exclude.

@@ -157,7 +157,7 @@ def connect_driver(address: str) -> None:
 def _node_addresses(address: str) -> list[str]:
     """Return the network addresses (without port) of the cluster's live nodes.
 
-    Standard error is silenced during the query, which takes ANSWER_TIMEOUT_S at most.
+    Standard error is silenced during the query, which takes 60 s (ANSWER_TIMEOUT_S) at most.
 
     Raises:
         MachineError: The token is rejected, or the address is no head of a Ray cluster.
@@ -229,7 +229,7 @@ def worker_env(source: Path, import_path: str | None) -> dict[str, str]:
 def import_failure(node: NodeFacts, source: Path) -> str | None:
     """Return the reason, in one line, why a process on the node cannot import the code snapshot; None if it can.
 
-    Also None if the node does not answer. Blocks for up to ANSWER_TIMEOUT_S + IMPORT_S seconds.
+    Also None if the node does not answer. Blocks for up to 120 s (ANSWER_TIMEOUT_S + IMPORT_S).
 
     Args:
         node: Node to try on.
@@ -250,8 +250,8 @@ def query_nodes(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> li
     """Return facts about each node, sorted by host; nodes that do not answer are left out.
 
     Writes a marker file into the runs folder for the duration of the query. Each node is asked twice, so that the start
-    of a worker process does not distort the clock difference. Waits up to ANSWER_TIMEOUT_S for all, then as long for
-    each second answer.
+    of a worker process does not distort the clock difference. Waits up to 60 s (ANSWER_TIMEOUT_S) for all, then as long
+    for each second answer.
 
     Args:
         runs: Runs folder, created if absent.

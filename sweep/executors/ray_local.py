@@ -67,7 +67,7 @@ def daemons_killed_promptly(daemons: Sequence[psutil.Process]) -> Iterator[None]
     """Kill each daemon as soon as Ray sends it SIGTERM within the `with` block, and all descendants at its end.
 
     The daemons were started with SIGTERM blocked, so Ray would wait a second for each before it kills it. A thread
-    watches for the signal. The descendants are those that exist when the block begins; they get KILL_TIMEOUT_S to
+    watches for the signal. The descendants are those that exist when the block begins; they get 2 s (KILL_TIMEOUT_S) to
     disappear.
 
     Args:

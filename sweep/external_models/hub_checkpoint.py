@@ -71,7 +71,8 @@ class HubCheckpoint:
             cuda: True if it gets a GPU, where every model passes.
 
         Raises:
-            MachineError: It gets none, is of one of `GPU_FAMILIES`, and flash-linear-attention is installed.
+            MachineError: It gets none, is of a family with linear attention (GPU_FAMILIES: qwen3_5, qwen3_5_moe, both
+                also with _text, and qwen3_next), and flash-linear-attention is installed.
         """
         if not cuda and self.family in GPU_FAMILIES and importlib.util.find_spec("fla") is not None:
             raise MachineError(
@@ -122,10 +123,12 @@ def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckp
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """Return the folder of a repository's snapshot, from the hub's cache or downloaded (`DOWNLOAD_PATTERNS` only).
+    """Return the folder of a repository's snapshot, from the hub's cache or downloaded.
 
-    A cached snapshot with config.json and at least one *.safetensors is taken without asking the hub, even if it is
-    outdated or lacks further files. The folder's name is the commit.
+    Only files that end in .json, .safetensors, .model, .txt or .jinja are downloaded. A cached snapshot with
+    config.json
+    and at least one *.safetensors is taken without asking the hub, even if it is outdated or lacks further files. The
+    folder's name is the commit.
 
     Args:
         name: Repository, OWNER/NAME.

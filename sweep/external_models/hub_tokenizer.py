@@ -126,7 +126,7 @@ def check_lossless(tokenizer: Tokenizer) -> None:
         tokenizer: Tokenizer of the corpus.
 
     Raises:
-        SweepError: Its kind is not one of `LOSSLESS_TOKENIZERS`.
+        SweepError: Its kind is neither "bytes" nor "gpt2".
     """
     if tokenizer.name.split(":")[0] not in LOSSLESS_TOKENIZERS:
         raise SweepError(

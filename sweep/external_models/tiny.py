@@ -57,7 +57,7 @@ def make_tiny_checkpoint(folder: Path, family: str = "llama", *, seed: int = 0, 
     """Write a model with random weights and its tokenizer into `folder`, and return the folder.
 
     The global random state is left unchanged; progress bars of transformers are turned off. The tokenizer always has at
-    most `VOCABULARY` tokens.
+    most 320 tokens.
 
     Args:
         folder: Folder to write; created if absent.

@@ -207,7 +207,7 @@ class Grid:
                 yield dict(zip(rule, levels, strict=True)), line
 
     def _exclude_rules(self, *, seeds: bool) -> list[NumberedRule]:
-        """Return the `exclude` rules with their indices: those with a SEED key for `seeds`, else those without."""
+        """Return the `exclude` rules with their indices: those with a key "seed" for `seeds`, else those without."""
         return [(index, rule) for index, rule in enumerate(self.exclude) if (SEED in rule) == seeds]
 
     def excluded_combinations(self) -> Iterator[tuple[int, dict[str, str]]]:
@@ -441,7 +441,7 @@ def _axes(document: GridDocument, axes: Mapping[str, Any], custom_axes: NamedLev
 
 
 def _exclude(document: GridDocument, file: GridFile, crossed: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
-    """Return the `exclude` rules as axis -> level texts; of the key SEED, the seeds as text.
+    """Return the `exclude` rules as axis -> level texts; of the key "seed", the seeds as text.
 
     Raises GridError for axes, levels or seeds that the grid does not have. Axes of `include` alone cannot be named.
     """

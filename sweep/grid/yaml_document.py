@@ -115,7 +115,7 @@ def key_error(
 
 
 class ValueLimitExceeded(YAMLError):
-    """Raised as soon as a file exceeds MOST_VALUES values."""
+    """Raised as soon as a file exceeds 100,000 values (MOST_VALUES)."""
 
     def __init__(self) -> None:
         super().__init__(f"more than {MOST_VALUES:,} values, aliases put in their places; write a grid with fewer")
@@ -130,7 +130,10 @@ class _UnsupportedYaml(YAMLError):
 
 
 class _BoundedComposer(Composer):
-    """YAML composer that stops at MOST_VALUES nodes and at MAX_DEPTH, which bounds the reading time."""
+    """YAML composer that stops at 100,000 nodes (MOST_VALUES) and at depth 50 (MAX_DEPTH).
+
+    This bounds the reading time.
+    """
 
     def __init__(self, loader: Any = None) -> None:
         super().__init__(loader=loader)
@@ -193,7 +196,7 @@ class _PlainLoader:
         return out
 
     def _count(self, values: int) -> None:
-        """Add to the number of values. Raises ValueLimitExceeded beyond MOST_VALUES."""
+        """Add to the number of values. Raises ValueLimitExceeded beyond 100,000 (MOST_VALUES)."""
         self._value_count += values
         if self._value_count > MOST_VALUES:
             raise ValueLimitExceeded

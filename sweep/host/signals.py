@@ -63,12 +63,13 @@ class _StopRequest:
 class StopSignals:
     """Context manager that handles stop signals: it records the first; a later one ends the process at once.
 
-    Repetitions within ECHO_S count as the first signal. With `raises`, SIGTERM and SIGHUP raise StopRequested where
-    they arrive, as Ctrl-C raises KeyboardInterrupt. A nested context shares the request of the outer one. In a thread
-    other than the main one, which receives no signals, the context does nothing.
+    Repetitions within 2 s (ECHO_S) count as the first signal. With `raises`, SIGTERM and SIGHUP raise StopRequested
+    where they arrive, as Ctrl-C raises KeyboardInterrupt. A nested context shares the request of the outer one. In a
+    thread other than the main one, which receives no signals, the context does nothing.
 
     Python runs handlers only in the main thread, which may wait in native code for minutes (a backward pass whose
-    kernels another thread compiles). Where nothing has to be saved, a watcher therefore ends the process after GRACE_S.
+    kernels another thread compiles). Where nothing has to be saved, a watcher therefore ends the process after 8 s
+    (GRACE_S).
     """
 
     _active: ClassVar[list[StopSignals]] = []
@@ -152,7 +153,7 @@ class StopSignals:
 class _Watcher:
     """Thread that learns of signals at once, through the file descriptor that Python's C handler writes to.
 
-    It ends the process if the main thread has not handled a stop signal within GRACE_S.
+    It ends the process if the main thread has not handled a stop signal within 8 s (GRACE_S).
     """
 
     def __init__(self, signals: StopSignals) -> None:
@@ -177,10 +178,11 @@ class _Watcher:
         os.close(self._write_end)
 
     def _watch(self) -> None:
-        """End the process when the main thread has not handled a signal within GRACE_S; return when the pipe is closed.
+        """End the process when the main thread has not handled a signal within 8 s (GRACE_S).
 
-        A signal that is blocked counts from the end of the block. Nothing happens while another context of stop signals
-        is active within this one.
+        Returns when the pipe is closed. A signal that is blocked counts from the end of the block. Nothing happens
+        while another
+        context of stop signals is active within this one.
         """
         while number := os.read(self._read_end, 1):
             if number[0] in STOPS:
@@ -226,10 +228,13 @@ def _detach_terminal() -> None:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Delay stop signals during the `with` block, for operations that must not be interrupted, such as starting Ray.
+    """Delay SIGINT, SIGTERM and SIGHUP during the `with` block.
 
-    They are delivered after the block. Only the calling thread is blocked; threads and processes started within inherit
-    the block. In the main thread, handlers that were changed within are restored.
+    This is for operations that must not be interrupted, such as starting Ray. The signals are delivered after the
+    block.
+    Only the calling thread is blocked; threads and processes started within inherit the block. In the main thread,
+    handlers
+    that were changed within are restored.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPS} if main else {}

@@ -134,7 +134,7 @@ class DetachedSupervisor:
             self._kill_actor(None)
 
     def _open_store(self) -> Store:
-        """Open the database; after a restart of the actor, retry an unreachable or locked server for STORE_TIMEOUT_S.
+        """Open the database; after a restart of the actor, retry an unreachable or locked server for a week.
 
         On the first start, where a user can react, the error is raised at once.
 
@@ -195,8 +195,8 @@ class DetachedSupervisor:
     def _kill_actor(self, refusal: LaunchRefused | None) -> None:
         """Kill this actor without a restart; before a plan exists, first deliver the refusal (None: an empty plan).
 
-        Then waits up to PLAN_TIMEOUT_S for the delivery and SHUTDOWN_DELAY_S for the reply to leave. An actor that is
-        gone already, or an error of Ray, is ignored.
+        Then waits up to 600 s (PLAN_TIMEOUT_S) for the delivery and 2 s (SHUTDOWN_DELAY_S) for the reply to leave. An
+        actor that is gone already, or an error of Ray, is ignored.
         """
         if not self._plan_future.done():
             self._plan_future.set_result(refusal or [])
@@ -220,8 +220,8 @@ def launch_detached(request: LaunchRequest, store: Store) -> list[str]:
     """Start a supervisor actor on the cluster at the request's address and return the lines of its plan.
 
     Connects this process to the cluster and leaves it connected. Makes a snapshot of the source in the runs folder, and
-    waits up to PLAN_TIMEOUT_S for the plan. The actor goes on after this process has ended, and Ray restarts it without
-    limit. It is pinned to this machine if the database is a SQLite file; otherwise it starts here and may move.
+    waits up to 600 s (PLAN_TIMEOUT_S) for the plan. The actor goes on after this process has ended, and Ray restarts it
+    without limit. It is pinned to this machine if the database is a SQLite file; otherwise it starts here and may move.
 
     Args:
         request: Launch to carry out; its `address` must be set. The commit of this checkout is recorded.

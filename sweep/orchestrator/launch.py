@@ -500,8 +500,8 @@ def claim_sweep(request: LaunchRequest, store: Store, owner: processes.Owner) ->
     path), contrasts, design, stop, search, price (cost forecast) and those of `request.options`. Contrasts, design,
     stop and search are absent if the grid lacks them. Pending control commands are cleared, except at a restart.
 
-    With `request.is_restart`, a busy sweep is tried again every CLAIM_RETRY_S for up to two lease durations, since the
-    launch's own old lease may still last.
+    With `request.is_restart`, a busy sweep is tried again every 2 s (CLAIM_RETRY_S) for up to two lease durations,
+    since the launch's own old lease may still last.
 
     Args:
         request: Launch to record.

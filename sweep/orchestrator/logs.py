@@ -121,13 +121,13 @@ def liveness_check(store: Store, attempt: Attempt) -> Callable[[], bool]:
     """Return a function that tells if the attempt still runs.
 
     It does while the database has it as running, unless its process was on this machine and is gone. An attempt on
-    another machine, or without a recorded process, is judged by the database alone. A result is cached for
-    LIVENESS_POLL_S.
+    another machine, or without a recorded process, is judged by the database alone. A result is cached for 1 s
+    (LIVENESS_POLL_S).
     """
     cached: list[tuple[float, bool]] = []
 
     def is_alive() -> bool:
-        """Return the cached result, renewed after LIVENESS_POLL_S."""
+        """Return the cached result, renewed after 1 s (LIVENESS_POLL_S)."""
         if not cached or time.monotonic() - cached[0][0] >= LIVENESS_POLL_S:
             current = store.attempt(attempt.id)
             is_local = processes.is_local_pid(current.host, current.pid_space)

@@ -88,8 +88,8 @@ class EndNotifier:
     ) -> None:
         """Post the summary; a failure prints one line. The launch's exception passes through.
 
-        The summary is counted and sent in a daemon thread. This waits TIMEOUT_S for it at most, and leaves it running
-        then. Does nothing without an address.
+        The summary is counted and sent in a daemon thread. This waits 5 s (TIMEOUT_S) for it at most, and leaves it
+        running then. Does nothing without an address.
         """
         if self.url is None:
             return
@@ -162,7 +162,7 @@ def _exit_code(error: BaseException) -> int:
 def first_line(text: str | None) -> str | None:
     """Return the first line of a text, without passwords and control characters; None if it is empty or None.
 
-    At most MAX_CAUSE_CHARS characters; leading blank lines are skipped.
+    At most 300 characters (MAX_CAUSE_CHARS); leading blank lines are skipped.
     """
     line = next(iter((text or "").strip().splitlines()), "")
     return sanitize_sentence(line)[:MAX_CAUSE_CHARS] or None

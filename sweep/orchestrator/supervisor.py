@@ -224,10 +224,10 @@ class Supervisor:
     def _apply_commands(self, queue: deque[Task]) -> None:
         """Carry out control commands from the database: cancel, finish, pause, resume, retry.
 
-        Does nothing if the last query is less than LISTEN_S ago. A pause stops all attempts and puts their tasks at the
-        front of the queue, in their order. Pausing and resuming are recorded as events. A retry appends the tasks of
-        cells that failed in this launch to the queue; ids of other cells are only removed from the request. A retry of
-        a running cell stays pending.
+        Does nothing if the last query is less than 1 s (LISTEN_S) ago. A pause stops all attempts and puts their tasks
+        at the front of the queue, in their order. Pausing and resuming are recorded as events. A retry appends the
+        tasks of cells that failed in this launch to the queue; ids of other cells are only removed from the request. A
+        retry of a running cell stays pending.
 
         Args:
             queue: Waiting tasks, changed in place.
@@ -408,7 +408,8 @@ class Supervisor:
     def _await_running_cell(self, cell: Cell) -> None:
         """Report that another sweep trains the cell, and reap its attempt in case that sweep is dead.
 
-        It reaps at most once per RENEW_S, over all cells together. That blocks only while processes are terminated.
+        It reaps at most once per 5 s (RENEW_S), over all cells together. That blocks only while processes are
+        terminated.
         """
         self.listener.waiting(cell)
         if time.monotonic() - self._last_reap >= RENEW_S:

@@ -23,7 +23,7 @@ def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[
 
     Args:
         difference: The difference.
-        list_all: True lists each cell and every change; False lists no cells and limits the changes to MAX_LINES.
+        list_all: True lists each cell and every change; False lists no cells and limits the changes to 12 (MAX_LINES).
     """
     for word, cells in difference.groups.items():
         notes = {cell.note for cell in cells} if word != "excluded" else set(difference.rules)
@@ -104,7 +104,7 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
 
     Args:
         bill: The price.
-        list_all: True lists all groups; False limits them to MAX_LINES.
+        list_all: True lists all groups; False limits them to 12 (MAX_LINES).
     """
     yield price_line(bill)
     if not bill.groups:

@@ -355,7 +355,7 @@ def _first_step(config: CellConfig, samples: Sequence[float]) -> ThreePointEstim
 def _calibrated(config: CellConfig, calibration: Calibration) -> Speed:
     """Return the speed that a calibration gives; its ends are fixed factors around the measured values.
 
-    The time per token spans the fastest to the slowest step, widened by MARGIN.
+    The time per token spans the fastest to the slowest step, widened by 5 % (MARGIN) at both ends.
     """
     tokens = config.train.batch_tokens
     forward = ThreePointEstimate.exactly(calibration.validation_token_s)
@@ -428,8 +428,9 @@ def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | No
 def _measured(config: CellConfig, runs: Sequence[_TimedRun]) -> Speed:
     """Return the speed from at least one run of the same speed key.
 
-    Estimates span the extremes of the runs, widened by MARGIN. Start and validation come from first attempts alone;
-    without any, they are typical values. The runs count as measured with neighbours, whatever shared their GPU.
+    Estimates span the extremes of the runs, widened by 5 % (MARGIN) at both ends. Start and validation come from first
+    attempts alone; without any, they are typical values. The runs count as measured with neighbours, whatever shared
+    their GPU.
     """
     token = ThreePointEstimate.from_samples([run.token for run in runs], MARGIN)
     shares = [overhead for run in runs if (overhead := _overhead(run)) is not None]

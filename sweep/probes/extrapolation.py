@@ -35,7 +35,7 @@ class Extrapolation(LengthwiseProbe):
     """Mean loss over the same targets at every length L, predicted within windows of L tokens.
 
     Windows lie next to each other from the start of the validation split; the last one is shorter where L does not
-    divide the span. An example is the mean over one of `PIECES` pieces of the targets.
+    divide the span. An example is the mean over one of 64 pieces (PIECES) of the targets.
     """
 
     Config = ExtrapolationConfig

@@ -56,8 +56,8 @@ class PasskeyConfig(ProbeConfig):
 def make_hidden_values(config: PasskeyConfig) -> list[NeedleTrial]:
     """Return the trials of a config, in order, each drawn from seed, kind and its index alone.
 
-    More trials thus keep the former ones. With the kind "niah" the cue names one of `MAGIC_NAMES`, which take turns,
-    instead of a record's number.
+    More trials thus keep the former ones. With the kind "niah" the cue names one of six words (MAGIC_NAMES), which take
+    turns, instead of a record's number.
     """
     values = []
     for index in range(config.trials):

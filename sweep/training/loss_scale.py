@@ -58,8 +58,8 @@ class LossScale:
     def reported_norm(self, norm: Tensor) -> Tensor:
         """Return the gradient norm to report: 0 for a step that will be skipped, otherwise `norm` unchanged.
 
-        Once the scale has reached MIN_SCALE, an overflow is reported as it is, so that training counts as diverged.
-        Call it after `unscale` and before `update_scale`.
+        Once the scale has reached 2^-24 (MIN_SCALE), an overflow is reported as it is, so that training counts as
+        diverged. Call it after `unscale` and before `update_scale`.
         """
         return torch.where((self._overflow > 0) & (self._scale > MIN_SCALE), 0.0, norm).squeeze()
 

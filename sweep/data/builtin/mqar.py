@@ -136,7 +136,7 @@ class MqarCorpus(CorpusKind):
     def streams(cls, settings: Any) -> Streams:
         """Return both splits with the expected entropies (nats per token) and marked share of the training split.
 
-        The entropies are estimated from up to `ENTROPY_ROWS` training rows, which are computed here.
+        The entropies are estimated from up to 4,096 training rows (ENTROPY_ROWS), which are computed here.
 
         Args:
             settings: An `MqarConfig`.

@@ -200,7 +200,7 @@ def _attention_map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *
 def _reproduces_output(map_HTS: Tensor, v_TJX: Tensor, y_THX: Tensor) -> bool:
     """Return True if the map times the text's own values is the output of the mixer.
 
-    The largest absolute error may be `MAX_MAP_ERROR` times the largest absolute output.
+    The largest absolute error may be 0.02 (MAX_MAP_ERROR) times the largest absolute output.
 
     Args:
         map_HTS: The map.

@@ -260,9 +260,9 @@ class MemoryRecall(LengthwiseProbe):
     def _text_rows(self, subject: CellSubject, pairs: int) -> _QuestionRows | str:
         """Return rows [EOT] k v k v ..., then every key in another order with its value, or a reason as text.
 
-        Keys and values are distinct tokens of the first `VOCABULARY_SAMPLE` tokens of the validation split, because a
-        network is not trained on others. The values of the questions are scored. The reason is that there are too few
-        different tokens.
+        Keys and values are distinct tokens of the first 262,144 tokens (VOCABULARY_SAMPLE) of the validation split,
+        because a network is not trained on others. The values of the questions are scored. The reason is that there are
+        too few different tokens.
         """
         vocabulary = np.unique(np.asarray(subject.corpus.validation[:VOCABULARY_SAMPLE]))
         tokens = vocabulary[vocabulary != subject.tokenizer.eot]
