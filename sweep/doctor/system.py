@@ -87,7 +87,7 @@ def check_shared_memory(context: Context) -> Check:
 
 
 def check_memory(context: Context) -> Check:
-    """Check that 2 GiB are available and that at most half of the swap is used; a warning otherwise.
+    """Check that 2 GiB of memory are available and that at most half of the swap is used; a warning otherwise.
 
     A limit of the control group is reported, but not judged.
     """

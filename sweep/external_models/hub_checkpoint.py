@@ -125,10 +125,9 @@ def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckp
 def _from_hub(name: str, revision: str | None) -> Path:
     """Return the folder of a repository's snapshot, from the hub's cache or downloaded.
 
-    Only files that end in .json, .safetensors, .model, .txt or .jinja are downloaded. A cached snapshot with
-    config.json
-    and at least one *.safetensors is taken without asking the hub, even if it is outdated or lacks further files. The
-    folder's name is the commit.
+    Only files that end in .json, .safetensors, .model, .txt or .jinja are downloaded. A cached snapshot that has
+    config.json and at least one *.safetensors is taken without asking the hub, even if it is outdated or lacks further
+    files. The folder's name is the commit.
 
     Args:
         name: Repository, OWNER/NAME.

@@ -180,9 +180,8 @@ class _Watcher:
     def _watch(self) -> None:
         """End the process when the main thread has not handled a signal within 8 s (GRACE_S).
 
-        Returns when the pipe is closed. A signal that is blocked counts from the end of the block. Nothing happens
-        while another
-        context of stop signals is active within this one.
+        Returns when the pipe is closed. A signal that is blocked counts from the end of the block. Nothing is done
+        while another context of stop signals is active within this one.
         """
         while number := os.read(self._read_end, 1):
             if number[0] in STOPS:
@@ -231,10 +230,8 @@ def signals_blocked() -> Iterator[None]:
     """Delay SIGINT, SIGTERM and SIGHUP during the `with` block.
 
     This is for operations that must not be interrupted, such as starting Ray. The signals are delivered after the
-    block.
-    Only the calling thread is blocked; threads and processes started within inherit the block. In the main thread,
-    handlers
-    that were changed within are restored.
+    block. Signals are blocked in the calling thread alone; threads and processes started within inherit the block. In
+    the main thread, handlers that were changed within are restored.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPS} if main else {}
