@@ -54,7 +54,7 @@ def axis_contradictions(
     """Yield a sentence for each axis of a row of `revision_cell` that contradicts the cell's config.
 
     Compared are axes that are columns of `cell` (synonyms of the level count as equal) and dotted paths of settings in
-    SECTIONS. Axes that the grid defines itself, with named levels, are not compared.
+    the sections model, train and data. Axes that the grid defines itself, with named levels, are not compared.
 
     Args:
         cell: cell id, for the sentence.

@@ -141,7 +141,7 @@ def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, 
     """Return the declaration of a metric; never None.
 
     The database is not trusted: invalid fields of the description are ignored. A metric that neither METRICS nor the
-    description explains gets UNKNOWN_METRIC_TEXT.
+    description explains gets a sentence that names the probe (UNKNOWN_METRIC_TEXT).
 
     Args:
         probe: probe.

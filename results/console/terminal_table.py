@@ -103,8 +103,9 @@ def table_lines(
     """Return a table as lines, with text columns aligned left and number columns aligned right.
 
     If the table is too wide, it is reduced in this order. Headings and texts are wrapped. Columns with the same value
-    in every row are moved to a note. Then few rows (MAX_BLOCK_ROWS) become blocks with one line per column, and of many
-    rows the last number columns are hidden and named in a note. If hiding cannot help, many rows become blocks, too.
+    in every row are moved to a note. Then up to six rows (MAX_BLOCK_ROWS) become blocks with one line per column, and
+    of more rows the last number columns are hidden and named in a note. If hiding cannot help, these become blocks,
+    too.
 
     Args:
         headings: heading of each column.

@@ -454,7 +454,8 @@ class RowValidator:
 
         Raises:
             InvalidRow: a measurement has neither value nor reason, the message of an event of kind `code` is not a
-                fingerprint (12 hex digits), or rows are not strictly increasing by the columns of SORTED_BY.
+                fingerprint (12 hex digits), or rows are not strictly increasing by the columns of SORTED_BY (of
+                measurements and examples their keys).
         """
         if self.name == "measurement":
             for at, (value, reason) in enumerate(zip(columns["value"], columns["reason"], strict=True)):

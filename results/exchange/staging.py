@@ -28,7 +28,10 @@ class StagingTables:
     """
 
     def __init__(self, store: Store) -> None:
-        """Create the temporary tables in a transaction of the store, and remember their connection."""
+        """Create the temporary tables in a transaction of the store, and remember their connection.
+
+        They are named `incoming_<table>` and `incoming_place`.
+        """
         self.store = store
         metadata = MetaData()
         self._tables = {

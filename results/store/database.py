@@ -214,8 +214,8 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
     """Return an engine with the settings of this module. After a fork the child opens its own connections.
 
     Connects to nothing yet. The engine is added to `engines_in_use`. Its transactions heed the execution options
-    `durable` (wait for the disk), `wait_ms` (lock time-out, at most BUSY_MS) and `begin` (SQLite's BEGIN statement;
-    BEGIN IMMEDIATE by default). A SQLite file is switched to WAL mode at the first connection.
+    `durable` (wait for the disk), `wait_ms` (lock time-out, at most 30,000, BUSY_MS) and `begin` (SQLite's BEGIN
+    statement; BEGIN IMMEDIATE by default). A SQLite file is switched to WAL mode at the first connection.
 
     Args:
         url: database URL as returned by `resolve_url`.
@@ -273,7 +273,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
     def _begun(connection: Connection) -> None:
         """Begin a transaction with the lock time-out and the durability of its execution options.
 
-        Options: `wait_ms` (default and maximum BUSY_MS), `durable` (default False), `begin` (SQLite only).
+        Options: `wait_ms` (default and maximum 30,000, BUSY_MS), `durable` (default False), `begin` (SQLite only).
         """
         options = connection.get_execution_options()
         durable = bool(options.get("durable"))

@@ -343,7 +343,7 @@ class CellRunner(AttemptRunner):
         self._last_save = time.monotonic()
 
     def _prune_checkpoints(self) -> None:
-        """Delete checkpoints of earlier attempts, so that at most KEEP_NEWEST remain over all attempts of the cell.
+        """Delete checkpoints of earlier attempts, so that at most two (KEEP_NEWEST) remain over all attempts of the cell.
 
         While this attempt has fewer, the checkpoint that it resumed from stays; later none of the earlier attempts'
         does.

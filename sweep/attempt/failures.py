@@ -92,14 +92,14 @@ def classify_exit(
 
     The first that applies:
 
-    - exit code EXIT_STOPPED or SIGTERM: interrupted, no failure class;
-    - NODE_LOST: interrupted, "node_lost";
+    - exit code 143 (EXIT_STOPPED) or SIGTERM: interrupted, no failure class;
+    - NODE_LOST (-1001): interrupted, "node_lost";
     - `stop_requested`: interrupted, no failure class, whatever the exit code;
     - `hung`: interrupted, "hang";
-    - SIGKILL with `oom_killed`, or OOM_KILLED: interrupted, "host_oom";
+    - SIGKILL with `oom_killed`, or OOM_KILLED (-1002): interrupted, "host_oom";
     - a crash (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT): interrupted, "infrastructure";
     - another signal: interrupted, "preempted";
-    - any other exit code, 0 included: failed; "infrastructure" for EXIT_MACHINE, else by the last line of the log.
+    - any other exit code, 0 included: failed; "infrastructure" for 3 (EXIT_MACHINE), else by the last line of the log.
 
     - `exit_code`: negative for a signal; may be NODE_LOST or OOM_KILLED.
     - `log`: log file of the attempt; its last line enters the cause, and it may be missing.

@@ -187,7 +187,8 @@ def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -
         stop: stop flag; unexpected errors wait a second for it, as a batch system may signal children first.
 
     Returns:
-        EXIT_STOPPED for interrupted; otherwise the error's `exit_code`, EXIT_MACHINE for a fault of the machine, or 1.
+        143 (EXIT_STOPPED) for interrupted; otherwise the error's `exit_code`, 3 (EXIT_MACHINE) for a fault of the
+        machine, or 1.
     """
     is_expected = isinstance(error, SweepError)
     message = str(error) if is_expected else _with_location(error)

@@ -56,8 +56,8 @@ SIGNAL_WAIT_S = 1.0
 class StopFlag:
     """Flag set by the first SIGTERM; a second one, more than ECHO_S (2) seconds later, ends the process at once.
 
-    The process then exits with EXIT_STOPPED, without cleaning up. SIGINT and SIGHUP are handled by the supervisor, so
-    this process and its children, such as compilers, ignore them.
+    The process then exits with 143 (EXIT_STOPPED), without cleaning up. SIGINT and SIGHUP are handled by the
+    supervisor, so this process and its children, such as compilers, ignore them.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class StopFlag:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM: set the flag, or exit at once at a second signal.
 
-        A signal within ECHO_S seconds of the first counts as its echo and is ignored. The exit skips all cleaning up.
+        A signal within 2 s (ECHO_S) of the first counts as its echo and is ignored. The exit skips all cleaning up.
         """
         if not self.set:
             self.set, self._since = True, time.monotonic()

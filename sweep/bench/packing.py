@@ -316,7 +316,11 @@ def mps_runs() -> bool:
 
 
 def table(result: PackingResult) -> str:
-    """Return the rows as a Markdown table with a note below; the row with the most tokens per second is bold."""
+    """Return the rows as a Markdown table with a note below; the row with the most tokens per second is bold.
+
+    Columns: attempts at once, cells, seconds, tokens/s, cells per hour, and the mean seconds of a cell to its first
+    step, in steps, in validation, in probes, and idle.
+    """
     best = max(result.rows, key=lambda row: row.tokens_per_s)
     heads = "attempts at once|cells|seconds|tokens/s|cells/h|to the first step, s|steps, s|validation, s|probes, s|idle, s".split(
         "|"

@@ -309,7 +309,8 @@ def run(
 ) -> tuple[Ceilings, list[TrainRow]]:
     """Time the cells in turns, so that a warmer chip favours none; all are in memory at the same time.
 
-    Raises the compiler's limit of recompilations, and for deterministic cells sets CUBLAS_WORKSPACE_CONFIG.
+    Raises the compiler's limit of recompilations to 8 max(8, number of cells), and for deterministic cells sets
+    CUBLAS_WORKSPACE_CONFIG to ":4096:8".
 
     Args:
         cells: Cells to time.
@@ -389,8 +390,10 @@ def _row(runner: TimedCell, times: Sequence[float], limits: Ceilings, *, profile
 def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
     """Return the rows as a Markdown table, a line per cell, with the limits above and notes below.
 
-    Notes: reasons for unknown FLOPs, changed settings, the way steps are queued, kernels of blocks, and shares of
-    kernel kinds from 0.5 %. Rates are in tokens/s, memory in GiB, the optimizers in ms and the first step in s.
+    Columns: cell, rows of a micro-batch, tokens/s (median) and their range, share of the measured matrix product's
+    rate, peak memory, optimizers, first step, and how steps are queued. Notes: reasons for unknown FLOPs, changed
+    settings, the way steps are queued, kernels of blocks, and shares of kernel kinds from 0.5 %. Rates are in tokens/s,
+    memory in GiB, the optimizers in ms and the first step in s.
     """
     lines = [
         limits.line,

@@ -128,8 +128,8 @@ def prune(
         store: The database.
         runs: The runs folder.
         sweep: Name of the sweep; None: the one launched last.
-        keep: "newest" retains final weights and, of each unfinished cell, the `KEEP_NEWEST` newest intact checkpoints.
-            "weights" retains final weights alone. "nothing" removes both.
+        keep: "newest" retains final weights and, of each unfinished cell, the two (KEEP_NEWEST) newest intact
+            checkpoints. "weights" retains final weights alone. "nothing" removes both.
         dry: Report only; the counts are those of what would be removed.
         orphans: Include cells that the newest revision of the sweep dropped.
 

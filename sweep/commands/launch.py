@@ -292,7 +292,8 @@ def show_plan(
     """Print the plan of a launch: every cell with its state, then the summary; or all of it as one JSON object.
 
     Its keys are sweep, cells, counts (cells by standing), to_train and to_evaluate (ids), tokens, price, remarks and
-    lacks. Disk sizes, study, design and the forecast of the `stop` rule follow where the plan has them.
+    lacks. Each of the cells is an object of cell (id), slug, seed, the five levels, axes and state (its standing). Disk
+    sizes, study, design and the forecast of the `stop` rule follow where the plan has them.
 
     Args:
         plan: Plan to print.

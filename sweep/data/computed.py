@@ -108,7 +108,7 @@ def _describe_splits(streams: Streams) -> dict[str, Any]:
 
 
 def _hash_first_rows(rows: Rows) -> str:
-    """Return the SHA-256 in hex of the first `HASHED_ROWS` rows as little-endian uint16; fewer if there are fewer."""
+    """Return the SHA-256 in hex of the first 64 rows (HASHED_ROWS) as little-endian uint16; fewer if there are fewer."""
     tokens = rows[: HASHED_ROWS * rows.length]
     return hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
 

@@ -251,8 +251,8 @@ def pieces(
 ) -> Iterator[tuple[int, str, np.ndarray]]:
     """Yield (end, split, tokens) for consecutive documents of a pool, where `end` is the index after the last one.
 
-    Neighbours of the same split are joined until a piece has `CHUNK_TOKENS` tokens, so the last document can exceed
-    that. Held-out documents are not joined. Tokens are a view where they lie in one shard, else a copy.
+    Neighbours of the same split are joined until a piece has 2^24 tokens (CHUNK_TOKENS), so the last document can
+    exceed that. Held-out documents are not joined. Tokens are a view where they lie in one shard, else a copy.
 
     Args:
         shards: Shards of the pool, in order.

@@ -163,8 +163,8 @@ def _is_stdlib_file(name: str) -> bool:
 def _stdlib_text(name: str, text: str) -> Text:
     """Return a document of the standard library in the split that its name and length decide.
 
-    It is held out if its fraction (`name_fraction`) is below 0.25 and it has `STDLIB_HELDOUT_MIN_BYTES` characters.
-    Else it validates if the fraction is below 0.08.
+    It is held out if its fraction (`name_fraction`) is below 0.25 and it has at least 20,000 characters
+    (STDLIB_HELDOUT_MIN_BYTES). Else it validates if the fraction is below 0.08.
     """
     number = name_fraction(name)
     if number < 0.25 and len(text) >= STDLIB_HELDOUT_MIN_BYTES:

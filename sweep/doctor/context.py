@@ -61,8 +61,9 @@ class Context:
     def __init__(self, db: str | None, runs: Path | None, pool: ThreadPoolExecutor, address: str | None = None) -> None:
         """Start the slow queries: torch, the NVIDIA driver, kernels and disk.
 
-        Kernels are queried at once only if there may be a GPU, disk only if the database opens and has a sweep. Nothing
-        is raised: without a usable database the runs folder is the working folder.
+        Kernels are queried at once only if there may be a GPU, disk only if the database opens and has a sweep. The
+        limits are 300 s for torch and disk, 30 s for the driver, and 600 s for kernels. Nothing is raised: without a
+        usable database the runs folder is the working folder.
 
         Args:
             db: Database, as for --db.

@@ -71,7 +71,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def check_integrity(context: Context) -> Check:
     """Run SQLite's quick_check on the database file; damage is bad. Absent for a server and without a file.
 
-    Reads the entire file.
+    Reads the entire file. The finding has the first three messages, cut to 300 characters.
     """
     if context.database_file is None:
         return absent("PostgreSQL looks after its own")
@@ -91,7 +91,7 @@ def check_integrity(context: Context) -> Check:
 
 
 def check_lock(context: Context) -> Check:
-    """Check that a write lock on the database can be acquired within LOCK_SECONDS, and measure the time.
+    """Check that a write lock on the database can be acquired within 5 s, and measure the time.
 
     Bad if a SQLite file is locked or read-only; absent without a file. On a server a write transaction that changes
     nothing is carried out.
@@ -138,7 +138,7 @@ def check_future_rows(context: Context) -> Check:
     """Check that the newest row is not ahead of this machine's clock, and that the database's clock agrees with it.
 
     The larger of two times decides: by how much the newest heartbeat or event lies in the future, and by how much the
-    clocks differ, in either direction. Above the limits of CLOCK_AHEAD_S it is a warning, then bad. Absent without a
+    clocks differ, in either direction. Above 2 s it is a warning, above 60 s bad (CLOCK_AHEAD_S). Absent without a
     database.
     """
     try:

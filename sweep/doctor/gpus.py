@@ -139,7 +139,7 @@ def _check_gpu(
     """Check one GPU that the driver lists.
 
     Args:
-        row: Fields of nvidia-smi, by GPU_FIELDS.
+        row: Fields of nvidia-smi, as in `Context.driver_gpus`.
         torch_facts: Facts from torch about the GPU, as in `Context.usable_gpus`; None if torch does not see it.
         faults: nvidia-smi's error counters by uuid without the prefix GPU-.
         users: Descriptions of processes by uuid without the prefix.

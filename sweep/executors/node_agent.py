@@ -179,7 +179,7 @@ class NodeAgent:
 
         Args:
             attempt: Id of the attempt.
-            dump: True to have it write its threads' stack traces into its log first, which takes DUMP_S seconds.
+            dump: True to have it write its threads' stack traces into its log first, which takes 1 s (DUMP_S).
         """
         with self._lock:
             child = self._children.get(attempt)
@@ -285,9 +285,9 @@ class Agent(NodeAgent):
         threading.Thread(target=self._watch_lease, daemon=True).start()
 
     def _watch_lease(self) -> None:
-        """Tick until the agent has closed, then exit the process after CLOSE_S, so that a poll still learns of the end.
+        """Tick until the agent has closed, then exit the process after 15 s (CLOSE_S).
 
-        Runs in a thread of its own, for as long as the actor lives.
+        So a poll still learns of the end. Runs in a thread of its own, for as long as the actor lives.
         """
         while not self.tick():
             time.sleep(0.2)

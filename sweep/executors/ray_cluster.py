@@ -484,9 +484,9 @@ class ClusterExecutor:
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Have the agents on the attempts' hosts terminate them; return the ids of those that are certainly gone.
 
-        Waits CLOSE_S at most per host; attempts of a host that does not answer in time are not returned. On a host
-        without an agent, attempts that write a journal count as gone once a former agent's lease must have ended, which
-        is judged by the age of this executor.
+        Waits 15 s (CLOSE_S) at most per host; attempts of a host that does not answer in time are not returned. On a
+        host without an agent, attempts that write a journal count as gone once a former agent's lease must have ended,
+        which is judged by the age of this executor.
 
         Args:
             attempts: Orphaned attempts.
@@ -517,7 +517,7 @@ class ClusterExecutor:
     def close(self) -> None:
         """Stop polling, have the agents terminate what still runs, and kill the agents.
 
-        Waits about CLOSE_S at most. Errors of Ray are ignored; the connection to the cluster stays open.
+        Waits about 15 s (CLOSE_S) at most. Errors of Ray are ignored; the connection to the cluster stays open.
         """
         self._closed.set()
         with contextlib.suppress(AttributeError):

@@ -234,7 +234,7 @@ class RayExecutor(HostExecutor):
         """Return the exit code of a finished Ray task: that of the attempt's process, negative for a signal.
 
         It is -SIGKILL if the Ray worker was killed. An attempt that could not be started gets the code of
-        `record_start_failure`, EXIT_MACHINE or 1, which also writes the cause into its log.
+        `record_start_failure`, 3 (EXIT_MACHINE) or 1, which also writes the cause into its log.
 
         Args:
             reference: Ray reference of the task, which is ready.

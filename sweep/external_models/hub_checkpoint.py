@@ -81,7 +81,10 @@ class HubCheckpoint:
             )
 
     def dtype(self, *, cuda: bool) -> str:
-        """Return the type of weights and activations: float32 on the CPU and for `FLOAT32_FAMILIES`, else bfloat16."""
+        """Return the dtype of weights and activations: float32 on the CPU and for some families, else bfloat16.
+
+        The families are gemma3, gemma3_text, granite and granitemoehybrid (FLOAT32_FAMILIES).
+        """
         return "bfloat16" if cuda and self.family not in FLOAT32_FAMILIES else "float32"
 
 

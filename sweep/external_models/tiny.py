@@ -61,7 +61,8 @@ def make_tiny_checkpoint(folder: Path, family: str = "llama", *, seed: int = 0, 
 
     Args:
         folder: Folder to write; created if absent.
-        family: A key of `FAMILIES`.
+        family: qwen3_5_text, qwen3, qwen2, granitemoehybrid, gemma3_text, granite, falcon_h1, llama or lfm2 (keys of
+            FAMILIES).
         seed: Seed of the weights.
         vocabulary: Number of token ids of the model.
 

@@ -240,7 +240,7 @@ def _stop_contrast(document: GridDocument, keys: StopKeys, levels: Mapping[str, 
 def _first_and_last_look(document: GridDocument, keys: StopKeys, seeds: int) -> tuple[int, int]:
     """Return the numbers of seeds at the first and at the last interim look.
 
-    The first is `min_seeds`, by default DEFAULT_FIRST_SEEDS or `seeds` if that is larger; the last is `max_seeds`.
+    The first is `min_seeds`, by default 3 (DEFAULT_FIRST_SEEDS) or `seeds` if that is larger; the last is `max_seeds`.
 
     Args:
         document: The grid file, for the lines of errors.

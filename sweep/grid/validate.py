@@ -281,7 +281,7 @@ def check_agreement(
 def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> None:
     """Raise InvalidConfig if the network or the requested resources do not allow `train.precision`.
 
-    bf16 always passes. fp16 and fp8 need a GPU; fp8 also needs widths that are multiples of FP8_MULTIPLE.
+    bf16 always passes. fp16 and fp8 need a GPU; fp8 also needs widths that are multiples of 16.
     """
     if train.precision == "bf16":
         return

@@ -140,7 +140,10 @@ class _BoundedComposer(Composer):
         self._nodes = self._inside = 0
 
     def compose_node(self, parent: Any, index: int) -> Any:
-        """Return the next node, as the base class does. Raises ValueLimitExceeded or _UnsupportedYaml at a limit."""
+        """Return the next node, as the base class does.
+
+        Raises ValueLimitExceeded beyond 100,000 nodes, and _UnsupportedYaml beyond depth 50.
+        """
         self._nodes += 1
         if self._nodes > MOST_VALUES:
             raise ValueLimitExceeded

@@ -105,7 +105,7 @@ class MachineAllocator:
         return Allocation(resources.cpus, memory, min(fitting, key=lambda gpu: self._free_parts[gpu]), parts)
 
     def free_capacity(self, allocation: Allocation) -> tuple[int, int]:
-        """Return (free parts of the allocation's GPU, in units of 1/GPU_PARTS and 0 without a GPU; free cores)."""
+        """Return (free parts of the allocation's GPU, in units of 1/10,000 GPU and 0 without a GPU; free cores)."""
         return (self._free_parts[allocation.gpu] if allocation.gpu is not None else 0), self._free_cpus
 
     def allocate(self, allocation: Allocation) -> None:

@@ -122,8 +122,8 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a stop signal: record the first one, and raise StopRequested for it if `raises` is set.
 
-        A later one ends the process at once, with the exit code 128 + `number`, unless it comes within ECHO_S of the
-        first. A SIGHUP also detaches standard output and error from a terminal that is gone.
+        A later one ends the process at once, with the exit code 128 + `number`, unless it comes within 2 s (ECHO_S) of
+        the first. A SIGHUP also detaches standard output and error from a terminal that is gone.
         """
         if number == signal.SIGHUP:
             _detach_terminal()
@@ -138,7 +138,7 @@ class StopSignals:
     def _resend_lost_signal(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Send a stop signal again whose exception was swallowed by a callback, such as one of the import system.
 
-        Serves as `sys.unraisablehook`; other exceptions go to the previous hook.
+        It is sent after 50 ms. Serves as `sys.unraisablehook`; other exceptions go to the previous hook.
         """
         if not isinstance(unraisable.exc_value, StopRequested | KeyboardInterrupt):
             self._unraisable(unraisable)

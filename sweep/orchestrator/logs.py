@@ -189,8 +189,8 @@ def follow(
     """Write the last lines of a log and then everything appended to it; block until the attempt ends.
 
     A file that appears later, was truncated or was replaced is read from its beginning; the unread rest of the replaced
-    file comes first. After the attempt's end, reading goes on until nothing came for DRAIN_S[0] seconds, for at most
-    DRAIN_S[1] seconds. Ctrl-C ends the function without an exception. `out` stays open.
+    file comes first. After the attempt's end, reading goes on until nothing came for 0.5 s, for at most 5 s (DRAIN_S).
+    Ctrl-C ends the function without an exception. `out` stays open.
 
     Args:
         path: Log file, which need not exist yet.

@@ -125,7 +125,8 @@ class EndNotifier:
             - exit: exit code of the command
             - seconds: duration, to a tenth
             - counts: number of cells by state, without zeros
-            - failed: failed and diverged cells, MAX_FAILED_CELLS at most, as dicts of cell (id), slug, state, cause
+            - failed: failed and diverged cells, 100 (MAX_FAILED_CELLS) at most, as dicts of cell (id), slug, state,
+              cause
             - failed_in_all: number of all failed and diverged cells
             - error: first line of the exception's text, or its class; None without one
             - atma_sweep: version of this package
@@ -177,7 +178,8 @@ def post(url: str, payload: Mapping[str, Any]) -> None:
 
     Raises:
         SweepError: The address is invalid.
-        OSError: The host cannot be reached within TIMEOUT_S, or its status is not 2xx (HTTPError, also for a redirect).
+        OSError: The host cannot be reached within 5 s (TIMEOUT_S), or its status is not 2xx (HTTPError, also for a
+            redirect).
         HTTPException: The response is no HTTP.
         ValueError: The request cannot be built.
     """

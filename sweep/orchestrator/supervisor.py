@@ -173,7 +173,8 @@ class Supervisor:
             Interrupted: After a clean stop by a signal or a `cancel` command. Also after `finish` if tasks wait or
                 there is a source.
             LeaseLost: Another supervisor took the sweep over.
-            SweepBroken: MAX_SAME_FAILURES cells failed with the same error in code or config, and tasks are left.
+            SweepBroken: Three cells (MAX_SAME_FAILURES) failed with the same error in code or config, and tasks are
+                left.
             MachineError: The executor failed.
         """
         queue = deque(tasks)
@@ -431,7 +432,7 @@ class Supervisor:
             queue: Waiting tasks; receives the retried task.
 
         Raises:
-            SweepBroken: MAX_SAME_FAILURES cells failed with the same error, and tasks are left.
+            SweepBroken: Three cells (MAX_SAME_FAILURES) failed with the same error, and tasks are left.
         """
         entry = self._running.pop(attempt_id)
         task = entry.task
@@ -525,14 +526,14 @@ class Supervisor:
                 self._running[attempt.id].prune_reason = reasons[attempt.id]
 
     def _stop_attempts(self) -> None:
-        """Ask every attempt to save and exit; kill those that still run after GRACE_S - 1 seconds.
+        """Ask every attempt to save and exit; kill those that still run after 9 s (GRACE_S - 1).
 
         Blocks until all have ended. Killed attempts are marked as interrupted in the database; nothing is retried.
         Attempts on unreachable machines keep the state `running`, so that no sweep starts the cell before the node's
         lease ends. Afterwards this supervisor tracks no attempt.
 
         Raises:
-            SweepBroken: If an attempt that ends meanwhile is the last of MAX_SAME_FAILURES alike.
+            SweepBroken: If an attempt that ends meanwhile is the third that fails alike.
         """
         deadline = time.monotonic() + processes.GRACE_S - 1
         discarded: deque[Task] = deque()
@@ -612,8 +613,8 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
 
     Applies the attempts' journals first, which may record their regular end. Attempts of cells that a live supervisor
     of another process runs are left alone. So are attempts on hosts that neither this process nor `executor` reaches,
-    until their heartbeat is older than DEAD_AFTER_S; those are then marked without being ended. Blocks until the
-    processes are gone.
+    until their heartbeat is older than 300 s (DEAD_AFTER_S); those are then marked without being ended. Blocks until
+    the processes are gone.
 
     Args:
         store: Database.

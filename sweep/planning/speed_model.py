@@ -344,7 +344,8 @@ class SpeedTable:
 def _first_step(config: CellConfig, samples: Sequence[float]) -> ThreePointEstimate:
     """Return the additional seconds of the first steps, from samples or typical values.
 
-    Samples give (0, median, 1.5 x largest). Without any, compiled GPU cells take COMPILE_S and others little.
+    Samples give (0, median, 1.5 x largest). Without any, compiled GPU cells take 20, 60 and 180 s (low, likely, high;
+    COMPILE_S), others 0, 0.5 and 5 s.
     """
     if samples:
         return ThreePointEstimate(0.0, median(samples), 1.5 * max(samples))

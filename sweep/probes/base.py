@@ -94,7 +94,7 @@ class Probe(ABC):
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Return what the corpus lacks for `length` and which setting to lower, as text; None if it suffices.
 
-        `PROBE_PLACEHOLDER` in the text stands for the names of the probes.
+        `{who}` (PROBE_PLACEHOLDER) in the text stands for the names of the probes.
 
         Args:
             corpus: Corpus of the cell.

@@ -57,8 +57,9 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 def _log(client: Any, experiment: str, run: TrackerRun) -> None:
     """Write one run into MLflow's database: parameters, metrics, tags, times and status.
 
-    Metrics without a value are left out; a missing measurement gives a tag with its reason. Values longer than MLflow's
-    limit are cut.
+    Metrics without a value are left out; a missing measurement gives a tag with its reason. Values longer than 6,000
+    characters are cut. The status is FINISHED for a done cell, FAILED for a failed or diverged one, KILLED for an
+    interrupted one, RUNNING, or else SCHEDULED.
 
     Args:
         client: MlflowClient.

@@ -50,7 +50,8 @@ def _record(run: TrackerRun, record: Callable[..., Any]) -> None:
     """Write the events of a run by calls of `record`, which takes the fields of an event as keyword arguments.
 
     Order: version, hyper-parameters, curve points (time: start plus training seconds), measurements (time: end of the
-    attempt; step: context length).
+    attempt; step: context length). Curve values that are None are left out; a missing measurement gives a text with its
+    reason.
     """
     began = run.started_at.timestamp() if run.started_at else 0.0
     ended = run.finished_at.timestamp() if run.finished_at else began
