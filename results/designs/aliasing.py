@@ -44,13 +44,13 @@ def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MI
 
     The terms are main effects, interactions of two axes, and other terms of the model. With more than 4,000 pairs
     (MAX_PAIRS), only those with a term of the model are compared. Pairs that the complete space confounds as strongly
-    are left out, and so are terms that are constant over the points. Of equal correlations, complete aliases and
-    shorter terms come first.
+    are left out, and so are terms that are constant over the points. A pair is complete from a correlation of 1 - 1e-6
+    on. Of equal correlations, complete aliases and shorter terms come first.
 
     Args:
         model: linear model.
         members: indices of the design's points in the space, int [point].
-        min_correlation: correlation above which a pair is returned.
+        min_correlation: correlation above which a pair is returned, by default 0.5.
     """
     space = model.space
     terms = list(dict.fromkeys([*space.terms(1), *model.terms, *space.terms(2)]))

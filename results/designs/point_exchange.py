@@ -53,8 +53,8 @@ def point_order(model: np.ndarray, potential: np.ndarray, seed: int, runs: int) 
 def exchange_design(model: np.ndarray, potential: np.ndarray, runs: int, seed: int) -> np.ndarray:
     """Return the sorted indices of `runs` points: the best of several random starts, each improved by exchanges.
 
-    The criterion is the log-determinant of X'X + K (see the module). 12 starts are made (STARTS), fewer for large
-    problems.
+    The criterion is the log-determinant of X'X + K (see the module). 12 starts are made (STARTS). There are fewer, but
+    at least one, where 4 x runs x points x columns x starts would exceed 5e8 (MAX_MULTIPLICATIONS).
 
     Args:
         model: columns to be estimated, [point, rank].
@@ -114,7 +114,11 @@ def extend_design(model: np.ndarray, potential: np.ndarray, chosen: np.ndarray, 
 
 
 def _join_columns(model: np.ndarray, potential: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return all columns, [point, rank + more], and the prior precision of each."""
+    """Return all columns, [point, rank + more], and the prior precision of each.
+
+    The precision is 1e-6 for columns to be estimated (PRIMARY_PRIOR) and 10 for potential interactions
+    (POTENTIAL_PRIOR).
+    """
     prior = np.concatenate([np.full(model.shape[1], PRIMARY_PRIOR), np.full(potential.shape[1], POTENTIAL_PRIOR)])
     return np.concatenate([model, potential], axis=1), prior
 

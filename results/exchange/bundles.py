@@ -562,7 +562,7 @@ DIRECTORY_BYTES = 256
 def _check_directory(path: Path, stream: IO[bytes], limits: Limits) -> None:
     """Check the size of the zip's directory, which zipfile reads into memory at once.
 
-    Leaves the stream at its start.
+    It may have 256 bytes (DIRECTORY_BYTES) per member that is allowed. Leaves the stream at its start.
 
     Args:
         path: bundle, for the message.

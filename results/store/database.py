@@ -398,7 +398,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _is_full(url: URL) -> bool:
-    """Return True if the disk of a SQLite file has no space for the files that SQLite keeps next to it."""
+    """Return True if the disk of a SQLite file has less than 32 KiB free, which SQLite needs next to it."""
     path = sqlite_file(url)
     return path is not None and path.parent.is_dir() and shutil.disk_usage(path.parent).free < SHARED_MEMORY_BYTES
 

@@ -180,6 +180,8 @@ def _time_cell(
     micro-batches. `start_s` is `import_s` plus the construction of the network. `compile_s` is the time of the first
     two steps beyond two median steps (compiling, capturing), not part of `start_s`.
 
+    At least 3 steps are timed (MIN_STEPS), and more until they took 2 s (MIN_SECONDS) or there are 60 (MAX_STEPS).
+
     Args:
         cell: The cell.
         short: The shortened cell, which is run.

@@ -181,5 +181,8 @@ class HubCorpus(CorpusKind):
 
     @classmethod
     def download_bytes(cls, data: DataConfig) -> int | None:
-        """Return an estimate from the number of tokens to read, the complete dataset if `data` sets no limit."""
+        """Return an estimate: 3 bytes (BYTES_PER_TOKEN) per token to read.
+
+        Without a limit in `data` it counts the complete dataset.
+        """
         return int(BYTES_PER_TOKEN * min(cls.spec.tokens, data.train_tokens or cls.spec.tokens))

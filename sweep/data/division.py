@@ -70,17 +70,23 @@ class Division:
 
     @property
     def max_heldout(self) -> int:
-        """Maximum number of held-out documents; 0 if another corpus provides them."""
+        """Maximum number of held-out documents, by default 16; 0 if another corpus provides them."""
         if self.has_foreign_heldout:
             return 0
         return HELDOUT_DOCUMENTS if self.heldout_documents is None else self.heldout_documents
 
     def heldout_limit(self, total: int) -> float:
-        """Return the maximum number of held-out tokens for a text of `total` tokens."""
+        """Return the maximum number of held-out tokens for a text of `total` tokens.
+
+        That is a quarter of it (HELDOUT_SHARE), or all of it if `heldout_documents` is set.
+        """
         return total if self.heldout_documents is not None else HELDOUT_SHARE * total
 
     def validation_target(self, total: int) -> int:
-        """Return the number of validation tokens to reach for a text of `total` tokens, at least 1."""
+        """Return the number of validation tokens to reach for a text of `total` tokens, at least 1.
+
+        That is `validation_tokens`; by default 5 % of the text (VALIDATION_SHARE), at most 2,097,153 tokens.
+        """
         if self.validation_tokens is not None:
             return self.validation_tokens
         return max(1, min(VALIDATION_TOKENS, int(VALIDATION_SHARE * total)))

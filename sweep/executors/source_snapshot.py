@@ -88,7 +88,7 @@ def take_snapshot(runs: Path, package: Path = PACKAGE) -> str:
 
 
 def is_fingerprint(text: str) -> bool:
-    """Return True if the text has the form of a fingerprint."""
+    """Return True if the text has the form of a fingerprint: 12 hex digits."""
     return re.fullmatch(f"[0-9a-f]{{{FINGERPRINT_LENGTH}}}", text) is not None
 
 

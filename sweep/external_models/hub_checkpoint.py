@@ -278,7 +278,11 @@ def _check_all_shards(folder: Path) -> None:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    """Return the existing files that decide how a text is tokenised. Raises InvalidCheckpoint if there is none."""
+    """Return the existing files that decide how a text is tokenised.
+
+    They are tokenizer.json, tokenizer.model, vocab.json, merges.txt and tokenizer_config.json (TOKENIZER_FILES). Raises
+    InvalidCheckpoint if there is none.
+    """
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
         raise InvalidCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json beside its config.json")

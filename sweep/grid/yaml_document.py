@@ -298,7 +298,8 @@ def _is_merge(key: Node) -> bool:
 def _key(node: Node) -> str:
     """Return the text of a mapping's key as written, also for numbers and booleans.
 
-    Raises _UnsupportedYaml for a key that is not a scalar, or has an unknown tag or half a surrogate pair.
+    Raises _UnsupportedYaml for a key that is not a scalar, or has an unknown tag (other than str, int, float, bool,
+    null, timestamp, merge and value) or half a surrogate pair.
     """
     if not isinstance(node, ScalarNode):
         raise _UnsupportedYaml("a key must be a word, not a list or a mapping", node)
@@ -332,7 +333,8 @@ def load(path: Path) -> GridDocument:
     """Read a grid file in UTF-8, which must hold one mapping.
 
     Raises:
-        GridError: For a file that cannot be read, is too large, is not valid YAML, repeats a key, or is not a mapping.
+        GridError: For a file that cannot be read, is larger than 1 MiB, is not valid YAML, repeats a key, or is not a
+            mapping.
     """
     try:
         with path.open(encoding="utf-8") as file:

@@ -78,7 +78,7 @@ def terminate_all(processes: Sequence[psutil.Process], grace_s: float = GRACE_S)
 
     Args:
         processes: Processes to terminate; those that are gone are ignored.
-        grace_s: Seconds between SIGTERM and SIGKILL.
+        grace_s: Seconds between SIGTERM and SIGKILL, by default 10.
     """
     protected = own_and_ancestor_pids()
     targets = [process for process in processes if process.pid not in protected]

@@ -79,7 +79,8 @@ class ProgressDisplay:
         Args:
             console: Console to draw on if it is a terminal, else to print lines on.
             total: Number of attempts expected; `set_total` changes it.
-            line_s: Seconds without output after which a summary line is printed where there is no terminal.
+            line_s: Seconds without output after which a summary line is printed where there is no terminal; by default
+                15.
         """
         self.console = console
         self._bars = Progress(

@@ -274,7 +274,10 @@ class SameTailConfig(ProbeConfig):
     )
 
     def settled(self, lengths: Iterable[int]) -> Self:
-        """Return the settings with 0 replaced by the numbers for these context lengths."""
+        """Return the settings with 0 replaced by the numbers for these context lengths.
+
+        `last` is half the shortest length, at most 512 (MAX_SCORED) and at least 1; `end` is the longest length.
+        """
         ordered = sorted(lengths)
         last = self.last or max(1, min(MAX_SCORED, ordered[0] // 2))
         return self.model_copy(update={"last": last, "end": self.end or ordered[-1]})

@@ -152,10 +152,11 @@ def attention_maps(subject: CellSubject, tokens_BT: Tensor, layers: list[int]) -
 def _attention_map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, **options: Any) -> np.ndarray | None:
     """Return the map [H, T, T] (query, key) of a mixer, float64, or None if it has none.
 
-    The mixer is evaluated with values that are the columns of the identity, X - 1 of them at a time. If the output does
-    not grow with the values, as after a norm, a last channel that is the same for all keys shows the divisor, and rows
-    then add up to 1. A mixer whose output grows in another way has no map, and neither has one with a map that is not
-    finite. A map of a linear mixer must reproduce its output.
+    The mixer is evaluated with values that are the columns of the identity, X - 1 of them at a time. The output grows
+    with the values if 2^40 times as large values (LARGE_VALUE) give it that factor, up to 0.1 in its natural logarithm.
+    If it does not grow with the values, as after a norm, a last channel that is the same for all keys shows the
+    divisor, and rows then add up to 1. A mixer whose output grows in another way has no map, and neither has one with a
+    map that is not finite. A map of a linear mixer must reproduce its output.
 
     Args:
         mixer: The mixer.

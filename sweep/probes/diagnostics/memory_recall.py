@@ -102,7 +102,7 @@ class MemoryRecall(LengthwiseProbe):
 
     @property
     def pair_counts(self) -> tuple[int, ...]:
-        """Numbers of pairs, rising."""
+        """Numbers of pairs, rising: those of the settings, or the powers of 2 from 2 to at most four times the head size."""
         max_pairs = MAX_HEAD_SIZES * self.config.model.head_dim
         return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(max_pairs)) + 1))
 
