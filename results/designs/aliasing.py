@@ -44,8 +44,9 @@ def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MI
 
     The terms are main effects, interactions of two axes, and other terms of the model. With more than 4,000 pairs
     (MAX_PAIRS), only those with a term of the model are compared. Pairs that the complete space confounds as strongly
-    are left out, and so are terms that are constant over the points. A pair is complete from a correlation of 1 - 1e-6
-    on. Of equal correlations, complete aliases and shorter terms come first.
+    are left out, and so are terms that are constant over the points. The correlation is the largest singular value of
+    AᵀB, for orthonormal bases A and B of the terms' columns; a pair is complete if the smallest one is at least 1 -
+    1e-6 (COMPLETE_CORRELATION). Of equal correlations, complete aliases and shorter terms come first.
 
     Args:
         model: linear model.

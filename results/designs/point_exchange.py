@@ -127,7 +127,9 @@ def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) 
     """Return the indices of a design after exchanges that increase the determinant, in at most 50 passes.
 
     A pass goes over the chosen points in order and replaces each by the best free point, if that increases the
-    determinant. The result is not sorted: an exchanged point takes the position of the one before.
+    determinant. The determinant changes by the factor (1 + g_new) (1 - g_old) + (x_newᵀ A⁻¹ x_old)², with g of
+    `_gains`; it must exceed 1 + 1e-9. The result is not sorted: an exchanged point takes the position of the one
+    before.
 
     Args:
         columns: columns of all points, [point, column].
@@ -179,6 +181,9 @@ def _update_inverse(
     """Return the inverse information matrix and the gains after one point was added or removed (rank-one update).
 
     The arguments are not changed.
+
+    With u = A⁻¹ x for the point's row x and the sign s, the inverse becomes A⁻¹ - s u uᵀ / (1 + s xᵀu), and the gain of
+    a row r falls by s (rᵀu)² / (1 + s xᵀu). The divisor is at least 1e-12.
 
     Args:
         columns: columns of all points, [point, column].

@@ -95,7 +95,8 @@ def best_fraction(space: DesignSpace, halvings: int, terms: Collection[Term], le
 def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Term]) -> RegularFraction | None:
     """Return the smallest fraction with at least that resolution that separates all `terms`; None if there is none.
 
-    Only proper fractions are tried, not the complete factorial. Fractions too small for the resolution are skipped.
+    Only proper fractions are tried, not the complete factorial. Skipped are fractions too small for the resolution: for
+    k axes, resolution 3 needs k + 1 points, 4 needs 2 k, and 5 needs 1 + k + k (k - 1) / 2.
 
     Args:
         space: all possible points; its axes with two levels are halved.

@@ -204,8 +204,10 @@ def _next_look(
 ) -> InterimAnalysis | None:
     """Return the next look, in the metric's own unit.
 
-    None if fewer than two seeds are usable, or not more than at the last look, or if the contrast is undetermined.
-    `error` and the interval are NaN if the estimates are equal at all seeds.
+    The contrast is estimated at each seed; `error` is its standard deviation over seeds / √seeds, and the interval is
+    the mean ± t error, with the t quantile of 1 - level / 2 for seeds - 1 degrees of freedom. None if fewer than two
+    seeds are usable, or not more than at the last look, or if the contrast is undetermined. `error` and the interval
+    are NaN if the estimates are equal at all seeds.
 
     Args:
         rule: stopping rule.

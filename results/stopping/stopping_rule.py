@@ -62,7 +62,7 @@ class StoppingRule:
 
 
 def rule_as_json(rule: StoppingRule) -> dict[str, Any]:
-    """Return the rule as JSON values."""
+    """Return the rule as JSON values: its fields by name, the contrast as a dict of its own fields."""
     return asdict(rule) | {"contrast": asdict(rule.contrast), "seeds": list(rule.seeds)}
 
 

@@ -315,6 +315,6 @@ def _mark_launched_last(session: Session, row: SweepRow) -> None:
 
 
 def cell_values(cell: CellRecord) -> dict[str, Any]:
-    """Return the columns of the table `cell`, except `created_at`."""
+    """Return the columns id, slug, seed, config, tokens_total and the five levels of a row of `cell`."""
     values = {"id": cell.id, "slug": cell.slug, "seed": cell.seed, "config": dict(cell.config)}
     return values | {"tokens_total": cell.tokens} | dict(cell.levels)

@@ -36,8 +36,8 @@ class Interval:
     def at(self, share: float) -> float:
         """Return the number at a fraction of the range, from 0 to 1, rounded to the steps or integers of the range.
 
-        On a logarithmic scale the fraction is one of the logarithm. The result never exceeds `high`. It is a float or
-        an int.
+        That is low + (high - low) share, or on a logarithmic scale low (high / low)^share. The result never exceeds
+        `high`. It is a float or an int.
         """
         offset = (self.high - self.low) * share
         value = self.low * (self.high / self.low) ** share if self.log else self.low + offset

@@ -208,7 +208,8 @@ def memory_variants(op: str, device: torch.device, size: int) -> dict[str, Calla
 def memory_flops(op: str, size: int) -> float:
     """Return the FLOPs of the forward pass per token and head of that size.
 
-    They are estimated from the default chunk and window. Any op but deltanet, kda and omega counts as atlas.
+    For size X, that is X (4 X + 384) for deltanet and kda, and 2 X² (2 V / chunk + 1) + 4 V X for others, with V =
+    chunk + window - 1 of the default settings. Any op but deltanet, kda and omega counts as atlas.
     """
     if op in ("deltanet", "kda"):
         return size * (4.0 * size + 6 * 64)

@@ -333,8 +333,8 @@ def load(path: Path) -> GridDocument:
     """Read a grid file in UTF-8, which must hold one mapping.
 
     Raises:
-        GridError: For a file that cannot be read, is larger than 1 MiB, is not valid YAML, repeats a key, or is not a
-            mapping.
+        GridError: For a file that cannot be read, has more than 2^20 characters, is not valid YAML, repeats a key, or
+            is not a mapping.
     """
     try:
         with path.open(encoding="utf-8") as file:

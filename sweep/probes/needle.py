@@ -51,7 +51,7 @@ class NeedleTrial:
 
 
 def draw_trial(draw: random.Random, digits: int) -> NeedleTrial:
-    """Draw the number of a record and its access code of `digits` digits."""
+    """Draw the seven-digit number of a record and its access code of `digits` digits."""
     key = draw.randint(10**6, 10**7 - 1)
     return NeedleTrial(f" The access code for record {key} is", tuple(draw.randint(0, 9) for _ in range(digits)))
 

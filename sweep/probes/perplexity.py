@@ -105,7 +105,8 @@ def _score_rows(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, 
 def _bits_measurements(probe: Probe, length: int, nats: float, extent: TextExtent | None) -> list[Measurement]:
     """Return `bits` (per GPT-2 token) and `bits_per_byte`, which do not depend on the model's tokenizer.
 
-    Without GPT-2's tokenizer `bits` has a reason instead of a value.
+    Both are nats / ln 2, divided by the number of GPT-2 tokens or bytes. Without GPT-2's tokenizer `bits` has a reason
+    instead of a value.
 
     Args:
         probe: Probe that reports the numbers.
