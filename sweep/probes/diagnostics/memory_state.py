@@ -111,9 +111,10 @@ def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> d
 
 
 def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | None) -> Tensor:
-    """Return the Hebbian state [B, H, X_v, X_k] after these tokens: the sum of decayed v kᵀ, times step size.
+    """Return the Hebbian state [B, H, X_v, X_k] after these tokens: the sum of decayed v kᵀ times step size.
 
-    A write decays by the retentions of the tokens after it, and the state before by those of all tokens.
+    With log retention g and step size b it is Σ_t exp(Σ_{s>t} g_s) b_t v_t k_tᵀ. A write decays by the retentions of
+    the tokens after it, and the state before by those of all tokens.
 
     Args:
         k_BTHX: Keys, normalised here.
