@@ -309,7 +309,7 @@ def _upgrade_checked(connection: Connection, migrations: Path, head: str) -> Non
     """Run the migrations in the connection's transaction, and raise StoreError if rows would be lost.
 
     Rows would be lost if a table has fewer rows than before. On SQLite, broken foreign keys raise the error as well.
-    The caller's transaction then rolls everything back.
+    PostgreSQL first waits for other upgrades (an advisory lock). The caller's transaction then rolls everything back.
     """
     sqlite = connection.dialect.name == "sqlite"
     if not sqlite:

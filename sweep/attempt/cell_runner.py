@@ -72,8 +72,9 @@ class CellRunner(AttemptRunner):
         Kind "train": from the newest checkpoint of earlier attempts, if there is one; then throughput and corpus
         entropies are recorded, and weights stored after the probes. Other kinds load the job's weights. Sets
         process-wide options of torch (threads, determinism, kernels, compile cache). May wait for another attempt that
-        compiles the same network. Provenance is recorded before anything else, results as they come. `began` is the
-        job's start in monotonic seconds.
+        compiles the same network. Provenance is recorded before anything else, results as they come; its `extra` has
+        parameters (their number), start_seconds, waited_seconds, chunk_tokens and, in training, steps (how they are
+        queued). `began` is the job's start in monotonic seconds.
 
         Raises:
             Stopped: a stop was requested; a training's state has been saved.

@@ -232,7 +232,10 @@ def _deltanet(backend: str) -> Callable[..., Any]:
 
 
 def _kda(backend: str) -> Callable[..., Any]:
-    """Return the channelwise delta rule by a backend, as a function of q, k, v and the logits of decay and beta."""
+    """Return the channelwise delta rule by a backend, as a function of q, k, v and the logits of decay and beta.
+
+    The retention is sigmoid(decay logit + GAMMA_OFFSET), the step size sigmoid(logit of beta).
+    """
     chunk = KDAConfig().chunk  # outside `call`, since the compiler cannot trace the validation of settings
 
     def call(q: Tensor, k: Tensor, v: Tensor, decay_logit: Tensor, beta: Tensor) -> Any:
@@ -289,6 +292,9 @@ def _run_omega(
     step_logit: Tensor, weight_logit: Tensor, log_momentum: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return the values [B, T, H, X] read from an omega memory that starts empty.
+
+    The retention is sigmoid(keep_logit + keep_offset), the step size sigmoid(step_logit + step_offset), the weight
+    sigmoid(weight_logit) / window.
 
     Args:
         config: Settings of the memory.

@@ -71,6 +71,7 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
         PluginChanged: If the hash differs from `sha256`.
         PluginExited: If the file calls sys.exit or raises something that is not an Exception.
         OSError: If the file cannot be read.
+        ImportError: If its name does not end as that of a Python file.
         Exception: Any exception of the file itself; KeyboardInterrupt and StopRequested pass through too.
     """
     source = path.read_bytes()

@@ -245,8 +245,9 @@ class MemoryRecall(LengthwiseProbe):
     def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _QuestionRows | str:
         """Return rows of the corpus mqar with that many pairs, lengthened where necessary, or a reason as text.
 
-        The rows are drawn for the split "recall" with the seed of the probe, so they are none of the corpus. The chance
-        also counts other pairs with the same value. The reason is that the corpus has fewer keys.
+        The rows are drawn for the split "recall" with the seed of the probe, so they are none of the corpus. The
+        chance, 1 / pairs + (1 - 1 / pairs) / values, also counts other pairs with the same value. The reason is that
+        the corpus has fewer keys.
         """
         if pairs > corpus.keys:
             return f"n/a: the corpus has {corpus.keys} keys, fewer than {pairs} pairs need"
