@@ -166,7 +166,8 @@ def _attempt(sheet: Sheet, cell: CellRecord, number: int, moment: datetime) -> d
     """Return the columns of a cell's attempt: a finished training by "published" on the host `paper`.
 
     All its times are `moment`. Steps follow from the cell's tokens; 0 and None for a cell without tokens. The speed is
-    that of the curve's last point.
+    that of the curve's last point; the phase is "probing", or "starting" without tokens. The folder is
+    `<cell>/<number>`.
 
     Args:
         sheet: sheet of the sweep, for the curve.

@@ -207,7 +207,8 @@ def _training_measurements(levels: Mapping[str, str], run: Mapping[str, str]) ->
 def _point(row: Mapping[str, str]) -> CurvePoint:
     """Return a point of a training curve from a row of `curves.csv`.
 
-    The logs do not contain the training loss, which is None; the speed is None if the row lacks it.
+    Tokens are the step times the tokens of a step (STEP_TOKENS). The logs do not contain the training loss, which is
+    None; the speed is None if the row lacks it.
     """
     step = int(row["step"])
     speed = float(row["tokens_per_s"]) if row["tokens_per_s"] else None

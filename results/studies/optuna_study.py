@@ -155,7 +155,7 @@ def build_study(
 def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
     """Return the trial in Optuna's form.
 
-    Parameters outside the current ranges are left out, since a study may have been widened. Its state is RUNNING for
+    Parameters outside the current ranges are left out, since a study may have been widened. The state is RUNNING for
     asked, COMPLETE for done, PRUNED for pruned or diverged, and FAIL for failed. Diverged trials have no curve. A
     pruned trial of a single objective has the last value of its curve as value.
     """
