@@ -141,7 +141,7 @@ class ContrastEstimator:
     def _design_groups(self, design: Design) -> list[np.ndarray]:
         """Return the configurations of the design with a nonzero weight, each as a group of its own.
 
-        Empty if the contrast cannot be estimated from all of them.
+        Weights up to 1e-9 (ZERO_WEIGHT) count as zero. Empty if the contrast cannot be estimated from all of them.
         """
         in_design = np.flatnonzero(self._point_indices >= 0)
         weights = self._least_squares_weights(design, in_design) if len(in_design) else None

@@ -335,6 +335,8 @@ SQUARES = 7
 def peak_bytes(b: int, h: int, t: int) -> int:
     """Return an upper bound on the bytes that eager polar attention allocates in a forward and backward pass.
 
+    It is that of seven (SQUARES) float32 arrays [b, h, t, t], 28 b h t².
+
     Args:
         b: Batch size.
         h: Query heads.

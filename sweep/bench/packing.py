@@ -101,7 +101,10 @@ class PhaseTimer:
         self.began[attempt.id] = time.monotonic()
 
     def running(self, attempts: Sequence[Attempt]) -> None:
-        """Record the first sight of each phase; a later phase counts as sight of the earlier ones."""
+        """Record when training, the first step and probing of each attempt were first seen.
+
+        A later phase counts as sight of the earlier ones.
+        """
         now = time.monotonic()
         for attempt in attempts:
             if attempt.phase in ("training", "probing"):

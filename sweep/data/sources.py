@@ -259,7 +259,7 @@ def _read_text_file(path: Path) -> str:
 
 
 def _open_lines(path: Path) -> IO[str]:
-    """Open a file of JSON lines for reading, decompressed by its suffix; invalid UTF-8 is replaced."""
+    """Open a file of JSON lines for reading, decompressed if it ends in .xz or .gz; invalid UTF-8 is replaced."""
     kind = path.name.lower()
     if kind.endswith(".xz"):
         return lzma.open(path, "rt", encoding="utf-8", errors="replace")

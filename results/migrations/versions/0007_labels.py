@@ -14,7 +14,10 @@ INDEXED = (("attempt", "parent_id"), ("event", "sweep_id"), ("event", "attempt_i
 
 
 def upgrade() -> None:
-    """Add nullable columns and indexes; no table is rebuilt and no row changes."""
+    """Add the nullable columns sweep.tags, sweep.note and cell.note, and the indexes of INDEXED.
+
+    No table is rebuilt and no row changes.
+    """
     op.add_column("sweep", sa.Column("tags", sa.JSON()))
     op.add_column("sweep", sa.Column("note", sa.Text()))
     op.add_column("cell", sa.Column("note", sa.Text()))
@@ -23,7 +26,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Return to the release before."""
+    """Return to the release before: drop the indexes and columns that `upgrade` adds, with their contents."""
     for table, column in INDEXED:
         op.drop_index(f"ix_{table}_{column}", table)
     op.drop_column("cell", "note")
