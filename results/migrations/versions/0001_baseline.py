@@ -161,7 +161,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop everything."""
+    """Drop the view and all tables, with their rows."""
     op.execute("DROP VIEW results")
     tables = "provenance event curve_point example measurement attempt revision_cell cell revision sweep"
     for table in tables.split():

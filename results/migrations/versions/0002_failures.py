@@ -12,14 +12,17 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add nullable columns; no table is rebuilt and no row changes."""
+    """Add the nullable columns attempt.failure, attempt.deviation and sweep.request.
+
+    No table is rebuilt and no row changes.
+    """
     op.add_column("attempt", sa.Column("failure", sa.String(14)))
     op.add_column("attempt", sa.Column("deviation", sa.JSON()))
     op.add_column("sweep", sa.Column("request", sa.JSON()))
 
 
 def downgrade() -> None:
-    """Return to the first release."""
+    """Return to the first release: drop these columns with their contents."""
     op.drop_column("sweep", "request")
     op.drop_column("attempt", "deviation")
     op.drop_column("attempt", "failure")

@@ -12,12 +12,15 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add nullable columns; no table is rebuilt and no row changes."""
+    """Add the nullable columns provenance.gpu_uuid and provenance.co_tenants.
+
+    No table is rebuilt and no row changes.
+    """
     op.add_column("provenance", sa.Column("gpu_uuid", sa.Text()))
     op.add_column("provenance", sa.Column("co_tenants", sa.Integer()))
 
 
 def downgrade() -> None:
-    """Return to the release before."""
+    """Return to the release before: drop these columns with their contents."""
     op.drop_column("provenance", "co_tenants")
     op.drop_column("provenance", "gpu_uuid")

@@ -12,10 +12,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column with a constant default; no table is rebuilt and no row changes."""
+    """Add the column attempt.imported with the constant default false.
+
+    No table is rebuilt and no row changes.
+    """
     op.add_column("attempt", sa.Column("imported", sa.Boolean(), nullable=False, server_default=sa.text("false")))
 
 
 def downgrade() -> None:
-    """Return to the release before."""
+    """Return to the release before: drop this column with its contents."""
     op.drop_column("attempt", "imported")

@@ -49,7 +49,10 @@ LEFT JOIN (
 
 
 def upgrade() -> None:
-    """Add nullable columns, and the first of them to the view; no table is rebuilt and no row changes."""
+    """Add the nullable columns measurement.source and measurement.description, and the first one to the view.
+
+    No table is rebuilt and no row changes.
+    """
     op.execute("DROP VIEW results")
     op.add_column("measurement", sa.Column("source", sa.String(64)))
     op.add_column("measurement", sa.Column("description", sa.JSON()))
@@ -57,7 +60,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Return to the release before."""
+    """Return to the release before: drop these columns with their contents, and restore the view."""
     op.execute("DROP VIEW results")
     op.drop_column("measurement", "description")
     op.drop_column("measurement", "source")

@@ -48,6 +48,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Return to the release before."""
+    """Return to the release before: drop both tables with their rows."""
     op.drop_table("trial")
     op.drop_table("study")

@@ -12,12 +12,12 @@ BEFORE, AFTER = "kind IN ('train', 'evaluate')", "kind IN ('train', 'evaluate', 
 
 
 def upgrade() -> None:
-    """Allow the kind `external`; no row changes."""
+    """Allow the kind "external" of an attempt; no row changes."""
     _allow(BEFORE, AFTER)
 
 
 def downgrade() -> None:
-    """Return to the release before, which stores them as evaluations."""
+    """Return to the release before: attempts of the kind "external" become "evaluate"."""
     op.execute("UPDATE attempt SET kind = 'evaluate' WHERE kind = 'external'")
     _allow(AFTER, BEFORE)
 
