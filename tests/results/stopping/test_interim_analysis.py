@@ -205,7 +205,7 @@ def shares(rule: StoppingRule, draws: int) -> float:
 def test_looking_often_buys_no_significance(spending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = replace(RULE, width=None, sure=True, spending=spending)
     assert shares(rule, 1000) < 0.08  # 5.7%, and three standard errors
-    monkeypatch.setattr(look, "levels", lambda seeds, most, **how: [0.05] * len(seeds))
+    monkeypatch.setattr(look, "alpha_levels", lambda seeds, most, **how: [0.05] * len(seeds))
     assert shares(rule, 1000) > 0.11  # 14.5%, less three
 
 

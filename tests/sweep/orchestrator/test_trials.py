@@ -167,7 +167,7 @@ def test_repeatedly_killed_study_makes_identical_trials(bench: Bench, tmp_path: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("call", ["propose", "tell", "start_attempt"])
+@pytest.mark.parametrize("call", ["propose", "update_trials", "start_attempt"])
 @pytest.mark.parametrize("after", [False, True])
 def test_kill_between_two_writes_leaves_nothing_to_repair(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
