@@ -185,7 +185,8 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     watched = ["subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"]
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if watched and event in watched:
+        # a dry run reads the names of the GPUs from the driver's own program
+        if watched and event in watched and arguments[0] != "nvidia-smi":
             new_victim.ran.append(f"{event} {arguments}")
         if watched and event == "exec" and str(new_victim.folder) in getattr(arguments[0], "co_filename", ""):
             new_victim.ran.append(f"{event} {arguments}")
