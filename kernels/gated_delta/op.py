@@ -84,9 +84,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """Return the backend of `gated_delta`: our "triton" kernels, else "fla", else "torch", with the reason.
 
     "triton" needs CUDA with compute capability 8.0 or higher, 16 bits and heads of 16, 32, 64, 128 or 256. Ours must
-    pass a self-test, forward and backward, on a small input; the first call for a case runs it. "fla" is accepted by
-    its version: only its backward is known to be wrong, on some versions. A process set to torch only
-    (`use_torch_backend`) and a device other than CUDA get "torch".
+    pass a self-test, forward and backward, on a small input; the first call for a case runs it. "fla" needs
+    CUDA, 16 bits, fla and Triton installed, torch outside its deterministic mode and, on compute capability 9, a Triton
+    outside 3.4.0 to 3.7.0, with which its backward is wrong. Float32, a process set to torch only (`use_torch_backend`)
+    and a device other than CUDA get "torch".
     """
     device = torch.device(device)
     ours = attention_choice("gated delta", device, dtype, head_dim, _error)

@@ -180,8 +180,8 @@ def _failures_json(
 ) -> list[dict[str, Any]]:
     """Return one object per failed, diverged or interrupted cell, or one without weights, last finished first.
 
-    Keys: cell_id, slug, number (of the attempt), standing, failure (failure class, None if not recorded), finished_at,
-    cause (one line, may be empty). Cells without an end come last.
+    Keys: cell_id, slug, number (of the attempt), standing, failure (failure class, None if not recorded), finished_at
+    (datetime or None, not yet JSON), cause (one line, may be empty). Cells without an end come last.
 
     Args:
         snapshot: The open transaction.

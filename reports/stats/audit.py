@@ -252,7 +252,10 @@ def _follows_an_axis(values: Mapping[str, str], levels: Mapping[str, Mapping[str
 
     Args:
         values: Value by cell id; cells without it are left out.
-        levels: Level by axis, by cell id, of at least these cells; a cell without an axis has a level of its own there.
+        levels: Level by axis, by cell id, of at least these cells. Cells without an axis share one further level of it.
+
+    Returns:
+        False also if `values` is empty.
     """
     for axis in {axis for cell in values for axis in levels[cell]}:
         values_by_level: dict[str | None, set[str]] = defaultdict(set)

@@ -153,13 +153,13 @@ class LinearModel:
         Args:
             levels: (level, reference) by axis.
             within: fixed levels by axis; None for none.
-            stratum: axis whose levels get equal weights; None for none.
+            stratum: axis whose levels get equal weights; None for none. An unknown axis has no effect.
 
         Returns:
             Weights of the model's coefficients; zeros if the grid lists no such points.
 
         Raises:
-            ValueError: an axis or a level is not in the space.
+            ValueError: an axis or a level of `levels` or `within` is not in the space.
         """
         space, names = self.space, list(self.space.axes)
         corners: list[tuple[dict[str, str], float]] = [({}, 1.0)]

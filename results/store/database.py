@@ -244,7 +244,10 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, record: Any) -> None:
-        """Set lock time-out, journal mode, foreign keys and read-only mode of a new connection.
+        """Set up a new connection to SQLite or PostgreSQL.
+
+        SQLite: autocommit (isolation level None), lock time-out, journal mode, synchronous mode, foreign keys and
+        read-only mode. PostgreSQL: lock time-out and the read-only default, committed.
 
         Raises StoreDamaged for a file whose header cannot be decoded.
         """

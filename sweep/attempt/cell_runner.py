@@ -444,8 +444,8 @@ class CellRunner(AttemptRunner):
     def clean(self) -> None:
         """Delete the checkpoints of every attempt of this cell, unless the config says `checkpoint.keep: everything`.
 
-        Weights stay. Only after a training; call it once the database knows that they are not needed. A storage error
-        is only recorded as an event.
+        Weights stay. Does nothing in a job that is not a training. Call it once the database knows that the checkpoints
+        are not needed. A storage error ends the deletion and is only recorded as an event.
         """
         if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
             try:

@@ -243,6 +243,7 @@ def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugi
 
     Raises:
         CellUnreadable: the copy is missing or fails to load.
+        SweepError: passed through, such as PluginExited of a plugin that ends the process.
         PluginChanged: the copy has another SHA-256.
     """
     copy = runs / "plugins" / Path(stored.path).name

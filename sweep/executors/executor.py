@@ -218,7 +218,8 @@ class HostExecutor:
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Terminate those of the attempts that belong to this machine, all at the same time; return their ids.
 
-        Blocks until they are gone: SIGTERM, then SIGKILL after the grace period. Attempts whose process is gone already
+        Blocks until they are gone, at most twice the grace period: SIGTERM, then SIGKILL after the first. Attempts that
+        survive both are returned, too. Attempts whose process is gone already
         are returned, too. An attempt whose pid is this process was never started. It is returned, and this process
         lives on. An attempt that this process descends from is left alive and not returned.
 

@@ -306,9 +306,9 @@ class ClusterExecutor:
         self._wakeup.set()
 
     def _search_nodes(self) -> None:
-        """Add new nodes, and retry excluded ones after 30 s (NODE_RETRY_S). Errors of Ray are left to the poll loop.
+        """Add new nodes, and retry excluded ones after 30 s (NODE_RETRY_S).
 
-        Prints a line per new node. A node that does not see the runs folder is excluded. Blocks until the agents have
+        RayError and OSError are swallowed: the poll loop meets them itself. Prints a line per new node. A node that does not see the runs folder is excluded. Blocks until the agents have
         started; runs in a thread of its own.
         """
         new_nodes: list[dict[str, Any]] = []

@@ -733,9 +733,9 @@ class TuneKeys(SearchKeys):
     @model_validator(mode="before")
     @classmethod
     def _is_not_pruned(cls, value: Any) -> Any:
-        """Return the value unchanged; raise PydanticCustomError for a pruner.
+        """Return the mapping of `tune` unchanged; raise PydanticCustomError if it has a key `pruner` that is not None.
 
-        Every level must get the same compute.
+        Every level must get the same compute, so that no pruner may stop one early; "none" is refused, too.
         """
         if isinstance(value, Mapping) and value.get("pruner") is not None:
             problem = f"every level gets the same compute, and a pruner would give each another; {NOT_PRUNED}"

@@ -62,7 +62,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """Return the weights of all stored maps, one row per weight; empty if none is stored.
 
-    Columns: cell, attempt, layer, head, query, keys, key, weight. Items without a list of weights are left out.
+    Columns: cell, attempt, layer, head, query, keys (effective number of keys of the query, (Σ|w|)²/Σw²), key, weight. Items without a list of weights are left out.
     """
     maps = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
     sizes = [len(row["weights"]) for row in maps]

@@ -216,7 +216,11 @@ class TestPrinted:
         for _, row in printed["effects"].frame.iterrows():
             effect = effect_by_key[tuple(row[["measure", "axis", "level", "reference", "where"]])]
             scale = 100 if effect.measure.percent else 1
-            assert (row["sure"], row["p"], row["low"]) == (effect.is_significant, effect.p_corrected, scale * effect.low)
+            assert (row["sure"], row["p"], row["low"]) == (
+                effect.is_significant,
+                effect.p_corrected,
+                scale * effect.low,
+            )
         both = {(x.measure.heading, x.axes, x.levels, x.references, x.where): x for x in interactions(data)}
         for _, row in printed["interactions"].frame.iterrows():
             parts = (tuple(row[name].split(" x ")) for name in ("axes", "levels", "references"))
