@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from ..gluon.forward import _forward_roles
-from ..gluon.host import head_blocks, processors, row_blocks
+from ..gluon.host import check_tile_window, head_blocks, processors, row_blocks
 from ..gluon.shared import _TILE, FORWARD_STAGES, HALF, TILE, _jit, gl
 from .triton import sums_in_tiles
 
@@ -57,8 +57,7 @@ def forward(
     Raises:
         ValueError: The window is below 128 and cuts inside the diagonal's tile.
     """
-    if window is not None and window < TILE:
-        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's tile by order alone")
+    check_tile_window(window)
     b, t, h, _ = q.shape
     hi, lo, fade = sums_in_tiles(log_gate_BTH, TILE)
     o, lse = torch.empty_like(q), torch.empty_like(hi)

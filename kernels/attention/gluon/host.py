@@ -23,6 +23,17 @@ def layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
     return gl.NVMMASharedLayout.get_default_for(list(block), kinds[dtype])
 
 
+def check_tile_window(window: int | None, masked: str = "tile") -> None:
+    """Raise ValueError for a window below 128 keys, which could cut inside the diagonal's tile.
+
+    Args:
+        window: Attention window in keys, or None for all earlier keys, which passes.
+        masked: Name of the part that the kernels mask by order alone, for the message.
+    """
+    if window is not None and window < TILE:
+        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's {masked} by order alone")
+
+
 def head_blocks(x: Tensor, rows: int) -> Any:
     """Return a TMA descriptor of contiguous x [B, T, H, X] as [B, T, H X], in blocks of `rows` tokens of one head."""
     bsz, t, heads, d = x.shape

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..gluon.backward import _dkv, _dq
 from ..gluon.forward import _forward
-from ..gluon.host import float_bits, head_blocks, processors, row_blocks
+from ..gluon.host import check_tile_window, float_bits, head_blocks, processors, row_blocks
 from ..gluon.shared import DKV_STAGES, DQ_STAGES, FORWARD_STAGES, HALF, TILE
 from .triton import polar_rows
 
@@ -51,8 +51,7 @@ def polar_forward(
     Raises:
         ValueError: The window is below 128 and cuts inside the diagonal's tile.
     """
-    if window is not None and window < TILE:
-        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's tile by order alone")
+    check_tile_window(window)
     bsz, t, h, _ = q.shape
     tiles = bsz * h * triton.cdiv(t, TILE)
     c = torch.empty_like(q)

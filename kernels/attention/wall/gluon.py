@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..gluon.host import head_blocks, processors
+from ..gluon.host import check_tile_window, head_blocks, processors
 from ..gluon.shared import (
     _HALF,
     _HIDDEN,
@@ -326,8 +326,7 @@ def forward(
     Raises:
         ValueError: The window is below 128 and could cut inside a diagonal block.
     """
-    if window is not None and window < TILE:
-        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's blocks by order alone")
+    check_tile_window(window, "blocks")
     (b, t, h, _), j, y = q.shape, k.shape[2], f.shape[2]
     q_, k_, total, edges = apply_gates(q, k, f, factor)
     o = torch.empty_like(q)
