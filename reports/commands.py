@@ -49,13 +49,13 @@ def status(
         from .sweep_data import ReportError
 
         if sweep is not None and is_published(sweep):
-            raise ReportError(f"{sweep} holds numbers of the paper and nothing of it runs; leave --watch out")
+            raise ReportError(f"{sweep} holds numbers of the paper and never runs; leave --watch out")
         if (
             sweep is not None
             and shipped.is_shipped(sweep)
             and open_store_with_builtins(db, sweep) is shipped.shipped_store(sweep)
         ):
-            raise ReportError(f"{sweep} comes along with this program and nothing of it runs; leave --watch out")
+            raise ReportError(f"{sweep} is built in and never runs; leave --watch out")
 
         follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
         return

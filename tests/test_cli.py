@@ -121,7 +121,7 @@ def test_replaced_sys_exit_blames_the_caller(run, monkeypatch, capsys) -> None: 
     exec(compile("import sys\ndef leave():\n    sys.exit(0)", "/plugin/mine.py", "exec"), there)
     with pytest.raises(SystemExit, match="2"):
         cli.main(there["leave"])
-    expected = "atma-sweep: /plugin/mine.py:3 ended the command with exit code 0; foreign code must not call sys.exit\n"
+    expected = "atma-sweep: /plugin/mine.py:3 ended the command with exit code 0; plugins and libraries must not call sys.exit\n"
     assert capsys.readouterr().err == expected
 
 

@@ -116,7 +116,7 @@ def test_options_of_hub_models_are_refused_for_cells(command_line: Command, opti
     assert command_line("evaluate", "nope-baseline", option, value) == (
         2,
         "",
-        f"atma-sweep: {option} '{value}': applies to models of the hub (hf:MODEL); remove it to evaluate cells\n",
+        f"atma-sweep: {option} '{value}': applies to models of the hub (hf:MODEL) only; leave it out to evaluate cells\n",
     )
 
 

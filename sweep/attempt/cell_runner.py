@@ -207,7 +207,7 @@ class CellRunner(AttemptRunner):
 
     def _on_capture_refused(self, why: str) -> None:
         """Log and record in the provenance that steps cannot be captured as CUDA graphs, with the reason."""
-        log_line(f"steps cannot be captured as CUDA graphs and are queued as they come, to the same numbers: {why}")
+        log_line(f"CUDA graph capture failed; steps run eagerly with identical results: {why}")
         self._add_provenance(steps=f"as they come: {why}")
         self.recorder.neighbours()
 
@@ -250,7 +250,7 @@ class CellRunner(AttemptRunner):
         except SamplingError as error:
             self._samples_failed = True
             log_line(f"no samples (eval.samples): {error}")
-            self.recorder.event("samples", f"none is written: {error}")
+            self.recorder.event("samples", f"not written: {error}")
         else:
             self.recorder.examples(samples)
 
@@ -395,7 +395,7 @@ class CellRunner(AttemptRunner):
             return
         paper, honest = self._mfu(last.tokens_per_s)
         chip = torch.cuda.get_device_name(subject.device) if subject.device.type == "cuda" else "the CPU"
-        no_peak = f"n/a: no peak FLOP/s known for {chip}" if self._peak_flops() is None else None
+        no_peak = f"n/a: MFU needs the device's peak FLOP/s, unknown for {chip}" if self._peak_flops() is None else None
         unknown_flops, scaling = flops.unknown_reason(self._model.config), self._optimizers.scaling
 
         def measurement(metric: str, value: float | None, unit: str, why: str | None = None) -> Measurement:

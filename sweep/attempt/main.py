@@ -200,7 +200,7 @@ def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -
     if trace is not None and (stop_requested or isinstance(error, SystemExit)):
         print(trace, file=sys.stderr)  # uncaught errors are printed by the interpreter
     if stop_requested:
-        cause = f"stopped on request, in the midst of what then failed: {message}"
+        cause = f"stopped on request; this error was raised while stopping: {message}"
         finish("interrupted", cause=cause, exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     failure: Failure = "infrastructure" if isinstance(error, UserError) and error.passing else classify_exception(error)

@@ -136,14 +136,14 @@ def find_trained_cell(store: Store, cell_name: str, runs: Path, sweep: str | Non
     if weights is None:
         raise WeightsGone(
             f"cell {record.id} ({record.slug}) was trained, but its weights were not kept; "
-            "add what is to be measured to its grid, with checkpoint.keep: weights, and launch that with --retrain"
+            "add the measurements to its grid, set checkpoint.keep to weights, and launch it with --retrain"
         )
     cell = restore_cell(record, runs)  # first, because it checks that the config gives the cell's id
     address = storage.resolve(runs, weights)
     if not storage.exists(address):
         raise WeightsGone(
             f"the weights of cell {record.id} ({record.slug}) are gone from {address}; "
-            "name their folder with --runs, or add what is to be measured to its grid and launch that with --retrain"
+            "name their folder with --runs, or add the measurements to its grid and launch it with --retrain"
         )
     origin = store.provenance(done[-1].id)
     return TrainedCell(cell, done[-1].id, weights, origin.weights_sha256 if origin is not None else None)
@@ -220,7 +220,7 @@ def _validated_config(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellCo
         raise _unreadable(record, error) from error
     if computed_id != record.id:
         raise CellUnreadable(
-            f"this version takes the config of cell {record.id} ({record.slug}) for another cell, {computed_id}; "
+            f"this version computes another id ({computed_id}) for the config of cell {record.id} ({record.slug}); "
             "use the version that trained it, or launch its grid again"
         )
     return config
@@ -259,7 +259,7 @@ def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugi
     except Exception as error:
         raise CellUnreadable(
             f"{copy} cannot be loaded for cell {record.id} ({record.slug}): {type(error).__name__}: {error}; "
-            "cells with different versions of a plugin need a process each"
+            "load cells with different versions of a plugin in separate processes"
         ) from error
 
 

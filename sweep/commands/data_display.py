@@ -69,7 +69,7 @@ class PrepareDisplay:
         """
         self._bar.stop()
         if kind is KeyboardInterrupt:
-            raise PrepareInterrupted(f"{self.what}: stopped; run again to go on where it stopped") from value
+            raise PrepareInterrupted(f"{self.what}: stopped; run again to continue") from value
         if self._last is not None and kind is None:
             self._print_line(f"{self.what}: {_format_progress(self._last)} in {self._last.seconds:.0f} s")
 
@@ -148,10 +148,10 @@ def configs_to_prepare(
     if grid is None:
         return [plugins.with_sources("data", parse_corpus(what, options), tuple(loaded_plugins))]
     if what is not None or loaded_plugins or any(value is not None for value in options.values()):
-        raise CorpusError("--grid: the grid says what is prepared and how; give nothing else but --name, or change it")
+        raise CorpusError("--grid: the grid defines the corpora and their settings; give no other option than --name, or change the grid")
     configs = grid_corpora(grid, root, max_cells)
     if name is not None and len(configs) > 1:
-        raise CorpusError(f"--name {name}: the grid needs {len(configs)} corpora, and a name is for one")
+        raise CorpusError(f"--name {name}: the grid needs {len(configs)} corpora, and a name applies to one")
     return configs
 
 
@@ -187,13 +187,13 @@ def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
         CorpusError: `what` is missing or neither of these, or a setting is invalid.
     """
     if what is None:
-        raise CorpusError(f"say what to prepare: a path, or one of {', '.join(CORPORA)}; or --grid GRID")
+        raise CorpusError(f"nothing to prepare; give a path, one of {', '.join(CORPORA)}, or --grid GRID")
     chosen_settings = {name: value for name, value in options.items() if value is not None}
     if what in CORPORA:
         return _validated_config({"corpus": what, **CORPORA.load(what).preset} | chosen_settings)
     path = resolve_path(what)
     if not path.exists():
-        raise CorpusError(f"{what}: neither a file or folder nor a corpus; known are {', '.join(CORPORA)}")
+        raise CorpusError(f"{what}: not a file, a folder or a known corpus; known: {', '.join(CORPORA)}")
     shards = path.is_dir() and any(path.rglob("*.bin")) and not any(path.rglob("*.txt"))
     return _validated_config({"corpus": "shards" if shards else "files", "path": str(path)} | chosen_settings)
 

@@ -128,14 +128,14 @@ def _write_export(
     formats = {".zip": "bundle", **FORMAT_BY_SUFFIX}
     kind = to if to is not None and to in EXPORTERS else resolve_format(out, to, formats, "bundle", option="--to")
     if kind not in (*EXPORTERS, *FORMAT_BY_SUFFIX.values(), "bundle"):
-        raise StoreError(f"{kind!r} is no format; {choices_hint(kind, (*FORMAT_BY_SUFFIX.values(), *EXPORTERS))}")
+        raise StoreError(f"{kind!r} is not a format; {choices_hint(kind, (*FORMAT_BY_SUFFIX.values(), *EXPORTERS))}")
     if bundle["weights"] and kind != "bundle":
-        raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
+        raise StoreError("--with-weights applies to a bundle, not to a table; leave --to out, and end --out in .zip")
     if not bundle["examples"] and kind != "bundle":
-        raise StoreError("--no-examples is about a bundle; a table holds what --what names")
+        raise StoreError("--no-examples applies to a bundle; a table holds what --what names")
     if exporter := EXPORTERS.get(kind):
         if what is not None:
-            raise StoreError(f"--to {kind} takes all that it can show; leave --what out")
+            raise StoreError(f"--to {kind} exports everything that it supports; leave --what out")
         path = out or Path(f"{plain}-{kind}{exporter.ending}")
         count = exporter.export(store, name, path)
         written = {"sweep": name, "file" if exporter.ending else "folder": path, exporter.counts: count}
@@ -233,7 +233,7 @@ def db_forget(
     if as_json:
         print_json(forgotten.as_json())
     if forgotten.rows and not forgotten.deleted:
-        raise StoreError("nothing was deleted; --yes deletes what is listed")
+        raise StoreError("nothing was deleted; confirm with --yes")
 
 
 @db_app.command("backup")

@@ -35,9 +35,9 @@ def confirm(*, yes: bool, as_json: bool, action: str) -> None:
     from ...results.errors import StoreError
 
     if not yes and not as_json and sys.stdin.isatty():
-        yes = typer.confirm(f"shall this be {action}?")
+        yes = typer.confirm(f"this will be {action}; continue?")
     if not yes:
-        raise StoreError(f"nothing was {action}; --yes does so without asking")
+        raise StoreError(f"nothing was {action}; confirm with --yes")
 
 
 @Documented
@@ -135,10 +135,10 @@ def _delete_measurements(
 
     store = open_store(db)
     if len(names) != 1:
-        raise StoreError("--probe, --metric and --length mean numbers of one cell; name one cell")
+        raise StoreError("--probe, --metric and --length select numbers of one cell; name exactly one cell")
     kind, cell = store.read(lambda session: names_tags_notes.resolve_target(session, names[0], complete=True))
     if kind != "cell":
-        raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
+        raise StoreError(f"--probe, --metric and --length select numbers of one cell, and {cell} is a sweep; name a cell")
     store.write(lambda session: deletion.require_unshared(session, cell, is_holder_active))
     deletion_plan = deletion.plan_measurements(store, cell, probes=probes, lengths=lengths, metrics=metrics)
     copy = None
@@ -175,7 +175,7 @@ def _backup(db: str | None, without: bool, as_json: bool) -> str | None:
         return None
     if sqlite_file(resolve_url(db)) is None:
         raise StoreError(
-            f"a server is backed up with its own tool: {dump_command(resolve_url(db))}; then delete again with --no-backup"
+            f"a database on a server is backed up with its own tool: {dump_command(resolve_url(db))}; then delete again with --no-backup"
         )
     copy = backup(db)
     if not as_json:

@@ -60,7 +60,7 @@ def generate(
         echo_text(f"the weights of {trained.slug} were not compared with a hash ({NO_HASH})", err=True)
     reason = trained.model.no_step_reason()
     if reason is not None:
-        echo_text(f"{reason} has no form for one token at a time: each token works the whole text out anew", err=True)
+        echo_text(f"{reason} cannot decode token by token: every new token recomputes the whole text (slow)", err=True)
     if as_json:
         fields = {"cell": trained.cell, "slug": trained.slug, "device": target_device, "prompt": prompt, **options}
         print_json({**fields, "text": "".join(pieces)})

@@ -87,9 +87,9 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
             that `--prepare` may get does not.
     """
     if options.detach and options.address is None:
-        raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
+        raise SweepError("--detach runs the supervisor on a cluster; pass its --address")
     if options.prepare and dry_run:
-        raise SweepError("--prepare gets text, and --dry-run writes nothing; leave one of them out")
+        raise SweepError("--prepare writes text, and --dry-run writes nothing; leave one of them out")
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
     preview = preview_launch(options, console)
     lacking = requirements.lacks(preview.request, preview.launch_plan)
@@ -115,14 +115,14 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
             raise
         failed = replace(
             texts[0],
-            problem=f"{texts[0].problem}; getting it failed: {error}",
-            remedy=f"try again with a network: {texts[0].numbers['command']}",
+            problem=f"{texts[0].problem}; preparing it failed: {error}",
+            remedy=f"try again with network access: {texts[0].numbers['command']}",
         )
         _refuse(options, preview, [failed if lack is texts[0] else lack for lack in lacking], as_json)
     store = open_store(options.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
     if options.detach and request.grid.tune is not None:
-        raise SweepError("a launch with tune stays until its studies are made; leave --detach out")
+        raise SweepError("a launch with a tune section runs its studies first and cannot be detached; leave --detach out")
     if options.detach:
         run_detached_command(request, store, console, as_json)
         return True
@@ -191,7 +191,7 @@ def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool)
     space = space_of(grid, cells, runs / "corpora")
     if space is not None and (options.only or hours is not None):
         raise SweepError(
-            f"{'--only' if options.only else '--budget'} chooses among cells of a factorial; a study makes its trials one by one"
+            f"{'--only' if options.only else '--budget'} selects cells of a factorial, but a study proposes its trials one at a time; leave it out"
         )
     request = LaunchRequest(
         grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=options.executor,

@@ -79,13 +79,13 @@ def run_studies(
         if not progress.finished:
             study_request = _study_request(request, progress)
             if not launch_function(study_request, store, console).finished:
-                console.print(f"{study_request.grid.name} is not finished, so that {request.grid.name} cannot begin; launch again", highlight=False, markup=False)  # fmt: skip
+                console.print(f"study {study_request.grid.name} is not finished, and {request.grid.name} starts after it; launch again to continue", highlight=False, markup=False)  # fmt: skip
                 return None
     studies = tuning_of(request.grid, root, store)
     assert studies is not None
     for word in studies.studies.keys() - studies.best.keys():
         name = studies.studies[word].space.grid.name
-        raise SweepError(f"no trial of {name} was measured, so that there is no best setting; widen or mend tune.ranges under another name")  # fmt: skip
+        raise SweepError(f"no trial of {name} was measured, so there is no best setting; correct or widen tune.ranges under another name")  # fmt: skip
     for word, progress in studies.studies.items():
         console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
     cells, _ = admission.expand_grid(studies.tuned_grid, root)

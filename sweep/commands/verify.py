@@ -88,13 +88,13 @@ def changed_files(runs: Path) -> Iterator[Finding]:
     for snapshot in sorted((runs / "source").glob("*")):
         if source_snapshot.is_fingerprint(snapshot.name) and not source_snapshot.is_intact(snapshot):
             yield Finding.error(
-                f"{snapshot} does not hold the code that its name stands for",
-                "remove it; the next launch makes another",
+                f"the code in {snapshot} does not match the fingerprint in its name",
+                "remove it; the next launch creates it again",
             )
     for copy in sorted((runs / "plugins").glob("*.py")):
         if copy.is_symlink() or not sha256(copy).startswith(copy.name.partition("_")[0]):
             yield Finding.error(
-                f"{copy} is not the plugin that its name stands for", "remove it, and launch its grid again"
+                f"the plugin {copy} does not match the hash in its name", "remove it, and launch its grid again"
             )
     for folder in corpora.folders(runs / "corpora"):
         for line in corpora.verify(folder):

@@ -121,7 +121,7 @@ class ClusterExecutor:
             )
         for name, hosts_by_version in ray_connection.version_differences(nodes).items():
             versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in hosts_by_version.items())
-            tell(f"nodes differ: {name} {versions}; numbers may, too")
+            tell(f"nodes differ in {name}: {versions}; numbers may differ, too")
         join_threads = [threading.Thread(target=self._join_node, args=(node,), daemon=True) for node in nodes]
         for join in join_threads:
             join.start()
@@ -129,7 +129,7 @@ class ClusterExecutor:
             join.join()
         if not self._links:
             raise MachineError(
-                "no node could start an agent; what is missing there has to be installed as here (docs/cluster.md)"
+                "no node could start an agent; install the same packages there as here (docs/cluster.md)"
             )
         self._poll_thread = threading.Thread(target=self._poll_loop, daemon=True)
         self._poll_thread.start()
@@ -302,7 +302,7 @@ class ClusterExecutor:
                     self._ended[attempt] = NODE_LOST
                 else:
                     self._presumed_lost[attempt] = link.node, dead_at
-        self._tell(f"node {link.node.host} was lost, {counted(len(lost_attempts), 'attempt')} with it")
+        self._tell(f"node {link.node.host} was lost with {counted(len(lost_attempts), 'attempt')}")
         self._wakeup.set()
 
     def _search_nodes(self) -> None:
@@ -324,7 +324,7 @@ class ClusterExecutor:
                     self._exclude_node(node, f"it cannot see {self._runs}")
                     continue
                 if node.id not in self._retry_at:
-                    self._tell(f"node {node.host} has come")
+                    self._tell(f"node {node.host} joined")
                 self._join_node(node)
         except (ray.exceptions.RayError, OSError):
             pass  # the poll loop reports a failure of Ray; otherwise the next search tries again
@@ -344,7 +344,7 @@ class ClusterExecutor:
             was_reported = node.id in self._retry_at
             self._retry_at[node.id] = time.monotonic() + NODE_RETRY_S
         if not was_reported:
-            self._tell(f"node {node.host} is left out for now, {reason}")
+            self._tell(f"node {node.host} is excluded for now: {reason}")
 
     # --- called by the supervisor -----------------------------------------------------------------------------------
 
@@ -419,7 +419,7 @@ class ClusterExecutor:
         self._wakeup.clear()
         if self._failure is not None:
             raise MachineError(
-                f"the cluster is out of reach ({ray_connection.single_line(self._failure)}); launch again when it is back"
+                f"the cluster is unreachable ({ray_connection.single_line(self._failure)}); launch again when it is back"
             ) from self._failure
         with self._lock:
             ended = dict(self._ended)

@@ -113,7 +113,7 @@ def check_token() -> None:
             f"no token in {path}; copy the head's file there and chmod 600 it (docs/cluster.md)"
         ) from None
     if bits & 0o077:
-        raise MachineError(f"others can read the token in {path} (mode {bits:04o}); chmod 600 {path}")
+        raise MachineError(f"other users can read the token in {path} (mode {bits:04o}); chmod 600 {path}")
 
 
 def connect_driver(address: str) -> None:
@@ -143,7 +143,7 @@ def connect_driver(address: str) -> None:
     local_addresses = {address_entry.address for entries in psutil.net_if_addrs().values() for address_entry in entries}
     if not local_addresses & set(_node_addresses(address)):
         raise MachineError(
-            f"this machine is no node of the cluster at {address}; make it one: ray start --address={address}"
+            f"this machine is not a node of the cluster at {address}; to join: ray start --address={address}"
         )
     try:
         ray.init(
@@ -151,7 +151,7 @@ def connect_driver(address: str) -> None:
             configure_logging=True,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        raise MachineError(f"the cluster at {address} refuses us: {single_line(error)}") from error
+        raise MachineError(f"the cluster at {address} refused the connection: {single_line(error)}") from error
 
 
 def _node_addresses(address: str) -> list[str]:
@@ -169,11 +169,11 @@ def _node_addresses(address: str) -> list[str]:
             nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER_TIMEOUT_S)
     except ray.exceptions.AuthenticationError as error:
         raise MachineError(
-            f"the cluster at {address} refuses our token; copy the head's ~/.ray/auth_token here and chmod 600 it, "
+            f"the cluster at {address} refused this machine's token; copy the head's ~/.ray/auth_token here and chmod 600 it, "
             "or export the RAY_AUTH_MODE that it was started with"
         ) from error
     except (ray.exceptions.RayError, RuntimeError) as error:
-        raise MachineError(f"what answers at {address} is no head of a Ray cluster: {single_line(error)}") from error
+        raise MachineError(f"the server at {address} is not the head of a Ray cluster: {single_line(error)}") from error
     return [node.node_manager_address for node in nodes.values() if node.state == alive]
 
 

@@ -171,7 +171,7 @@ class RayExecutor(HostExecutor):
             bound_address = ray.util.get_node_ip_address()
             if bound_address != LOOPBACK:
                 raise MachineError(
-                    f"Ray listens on {bound_address}, where others reach it; unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+                    f"Ray listens on {bound_address}, which other machines can reach; unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
                 )
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.close()

@@ -34,9 +34,9 @@ class ExecutorSpec:
 
 EXECUTORS: dict[str, ExecutorSpec] = {
     "ray": ExecutorSpec(
-        "ray_local:RayExecutor", "a Ray of this machine's own", cluster_variant="cluster", packages=("ray",)
+        "ray_local:RayExecutor", "this machine, with Ray", cluster_variant="cluster", packages=("ray",)
     ),
-    "local": ExecutorSpec("executor:LocalExecutor", "this machine without Ray"),
+    "local": ExecutorSpec("executor:LocalExecutor", "this machine, without Ray"),
     "cluster": ExecutorSpec("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)),
 }
 DEFAULT_EXECUTOR = "ray"
@@ -60,10 +60,10 @@ def resolve_executor_name(name: str, address: str | None = None) -> str:
     spec = EXECUTORS[name]
     if address is None:
         if spec.needs_address:
-            raise SweepError(f"--executor {name}: attempts run on {spec.description}; give that")
+            raise SweepError(f"--executor {name}: attempts run on {spec.description}; pass --address")
         return name
     if spec.cluster_variant is None:
-        raise SweepError(f"--executor {name} runs on this machine alone; leave it or --address out")
+        raise SweepError(f"--executor {name} runs on this machine only; leave out --executor or --address")
     return spec.cluster_variant
 
 

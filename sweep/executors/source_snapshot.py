@@ -128,7 +128,7 @@ def _verify(snapshot: Path) -> None:
         SweepError: The snapshot was changed.
     """
     if not is_intact(snapshot):
-        raise SweepError(f"{snapshot} does not hold the code that its name stands for; remove it, then launch again")
+        raise SweepError(f"the code in {snapshot} does not match the fingerprint in its name; remove it, then launch again")
     for top, folders, _ in os.walk(snapshot):
         if "__pycache__" in folders:
             shutil.rmtree(Path(top, "__pycache__"), ignore_errors=True)
@@ -147,7 +147,7 @@ def find_snapshot(runs: Path, digest: str) -> Path | None:
         SweepError: The fingerprint is malformed, or the snapshot was changed.
     """
     if not is_fingerprint(digest):
-        raise SweepError(f"{digest[:40]!r} is no fingerprint of code; launch without --code")
+        raise SweepError(f"{digest[:40]!r} is not a code fingerprint; launch without --code")
     snapshot = runs / "source" / digest
     if not os.path.lexists(snapshot):
         return None

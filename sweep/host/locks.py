@@ -48,7 +48,7 @@ def open_private_folder(path: Path, variable: str = "TMPDIR") -> int:
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         os.close(descriptor)
         raise MachineError(
-            f"{path} is not this user's alone (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}); "
+            f"{path} is not private to this user (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}); "
             f"have it removed, or set {variable} to another folder"
         )
     return descriptor
@@ -98,7 +98,7 @@ class GpuLocks:
                     holders.append(holder)
         except OSError as error:
             self.release()
-            raise MachineError(f"GPUs cannot be locked in {self.folder}: {error.strerror}; remove it") from error
+            raise MachineError(f"GPUs cannot be locked in {self.folder}: {error.strerror}; remove this folder") from error
         finally:
             os.close(folder)
         if not locked:

@@ -20,7 +20,7 @@ def current_user() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = "somebody"  # a user id without a name, as in a container
+        user = "unknown user"  # a user id without a name, as in a container
     return f"{user} on {socket.gethostname()}"
 
 
@@ -40,14 +40,14 @@ class ControlResult:
     def message(self) -> str:
         """The result as one sentence for people; for `retry` it lists the cells' ids."""
         if not self.running:
-            more = {"retry": "; launch its grid again, which tries failed cells", "resume": "; launch its grid again"}
-            return f"nobody runs sweep {self.sweep}, so there is nothing to {self.asked}{more.get(self.asked, '')}"
+            more = {"retry": "; launch its grid again to retry failed cells", "resume": "; launch its grid again"}
+            return f"sweep {self.sweep} is not running, so there is nothing to {self.asked}{more.get(self.asked, '')}"
         return {
-            "pause": f"sweep {self.sweep} saves its cells and waits; atma-sweep resume lets it go on",
-            "resume": f"sweep {self.sweep} goes on",
-            "finish": f"sweep {self.sweep} starts nothing more and stops when its running cells have ended",
+            "pause": f"sweep {self.sweep} saves its cells and pauses; atma-sweep resume continues it",
+            "resume": f"sweep {self.sweep} continues",
+            "finish": f"sweep {self.sweep} starts no more cells and stops when its running cells have finished",
             "cancel": f"sweep {self.sweep} saves its cells and stops",
-            "retry": f"sweep {self.sweep} tries again: {', '.join(self.cells) or 'nothing, no such cell has failed'}",
+            "retry": f"sweep {self.sweep} retries: {', '.join(self.cells) or 'none, since no such cell has failed'}",
         }[self.asked]
 
 
@@ -78,7 +78,7 @@ def send_command(
         SweepError: `cells` were passed with a command other than `retry`.
     """
     if cells and command != "retry":
-        raise SweepError(f"{command} takes a whole sweep, not cells")
+        raise SweepError(f"{command} applies to a whole sweep; leave the cells out")
     name = sweep or store.default_sweep()
     summary = store.sweep(name)
     retried: tuple[str, ...] = ()

@@ -93,7 +93,7 @@ def plan(
     """
     for length in lengths:
         if length < 2:
-            raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
+            raise GridError("--length", None, str(length), "must be at least 2 tokens")
     # cells first, since their plugins may register the probes
     trained = [trained_cells.find_trained_cell(store, name, runs, sweep) for name in cell_names]
     for trained_cell in trained:
@@ -136,7 +136,7 @@ def check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
     too_long = [length for length in config.eval.lengths if any(length > limit for limit in limits.values())]
     if too_long:
         limits_text = ", ".join(f"{name} {limit:,}" if limit > 1 else f"{name} none" for name, limit in limits.items())
-        problem = f"more than the text of cell {cell.id} ({cell.slug}) is long enough for; the longest length by probe, in tokens: {limits_text}"
+        problem = f"too long for the text of cell {cell.id} ({cell.slug}); longest length by probe, in tokens: {limits_text}"
         raise GridError("--length", None, str(too_long[0]), problem)
     for probe in probes:
         if (reason := probe.inapplicable()) is not None:
@@ -179,7 +179,7 @@ def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[i
         settings = with_settings(config.eval)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
-        problem = f"{message}; launch its grid again, which stores them anew"
+        problem = f"{message}; launch its grid again to store valid ones"
         raise GridError(f"settings of the probes of cell {cell.id}", None, "", problem) from error
     length_update = {"lengths": tuple(sorted(set(lengths)))} if lengths else {}
     return replace(cell, config=config.model_copy(update={"eval": settings.model_copy(update=length_update)}))
@@ -234,7 +234,7 @@ def run(
             )
             run_tasks(store, claimed, listener, opened_executor, runs=runs, commit=git_state())
         except Interrupted as stop:
-            raise Interrupted(stop.number, "evaluate again what was not finished") from stop
+            raise Interrupted(stop.number, "run evaluate again for the cells that are not finished") from stop
     return [CellMeasurements(cell, _newest_values(store, cell, newest_attempts[cell.id])) for cell in cells]
 
 

@@ -350,7 +350,7 @@ def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -
     from .seeds import Seeds
 
     if request.only:
-        tell("stop: no seeds are added by a launch with --only")
+        tell("stop: a launch with --only adds no seeds")
         return None
 
     return Seeds(
@@ -582,11 +582,11 @@ def _choose_snapshot(previous: str | None, sweep: str, runs: Path, code: str, te
             raise SweepError(
                 f"the code that sweep {sweep} was launched with ({previous}) is gone; launch without --code"
             )
-        tell(f"code: as launched before ({previous}), not as it is now ({current})")
+        tell(f"code: that of the last launch ({previous}), not the current code ({current})")
         return previous
     tell(
-        f"code: changed since the last launch ({previous} to {current}); finished cells stay, the others go on with the new code; "
-        "--code kept goes on with the old"
+        f"code: changed since the last launch ({previous} to {current}); finished cells stay, the others continue with the new code; "
+        "--code kept continues with the old"
     )
     return current
 

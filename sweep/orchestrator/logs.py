@@ -79,7 +79,7 @@ def resolve_attempt(store: Store, cell_name: str, number: int | None = None, swe
     matches = [attempt for attempt in attempts if number is None or attempt.number == number]
     if not matches:
         numbers = ", ".join(str(attempt.number) for attempt in attempts)
-        raise LogMissing(f"cell {cell.id} ({cell.slug}) has no attempt {number}; there is: {numbers}")
+        raise LogMissing(f"cell {cell.id} ({cell.slug}) has no attempt {number}; its attempts: {numbers}")
     return matches[-1]
 
 
@@ -103,7 +103,7 @@ def log_path(store: Store, runs: Path, cell_name: str, number: int | None = None
     # Path collapses the // of a URL
     if re.search(r"(^|/)[a-z][a-z0-9+]+:/", str(runs)) or "://" in attempt.run_dir:
         raise LogMissing(
-            f"logs lie on the disk of the machine that ran the attempt ({attempt.host}), not in {runs}; name its runs folder with --runs"
+            f"the log is on the disk of the machine that ran the attempt ({attempt.host}), not in {runs}; name its runs folder with --runs"
         )
     path = runs / attempt.run_dir / LOG_FILE
     is_local = attempt.host == socket.gethostname()
@@ -111,8 +111,8 @@ def log_path(store: Store, runs: Path, cell_name: str, number: int | None = None
         return path
     if not is_local:
         raise LogMissing(
-            f"attempt {attempt.number} ran on {attempt.host} and its log is not in {path}; ask there, or name a folder that "
-            "both share with --runs"
+            f"attempt {attempt.number} ran on {attempt.host}, and its log is not in {path}; run this command there, or "
+            "pass a folder that both machines share with --runs"
         )
     raise LogMissing(f"attempt {attempt.number} left no log in {path}; name its runs folder with --runs")
 

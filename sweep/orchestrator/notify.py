@@ -45,13 +45,13 @@ def validated_url(url: str) -> str:
         parts = urlsplit(url)
         is_port_valid = parts.port is None or parts.port > 0
     except ValueError:
-        raise SweepError("--notify: that is no address; give http://... or https://...") from None
+        raise SweepError("--notify: not a web address; give http://... or https://...") from None
     if parts.scheme not in ("http", "https"):
-        raise SweepError("--notify: only http:// and https:// addresses are posted to")
+        raise SweepError("--notify: only http:// and https:// addresses are supported")
     if not parts.hostname or not is_port_valid or not url.isascii() or not url.isprintable() or " " in url:
-        raise SweepError("--notify: that is no address; give http://HOST/... or https://HOST/...")
+        raise SweepError("--notify: not a web address; give http://HOST/... or https://HOST/...")
     if parts.username is not None or parts.password is not None:
-        raise SweepError("--notify: the address must hold neither user nor password; use one with a token in its path")
+        raise SweepError("--notify: the address must not contain a user or a password; use one with a token in its path")
     return url
 
 
@@ -207,7 +207,7 @@ def _failure_reason(problem: BaseException) -> str:
         problem: Exception raised by `post` or by the queries for the payload.
     """
     if isinstance(problem, urllib.error.HTTPError):
-        return f"it answered {problem.code}"
+        return f"HTTP status {problem.code}"
     reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
     if isinstance(reason, TimeoutError):
         return f"no answer within {TIMEOUT_S:.0f} s"

@@ -51,7 +51,7 @@ def check_cell_options(*, revision: str | None, pairing: str | None) -> None:
     for option, value in (("--revision", revision), ("--pairing", pairing)):
         if value is not None:
             raise SweepError(
-                f"{option} {quoted_short(value)}: applies to models of the hub ({PREFIX}MODEL); remove it to evaluate cells"
+                f"{option} {quoted_short(value)}: applies to models of the hub ({PREFIX}MODEL) only; leave it out to evaluate cells"
             )
 
 
@@ -92,33 +92,33 @@ def plan(
     """
     if cell_names := [word for word in model_names if not is_model_reference(word)]:
         raise SweepError(
-            f"{cell_names[0]} is a cell, and {PREFIX}... a model from elsewhere; evaluate them one after the other"
+            f"{cell_names[0]} is a cell and {PREFIX}... is an open-weight model; evaluate them with separate commands"
         )
     if pairing not in PAIRINGS:
         raise GridError("--pairing", None, pairing, "no such pairing", list(PAIRINGS), pairing)
     if revision is not None and len(model_names) > 1:
-        raise SweepError("--revision belongs to one model; evaluate the models one after the other")
+        raise SweepError("--revision applies to one model; evaluate the models with separate commands")
     host_sweep = store.sweep(sweep).name
     config = _reference_config(store, host_sweep, runs)
     corpus = corpora.open_verified(runs / "corpora", config.data.fingerprint or "")
     if corpus.computed:
         raise SweepError(
-            f"the text of sweep {host_sweep} is made of rows that no language model has seen; name another with --sweep"
+            f"the text of sweep {host_sweep} consists of synthetic rows that no language model has seen; name another sweep with --sweep"
         )
     check_lossless(corpus.load_tokenizer())
     evaluate.check_probes("--probe", probes)
     notes = []
     applicable = [name for name in PROBES if PROBES.load(name).of_any]
     if inapplicable := [name for name in probes if name not in applicable]:
-        raise GridError("--probe", None, inapplicable[0], "looks into networks of ours", applicable)
+        raise GridError("--probe", None, inapplicable[0], "needs a model that atma-sweep trained", applicable)
     if not probes and (skipped := [name for name in config.eval.probes if name not in applicable]):
-        notes.append(f"left out, since they look into networks of ours: {', '.join(skipped)}")
+        notes.append(f"probes left out, since they need a model that atma-sweep trained: {', '.join(skipped)}")
     if not probes and not set(applicable) & set(config.eval.probes):
         raise GridError(
             "--probe",
             None,
             "",
-            f"no probe of sweep {host_sweep} can measure a model from elsewhere; name one",
+            f"no probe of sweep {host_sweep} can measure an open-weight model; name one",
             applicable,
         )
     requested_pairs = requested(_with_probes(config, [name for name in config.eval.probes if name in applicable]).eval)
@@ -157,12 +157,12 @@ def _reference_config(store: Store, sweep: str, runs: Path) -> CellConfig:
         if KEY not in cell_record.config and "published" not in cell_record.config
     ]
     if not own_records:
-        raise SweepError(f"sweep {sweep} has no cells of ours to measure a model beside; name one with --sweep")
+        raise SweepError(f"sweep {sweep} has no cells to compare an open-weight model with; name another sweep with --sweep")
     texts = {str(cell_record.config["data"].get("fingerprint")) for cell_record in own_records}
     if len(texts) > 1:
         raise SweepError(
-            f"the cells of sweep {sweep} read {len(texts)} different texts; launch those of one text as a sweep of their own, and name it "
-            "with --sweep"
+            f"the cells of sweep {sweep} use {len(texts)} different texts, and a model is measured on one; launch the cells of one text "
+            "as a separate sweep and name it with --sweep"
         )
     return trained_cells.restore_cell(own_records[0], runs).config
 
@@ -194,7 +194,7 @@ def _build_plan(
     name = f"{host_sweep}{SWEEP_SUFFIX}"
     if len(name) > MAX_NAME_CHARS:
         raise SweepError(
-            f"sweep {quoted_short(host_sweep)} has too long a name for models beside it; shorten it with atma-sweep rename"
+            f"the name of sweep {quoted_short(host_sweep)} is too long to be extended for open-weight models; shorten it with atma-sweep rename"
         )
     existing = _existing_models(store, name, host_sweep)
     states = store.states(set(cells))
@@ -206,13 +206,13 @@ def _build_plan(
         if missing_pairs:
             tasks.append(Task(cell, "external", missing_pairs, "needs-eval", should_remeasure=True))
         else:
-            notes.append(f"{cell.slug}: all is measured; --probe or --length measures again")
+            notes.append(f"{cell.slug}: already measured; --probe or --length measures again")
     if not tasks:
         return OpenWeightPlan({}, {}, notes)
     records = {cell_record.id: cell_record for cell_record in existing} | {
         cell.id: to_record(cell) for cell in cells.values()
     }
-    text = f"# models from elsewhere, measured beside sweep {host_sweep}\n" + "".join(
+    text = f"# open-weight models, measured beside sweep {host_sweep}\n" + "".join(
         f"# {cell_record.config[KEY]['name']}, revision {cell_record.config[KEY]['revision']}\n"
         for cell_record in records.values()
     )
@@ -237,7 +237,7 @@ def _existing_models(store: Store, name: str, host_sweep: str) -> list[CellRecor
         return []
     if KEY not in revision.options:
         raise SweepError(
-            f"a sweep of your own is named {name}, as the models beside {host_sweep} would be; rename it first"
+            f"a sweep of yours is named {name}, which is reserved for open-weight models measured beside {host_sweep}; rename it with atma-sweep rename"
         )
     records = [store.cell(cell) for cell, _ in store.members(name)]
     return [replace(cell_record, axes=dict(cell_record.levels)) for cell_record in records]

@@ -30,7 +30,7 @@ REQUIRED_PACKAGES = ("torch", "numpy", "safetensors")
 """Packages that every attempt imports."""
 UNCHECKED_REMARK = "until the text is prepared, ids of cells are provisional and its size is not checked"
 """Remark on a plan whose text is not prepared."""
-DISK_REMEDY = "make room, set checkpoint.keep to nothing, or name another disk with checkpoint.path"
+DISK_REMEDY = "free disk space, set checkpoint.keep to nothing, or name another disk with checkpoint.path"
 """Remedy of a shortage of disk."""
 
 
@@ -120,7 +120,7 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
         "GPU",
         lambda resources: resources.gpus > 0 and not any(is_type(name, resources.gpu_type) for name in gpus),
         f"a GPU{kind}, and this machine has {', '.join(gpus) or 'none that can be used'}",
-        "launch where there is one, or set resources.gpus to 0 to train on the CPU",
+        "launch on a machine that has one, or set resources.gpus to 0 to train on the CPU",
         gpus=list(gpus),
     )
     cpus = max(asks.cpus for asks in sizes)
@@ -136,7 +136,7 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
         "memory",
         lambda asks: (asks.memory_gb or 0) > machine.memory_gb,
         f"{memory_gb:g} GiB of memory, and this machine has {machine.memory_gb:.4g} GiB",
-        "lower resources.memory_gb, or launch where there is more",
+        "lower resources.memory_gb, or launch on a machine with more",
         memory_gb_needed=memory_gb, memory_gb=round(machine.memory_gb, 3),
     )  # fmt: skip
     return lacking
@@ -200,7 +200,7 @@ def possible_commands(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, st
     commands = [
         ("atma-sweep launch quick", "trains twelve small models on the CPU, in minutes"),
         ("atma-sweep report --sweep printed-v2 --table 6", "prints the paper's complete results"),
-        (shlex.join(["atma-sweep", "plan", name, "--gpus", "8", "--gpu", "H200"]), "prices it on other machines"),
+        (shlex.join(["atma-sweep", "plan", name, "--gpus", "8", "--gpu", "H200"]), "estimates its price on other machines"),
     ]
     trains = not any(lack.kind in ("packages", "disk") and lack.blocks for lack in lacking) and name != "quick"
     return commands if trains else commands[1:]
@@ -253,7 +253,7 @@ class Refusal:
             f"{self.tokens:,} tokens to train",
             price_line(self.bill),
             *describe(self.lacking),
-            "what works on it today:",
+            "commands that work on this machine:",
             *(f"  {command:<{width}}  {effect}" for command, effect in commands),
         ]
 

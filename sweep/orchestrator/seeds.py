@@ -129,7 +129,7 @@ class Seeds(TaskSource):
                 unit = cost_estimate.unit_of(tasks)
                 return self._end(
                     f"stopped after {counted(status.seeds_launched, 'seed')} by the budget: {hours_used:.3g} of {self._budget_hours:g} {unit} are spent, and the next wave "
-                    f"costs about {wave_hours:.3g}; --budget {planner.sufficient_budget(hours_used + wave_hours)} takes it"
+                    f"costs about {wave_hours:.3g}; --budget {planner.sufficient_budget(hours_used + wave_hours)} covers it"
                 )
         self._add_cells(cells, prices)
         self._pending |= {cell.id for cell in cells}

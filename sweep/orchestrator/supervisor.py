@@ -201,7 +201,7 @@ class Supervisor:
         if self._finishing:
             self.store.request_actions(self.sweep, finish=None, pause=None, retry=None)
             if queue or source is not None:
-                raise Interrupted(signal.SIGTERM, "finished what ran, as asked; launch again to continue")
+                raise Interrupted(signal.SIGTERM, "running cells were finished as requested; launch again to continue")
 
     def _has_work(self, queue: deque[Task]) -> bool:
         """Return True if the loop must go on; extends `queue` by tasks of the source when it is empty.
@@ -549,7 +549,7 @@ class Supervisor:
             if self.executor.is_unreachable(attempt):
                 continue  # stays `running`, so that no sweep starts the cell before the node's lease ends
             self.executor.kill(attempt)
-            self.store.interrupt_dead(attempt_id, "killed: it did not leave in time after the launch was stopped")
+            self.store.interrupt_dead(attempt_id, "killed: it did not exit in time after the launch was stopped")
         self._running.clear()
 
 
@@ -641,7 +641,7 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
             continue
         journal.apply_remaining(store, runs, attempt.id)
         if store.interrupt_dead(
-            attempt.id, "its launch died; the process was ended before the cell was taken up again"
+            attempt.id, "its launch died; the process was ended before the next attempt of the cell"
         ):
             marked.append(attempt)
     return marked

@@ -134,7 +134,7 @@ class TrialSource:
         try:
             cell = self._space.cell(trial.params)
         except GridError as error:
-            trial = replace(trial, standing="failed", reason=f"makes no cell: {error.problem}")
+            trial = replace(trial, standing="failed", reason=f"not a valid cell: {error.problem}")
             self._record_trial(trial, None, proposal)
             return []
         twin = next((earlier for earlier in self._trials if earlier.cell == cell.id), None)

@@ -106,7 +106,7 @@ def unknown_reason(config: ModelConfig) -> str | None:
     unknown_parts = _forward_flops_by_part(config, 1).unknown_parts
     if not unknown_parts:
         return None
-    verb = "do not say their" if len(unknown_parts) > 1 else "does not say its"
+    verb = "do not define their" if len(unknown_parts) > 1 else "does not define its"
     return f"{' and '.join(unknown_parts)} {verb} FLOPs (forward_flops)"
 
 

@@ -229,7 +229,7 @@ class OptimizerSteps:
             return
         targets, sources = self._static_batch.tensors(), batch.tensors()
         if [(tensor.shape, tensor.dtype) for tensor in targets] != [(tensor.shape, tensor.dtype) for tensor in sources]:
-            self._fall_back("the shapes of what a micro-batch reads change from step to step")
+            self._fall_back("the shapes of micro-batches change from step to step")
             self._batch = batch
             return
         # this operation is private to torch, so pyproject.toml bounds torch's version
@@ -297,12 +297,12 @@ def should_capture(config: TrainConfig, parameters: int, device: torch.device) -
     if config.graphs == "off":
         return False, "train.graphs: off"
     if config.precision == "fp16":
-        return False, "loss scaling waits at every step for whether to skip it"
+        return False, "fp16 loss scaling synchronises with the host at every step"
     if config.graphs == "on":
         return True, "train.graphs: on"
     flops = 6.0 * parameters * config.micro_batch * config.seq_len
     is_small = flops <= MAX_CAPTURE_FLOPS
     return (
         is_small,
-        f"a micro-batch is {flops:.2g} FLOPs, {'at most' if is_small else 'more than'} {MAX_CAPTURE_FLOPS:.0e}",
+        f"a micro-batch takes {flops:.2g} FLOPs, {'at most' if is_small else 'more than'} the capture limit of {MAX_CAPTURE_FLOPS:.0e}",
     )

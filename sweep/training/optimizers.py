@@ -137,7 +137,7 @@ class Muon(torch.optim.Optimizer):
             ValueError: a closure is passed.
         """
         if closure is not None:
-            raise ValueError("Muon takes no closure")
+            raise ValueError("Muon does not support a closure")
         for group in self.param_groups:
             params_by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for p in group["params"]:

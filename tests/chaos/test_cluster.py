@@ -182,13 +182,13 @@ def looked_at_and_refused(folder: Path, reference: Curves) -> Bench:
         (broken / "sqlalchemy.py").write_text("raise ImportError('no such luck')")
         nodes.start("poor", cpus=1, modules="broken")
         error_text = bench.launch()
-        assert "node poor is left out for now, its agent did not start: ImportError: no such luck" in error_text
+        assert "node poor is excluded for now: its agent did not start: ImportError: no such luck" in error_text
         assert "2 done" in error_text
         nodes.token.write_text("0" * 64)
         state, finding = checks(code=3)["cluster"]
-        assert (state, "refuses our token" in finding) == ("bad", True)
+        assert (state, "refused this machine's token" in finding) == ("bad", True)
         *text, line = bench.launch(code=3).splitlines()
-        assert line.startswith(f"atma-sweep: the cluster at {HEAD} refuses our token; copy the head's")
+        assert line.startswith(f"atma-sweep: the cluster at {HEAD} refused this machine's token; copy the head's")
         assert [line for line in text if not line.startswith("text: ")] == [], "Ray itself says nothing"
     return bench
 

@@ -59,7 +59,7 @@ def test_every_reading_command_knows_them_without_a_database(tmp_path: Path, com
     assert status == (
         2,
         "",
-        "atma-sweep: replication-rates comes along with this program and nothing of it runs; leave --watch out\n",
+        "atma-sweep: replication-rates is built in and never runs; leave --watch out\n",
     )
     assert not list(tmp_path.glob("*.db*"))
     with pytest.raises(StoreMissing):

@@ -118,7 +118,7 @@ def test_commands_accept_printed_sweeps(
     code, _, err = run("status", "--watch", "--sweep", "printed-v2")
     assert (code, err) == (
         2,
-        "atma-sweep: printed-v2 holds numbers of the paper and nothing of it runs; leave --watch out\n",
+        "atma-sweep: printed-v2 holds numbers of the paper and never runs; leave --watch out\n",
     )
 
 

@@ -90,9 +90,9 @@ def test_refused_capture_is_recorded_and_logged_once(
         "as they come: operation not permitted when stream is capturing",
     ]  # fmt: skip
     assert results[0][1] == results[1][1] == results[2][1]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "cannot be captured" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "capture failed" in line]
     assert len(lines) == 1
-    assert lines[0].endswith("to the same numbers: operation not permitted when stream is capturing")
+    assert lines[0].endswith("with identical results: operation not permitted when stream is capturing")
 
 
 def test_loss_scaling_is_recorded_and_resumed(

@@ -40,4 +40,4 @@ def test_attempt_with_memory_window_regularizer_and_distractor(room: Callable[..
     assert loss < math.log(264) - 0.5
     missing = {m.metric: m.reason for m in ours.store.measurements(ours.cell.id) if m.value is None}
     assert missing.keys() == {"mfu", "mfu_paper"}, "its FLOPs are known, the CPU's peak is not"
-    assert set(missing.values()) == {"n/a: no peak FLOP/s known for the CPU"}
+    assert set(missing.values()) == {"n/a: MFU needs the device's peak FLOP/s, unknown for the CPU"}

@@ -62,7 +62,7 @@ def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
         (-15, {}, "interrupted", None, "stopped before training began"),
         (143, {}, "interrupted", None, "stopped before training began"),
         *(
-            (code, {"stop_requested": True}, "interrupted", None, "asked to stop, it ended with")
+            (code, {"stop_requested": True}, "interrupted", None, "after a stop request: ")
             for code in (1, 2, -9, -11)
         ),
     ],

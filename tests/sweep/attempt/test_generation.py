@@ -67,7 +67,7 @@ def test_a_text_ends_where_the_network_ends_it(trained: Any) -> None:
     ({"temperature": -0.5}, "temperature must be 0 or more, got -0.5"),
     ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
     ({"tokens": -1}, "tokens must be 0 or more, got -1"),
-    ({"tokens": 30}, "positions ape has 32 places, fewer than 4 tokens of the prompt and 30 new ones; ask for at most 28"),
+    ({"tokens": 30}, "positions ape supports 32 tokens, fewer than 4 of the prompt and 30 new ones; request at most 28"),
 ])  # fmt: skip
 def test_impossible_requests_are_refused_at_once(trained: Any, options: dict[str, Any], message: str) -> None:
     cell = trained(positions="ape", position_settings={"ape": {"length": 32}})
@@ -85,7 +85,7 @@ def test_generate_prints_prompt_and_continuation(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["text"] == expected
     assert json.loads(printed.out)["seed"] == 3
-    assert printed.err == "mixer PaTH has no form for one token at a time: each token works the whole text out anew\n"
+    assert printed.err == "mixer PaTH cannot decode token by token: every new token recomputes the whole text (slow)\n"
     with pytest.raises(SamplingError, match="--top-p must be above 0"):
         command.generate("polar", top_p=0.0, device="cpu")
     # what a terminal could be steered with is made visible

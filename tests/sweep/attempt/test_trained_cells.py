@@ -227,7 +227,7 @@ def test_a_config_that_means_another_cell_by_now_is_refused(shelf: Shelf) -> Non
         CellUnreadable,
         shelf.cells[POLAR].id,
         POLAR,
-        "for another cell",
+        "this version computes another id",
         "launch its grid again",
     )
     shelf.stored(POLAR, lambda config: config["train"].update(warmth=1))
@@ -278,7 +278,7 @@ def test_load_reports_missing_edited_and_broken_plugins(shelf: Shelf, plugged: P
         CellUnreadable,
         slug,
         "ValueError: a mixer named 'flat' exists already",
-        "a process each",
+        "in separate processes",
     )
     plugged.unlink()
     assert_refused(lambda: shelf.load(slug), CellUnreadable, str(plugged), "--runs")

@@ -309,7 +309,7 @@ def test_with_graph_modes_repeats_each_cell() -> None:
 
 
 def test_train_table_gives_a_reason_for_unknown_mfu() -> None:
-    why = "mixer 'mine' does not say its FLOPs (forward_flops)"
+    why = "mixer 'mine' does not define its FLOPs (forward_flops)"
     text = train.table(LIMITS, [make_row(), make_row(cell="mine", mfu=None, unknown=why)])
     assert [row[4] for row in cells_of(text, "| cell |")] == ["45.7%", "n/a"]
     assert f"\n\nn/a: {why}\n\n" in text

@@ -207,7 +207,7 @@ def test_gc_command_confirms_and_reports(run, tmp_path: Path) -> None:  # type: 
     code, out, _ = run("gc", "--dry-run")
     assert (code, "launch-old.log: log, 9 B" in out, "gc --place" in out) == (0, True, True)
     code, _, err = run("gc")
-    assert (code, err) == (2, "atma-sweep: nothing was removed; --yes does so without asking\n")
+    assert (code, err) == (2, "atma-sweep: nothing was removed; confirm with --yes\n")
     assert case.files() == before
     payload = json.loads(run("gc", "--yes", "--json", "--place", str(case.storage_folder))[1])
     assert (payload["removed"], payload["bytes"], len(payload["things"])) == (True, 2536, 5)

@@ -175,7 +175,7 @@ def test_interrupted_preparation_resumes(
 
     monkeypatch.setattr(preparing.PrepareDisplay, "__call__", interrupted)
     code, _, err = command("data", "prepare", str(text))
-    assert (code, err) == (130, "atma-sweep: files: stopped; run again to go on where it stopped\n")
+    assert (code, err) == (130, "atma-sweep: files: stopped; run again to continue\n")
     assert command("data", "list")[1].startswith("nothing is prepared in ")
     assert command("data", "prepare", str(text))[0] == 0
     assert [progress.documents for progress in heard] == [10, 20, 30, 40, 40, 50, 60]

@@ -119,7 +119,7 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     )  # fmt: skip
     summary = "0123456789ab mine, to delete:\n  clean at 512: 1 number of 1 attempt\n"
     assert run(*arguments, "--length", "512") == (
-        2, summary, "atma-sweep: nothing was deleted; --yes deletes what is listed\n",
+        2, summary, "atma-sweep: nothing was deleted; confirm with --yes\n",
     )  # fmt: skip
     assert {value.length for value in store.measurements(cell.id)} == {64, 512}
     assert run(*arguments, "--length", "512", "--yes") == (0, summary + "deleted\n", "")

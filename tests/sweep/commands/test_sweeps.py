@@ -104,7 +104,7 @@ def test_deletion_keeps_reports_of_a_sharing_sweep_unchanged(run: Run, tmp_path:
     code, out, _ = run("delete", "big", "--dry-run")
     assert (code, "stays: 3 cells, shared with sweep part" in out) == (0, True)
     code, out, err = run("delete", "big")
-    assert (code, err) == (2, "atma-sweep: nothing was deleted; --yes does so without asking\n")
+    assert (code, err) == (2, "atma-sweep: nothing was deleted; confirm with --yes\n")
     assert [sql(f"SELECT count(*) FROM {table}")[0] for table in TABLES] == counted
     assert not list(tmp_path.glob("*.backup"))
     deletion = json.loads(run("delete", "big", "--yes", "--json")[1])

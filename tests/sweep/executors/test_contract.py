@@ -235,5 +235,5 @@ def test_cluster_surveys_a_node_again_that_failed_first(
         assert answers == [], "nor is a node asked that is there"
     finally:
         cluster.close()
-    refusal = [f"node far is left out for now, it cannot see {tmp_path}"]
-    assert messages == (refusal if trouble == "blind" else ["node far has come"])
+    refusal = [f"node far is excluded for now: it cannot see {tmp_path}"]
+    assert messages == (refusal if trouble == "blind" else ["node far joined"])

@@ -62,9 +62,9 @@ def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: 
         source_snapshot.take_snapshot(runs, package)
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(text)
-    with pytest.raises(SweepError, match="does not hold the code that its name stands for; remove it"):
+    with pytest.raises(SweepError, match="does not match the fingerprint in its name; remove it"):
         source_snapshot.take_snapshot(runs, package)
-    with pytest.raises(SweepError, match="does not hold the code"):
+    with pytest.raises(SweepError, match="does not match the fingerprint"):
         source_snapshot.find_snapshot(runs, source_snapshot.fingerprint(package))
     assert [finding.severity for finding in verify.changed_files(runs)] == ["error"]
 
@@ -87,9 +87,9 @@ def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) 
     target = tmp_path / "other.py"
     job.rename(target)
     job.symlink_to(target)
-    with pytest.raises(SweepError, match="does not hold the code"):
+    with pytest.raises(SweepError, match="does not match the fingerprint"):
         source_snapshot.find_snapshot(runs, digest)
-    with pytest.raises(SweepError, match="no fingerprint of code"):
+    with pytest.raises(SweepError, match="not a code fingerprint"):
         source_snapshot.find_snapshot(runs, "../../x")
 
 
@@ -127,7 +127,7 @@ def test_cell_id_is_checked_before_its_plugin_runs(
     sign, plugin = bait
     config = cell.config.model_copy(update={"plugins": (plugin,), "seed": 5})
     wrong = to_record(Cell(cell.id, cell.slug, config, {}))
-    with pytest.raises(trained_cells.CellUnreadable, match="for another cell"):
+    with pytest.raises(trained_cells.CellUnreadable, match="computes another id"):
         trained_cells.restore_cell(wrong, tmp_path / "atma-runs")
     stranger = dict(wrong.config) | {"model": dict(wrong.config["model"]) | {"attn_type": "theirs", "mixers": {}}}
     with pytest.raises(trained_cells.CellUnreadable, match="no mixer named 'theirs'"):
@@ -151,7 +151,7 @@ def test_changed_plugin_copy_is_replaced(cell: Cell, bait: tuple[Path, Plugin], 
     assert sign.exists()
     assert not (tmp_path / "evi").exists(), "the compiled file beside it is another"
     copy.write_bytes(theirs.read_bytes())
-    assert any("not the plugin" in finding.what for finding in verify.changed_files(tmp_path / "atma-runs"))
+    assert any("does not match the hash" in finding.what for finding in verify.changed_files(tmp_path / "atma-runs"))
     own = tmp_path / "bait.py"
     config = cell.config.model_copy(update={"plugins": (plugin.model_copy(update={"path": str(own)}),)})
     (frozen,) = supervisor.freeze_plugins([Cell(cell.id, cell.slug, config, {})], tmp_path / "atma-runs")

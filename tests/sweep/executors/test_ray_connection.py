@@ -53,7 +53,7 @@ def test_addresses_that_are_right() -> None:
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_token_readable_by_all_users_is_refused(token: Path, free_address: str, mode: int) -> None:
     token.chmod(mode)
-    with pytest.raises(MachineError, match=rf"others can read the token in .*; chmod 600 {token}"):
+    with pytest.raises(MachineError, match=rf"other users can read the token in .*; chmod 600 {token}"):
         ray_connection.connect_driver(free_address)
 
 
@@ -88,7 +88,7 @@ def test_launch_to_a_dead_address_changes_nothing(run: Run, tmp_path: Path, free
 def test_options_that_do_not_go_together(run: Run) -> None:
     code, _, error_text = run("launch", "quick", "--detach")
     assert (code, error_text.count("\n")) == (2, 1)
-    assert "name that with --address" in error_text
+    assert "pass its --address" in error_text
     code, _, error_text = run("launch", "quick", "--address", "head:6379", "--executor", "local")
     assert (code, error_text.count("\n")) == (2, 1)
     assert "--executor local" in error_text

@@ -100,7 +100,7 @@ def test_old_snapshot_runs_on_request_with_a_message(package: Path, tmp_path: Pa
     work.write_text(work.read_text() + '\nprint("the edited code", __file__)\n')
     new = fingerprint(package)
     out = bench.launch("--only", "attn_type=polar", "--code", "kept")
-    assert f"code: as launched before ({old}), not as it is now ({new})" in out
+    assert f"code: that of the last launch ({old}), not the current code ({new})" in out
     logs = {path.parent.parent.name: path.read_text() for path in (bench.folder / "atma-runs").glob("*/*/log.txt")}
     assert len(logs) == 2
     assert not any("the edited code" in text for text in logs.values()), "kept: the old code ran"

@@ -187,7 +187,7 @@ def test_plugin_without_flops_gives_a_reason_for_mfu(plugged: Room) -> None:
     by_metric = {row.metric: row for row in plugged.store.measurements(plugged.cell.id) if row.probe == "throughput"}
     assert (by_metric["mfu"].value, by_metric["mfu"].reason) == (
         None,
-        "n/a: memory 'leak' does not say its FLOPs (forward_flops)",
+        "n/a: memory 'leak' does not define its FLOPs (forward_flops)",
     )
     # the paper's formula counts parameters, whatever the parts do
     assert 0 < by_metric["mfu_paper"].value < 1

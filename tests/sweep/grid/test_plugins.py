@@ -97,7 +97,7 @@ INIT = MIXER.replace("pass", "def __init__(self, *a, **k):\n        import sys; 
 
 @pytest.mark.parametrize(("text", "message"), [
     ("import sys\nsys.exit(0)\n", r"g.yaml:3: plugins: .*bad.py: ends the process with exit code 0 when it is imported"),
-    (INIT, r"bad.py:8 ended the command with exit code 0; foreign code must not call sys.exit"),
+    (INIT, r"bad.py:8 ended the command with exit code 0; plugins and libraries must not call sys.exit"),
 ])  # fmt: skip
 def test_launch_reports_a_plugin_that_exits(
     write: Write, command: Callable[..., tuple[int, str, str]], text: str, message: str

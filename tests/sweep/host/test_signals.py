@@ -120,7 +120,7 @@ def test_compiler_signalled_before_its_attempt_fails_no_cell(compiling: Bench, e
     ended(process, 143)
     ((state, failure, cause),) = compiling.sql("SELECT state, failure, cause FROM attempt")
     assert (state, failure) == ("interrupted", None), cause
-    assert "in the midst of what then failed: CalledProcessError" in str(cause)
+    assert "this error was raised while stopping: CalledProcessError" in str(cause)
     if executor == "local":
         compiling.grid(more="plugins: [slow.py]\n")
         compiling.edit("[nope, polar]", "[slow]")

@@ -22,7 +22,7 @@ def test_pause_frees_the_machine_and_resume_changes_no_result(bench: Bench) -> N
     process = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
     bench.wait(TRAINING)
     for _ in range(2):
-        assert "saves its cells and waits" in bench.run("pause")
+        assert "saves its cells and pauses" in bench.run("pause")
     bench.wait("SELECT 1 FROM event WHERE kind = 'paused'")
     assert bench.processes() == []
     (state,) = bench.sql("SELECT state FROM attempt")[-1:]
@@ -55,7 +55,7 @@ def test_cancel_saves_and_stops(bench: Bench) -> None:
     assert bench.sql("SELECT DISTINCT state FROM attempt") == [("interrupted",)]
     assert bench.sql("SELECT request FROM sweep") == [(None,)]
     for wish in ("cancel", "pause", "resume", "retry"):
-        assert f"nobody runs sweep micro, so there is nothing to {wish}" in bench.run(wish)
+        assert f"sweep micro is not running, so there is nothing to {wish}" in bench.run(wish)
     assert "no sweep is named 'nano'" in bench.run("cancel", "--sweep", "nano", code=2)
 
 
@@ -69,7 +69,7 @@ def test_finish_ends_running_cells_and_starts_none(bench: Bench) -> None:
     answer = json.loads(bench.run("cancel", "--finish", "--json"))
     assert answer == {"sweep": "micro", "asked": "finish", "running": True, "cells": []}
     out, _ = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, "finished what ran" in out) == (143, True), out
+    assert (process.returncode, "running cells were finished" in out) == (143, True), out
     assert bench.sql("SELECT DISTINCT state FROM attempt") == [("done",)]
     done, total = len(bench.sql("SELECT 1 FROM attempt")), len(bench.sql("SELECT 1 FROM cell"))
     assert begun <= done < total

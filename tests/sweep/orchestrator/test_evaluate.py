@@ -196,9 +196,9 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
             f"allowed: {', '.join(PROBES)}; did you mean 'clean'?",
         ),
         ([POLAR], {"probes": ["val"], "lengths": [64]}, GridError, "val has no context length; leave --length out"),
-        ([POLAR], {"lengths": [64, 1]}, GridError, "--length: 1: a context length is 2 tokens or more"),
-        ([POLAR], {"lengths": [-5]}, GridError, "--length: -5: a context length is 2 tokens or more"),
-        ([POLAR, NOPE], {"lengths": [999_999_999]}, GridError, "the longest length by probe, in tokens: clean "),
+        ([POLAR], {"lengths": [64, 1]}, GridError, "--length: 1: must be at least 2 tokens"),
+        ([POLAR], {"lengths": [-5]}, GridError, "--length: -5: must be at least 2 tokens"),
+        ([POLAR, NOPE], {"lengths": [999_999_999]}, GridError, "longest length by probe, in tokens: clean "),
         ([POLAR], {"probes": ["junk"], "lengths": [999_999_999]}, GridError, "by probe, in tokens: junk "),
         # its end follows from the lengths of the grid, not from those asked for now
         ([POLAR], {"probes": ["same_tail"], "lengths": [999_999_999]}, GridError, "in tokens: same_tail 64"),
@@ -229,8 +229,8 @@ def test_impossible_length_is_refused_before_any_write(desk: Desk) -> None:
     before = desk.db.read_bytes()
     err = desk.evaluate(POLAR, "--length", "999999999", code=2)
     match = re.fullmatch(
-        rf"atma-sweep: --length: 999999999: more than the text of cell \w+ \({POLAR}\) is long enough for; "
-        r"the longest length by probe, in tokens: clean ([\d,]+), junk ([\d,]+), needle ([\d,]+)\n",
+        rf"atma-sweep: --length: 999999999: too long for the text of cell \w+ \({POLAR}\); "
+        r"longest length by probe, in tokens: clean ([\d,]+), junk ([\d,]+), needle ([\d,]+)\n",
         err,
     )
     assert match is not None, err
@@ -322,7 +322,7 @@ def test_interrupted_evaluation_leaves_training_unchanged(desk: Desk) -> None:
     started.send_signal(signal.SIGINT)
     _, err = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 130, err
-    assert err == "atma-sweep: stopped; evaluate again what was not finished\n"
+    assert err == "atma-sweep: stopped; run evaluate again for the cells that are not finished\n"
     assert desk.sql("SELECT state FROM attempt WHERE kind = 'evaluate'") == [("interrupted",)]
     assert desk.state() == before
     assert json.loads(desk.run("status", "--json"))[0]["counts"] == {"done": 3, "new": 1}

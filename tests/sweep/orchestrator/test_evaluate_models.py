@@ -63,7 +63,7 @@ def test_model_is_stored_in_a_companion_sweep_with_origin(desk: Bench, model_fol
     assert all(len(ids) == 1 for ids in attempts.values())
     assert min(attempts["val"]) < min(attempts["clean"])
     assert attempts["clean"] == attempts["junk"] == attempts["needle"]
-    assert "all is measured; --probe or --length measures again" in evaluate(desk, word)
+    assert "already measured; --probe or --length measures again" in evaluate(desk, word)
     assert desk.sql("SELECT count(*) FROM attempt a JOIN cell c ON c.id = a.cell_id WHERE kind = 'train'") == [(1,)]
 
     # the loss of whole texts in one forward, by transformers alone
@@ -144,9 +144,9 @@ def test_bundle_includes_open_weight_models(desk: Bench, model_folder: Path, tmp
 @pytest.mark.parametrize(("arguments", "code", "output"), [
     (["hf:nowhere/at/all"], 2, "neither a folder nor a repository of the hub"),
     (["hf:{tiny}", "--pairing", "nativ"], 2, "did you mean native?"),
-    (["hf:{tiny}", "--probe", "gates"], 2, "looks into networks of ours"),
-    (["hf:{tiny}", "--length", "100000"], 2, "more than the text of cell"),
-    (["hf:{tiny}", "nope-baseline-d0-m0-w0-s0"], 2, "evaluate them one after the other"),
+    (["hf:{tiny}", "--probe", "gates"], 2, "needs a model that atma-sweep trained"),
+    (["hf:{tiny}", "--length", "100000"], 2, "too long for the text of cell"),
+    (["hf:{tiny}", "nope-baseline-d0-m0-w0-s0"], 2, "evaluate them with separate commands"),
     (["hf:{tiny}", "--sweep", "none"], 2, "no sweep is named 'none'"),
     (["hf:{empty}"], 3, "put the checkpoint's *.safetensors beside its config.json"),
 ])  # fmt: skip

@@ -87,7 +87,7 @@ def test_measured_numbers_reach_sql_and_the_table(launched: Bench) -> None:
     assert needle == {"digit_accuracy", "exact_accuracy", "nats", "absent_nats", "constant_accuracy"}
     assert {kind[1] for kind in kinds if kind[0] == "val"} == {"val_loss", "val_loss_full"}
     mfu = bench.sql("SELECT DISTINCT value, reason FROM measurement WHERE metric IN ('mfu', 'mfu_paper')")
-    assert mfu == [(None, "n/a: no peak FLOP/s known for the CPU")]
+    assert mfu == [(None, "n/a: MFU needs the device's peak FLOP/s, unknown for the CPU")]
     rows = json.loads(bench.ask("report", "--table", "6", "--json"))
     assert [row["attn_type"] for row in rows] == ["nope", "polar"]
     last = bench.sql("SELECT val_loss FROM curve_point WHERE step = 12 ORDER BY attempt_id")
@@ -482,7 +482,7 @@ def test_cell_selection_is_refused_for_a_study(tmp_path: Path, option: tuple[str
     bench = Bench(tmp_path)
     bench.grid(more=STUDY)
     bench.edit("axes:\n  attn_type: [nope, polar]\n", "")
-    assert f"{option[0]} chooses among cells of a factorial" in bench.launch(*option, code=2)
+    assert f"{option[0]} selects cells of a factorial" in bench.launch(*option, code=2)
     assert not (tmp_path / "atma.db").exists()
 
 

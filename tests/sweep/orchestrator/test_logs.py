@@ -92,7 +92,7 @@ def test_log_path_of_newest_or_numbered_attempt(store: Store, tmp_path: Path, at
     attempt("a1", "two")
     assert logs.log_path(store, runs, "a1").read_text() == "two"
     assert logs.log_path(store, runs, "a1", 1) == runs / "a10000000000" / "1" / "log.txt"
-    with pytest.raises(LogMissing, match=r"has no attempt 3; there is: 1, 2"):
+    with pytest.raises(LogMissing, match=r"has no attempt 3; its attempts: 1, 2"):
         logs.log_path(store, runs, "a1", 3)
 
 
@@ -102,7 +102,7 @@ def test_missing_logs_are_reported_with_their_host(store: Store, tmp_path: Path,
     with pytest.raises(LogMissing, match=r"attempt 1 left no log in .*/log.txt; name its runs folder with --runs"):
         logs.log_path(store, runs, "a1")
     attempt("b1", host="node7", state="running")
-    with pytest.raises(LogMissing, match=r"attempt 1 ran on node7 and its log is not in .*log.txt; ask there"):
+    with pytest.raises(LogMissing, match=r"attempt 1 ran on node7, and its log is not in .*log.txt; run this command there"):
         logs.log_path(store, runs, "b1")
     attempt("b2", "shared", host="node7", state="running")
     assert logs.log_path(store, runs, "b2").read_text() == "shared"

@@ -128,7 +128,7 @@ def test_error_responses_and_redirects_are_reported_once(
     web: Listening, ended: Callable[..., list[str]], status: int
 ) -> None:
     web.status = status
-    assert ended(web.url) == [f"127.0.0.1 was not notified: it answered {status}"]
+    assert ended(web.url) == [f"127.0.0.1 was not notified: HTTP status {status}"]
     assert len(web.heard) == 1
 
 

@@ -101,7 +101,7 @@ def test_refused_launch_names_all_lacks(
         f"  text       corpus 'wikitext-103' is not prepared in {root}/corpora: all of it, about 338 MiB to download",
         f"             -> atma-sweep data prepare --grid {path}, or launch with --prepare",
         "  GPU        2 cells need a GPU of type H200, and this machine has NVIDIA L4",
-        "             -> launch where there is one, or set resources.gpus to 0 to train on the CPU",
+        "             -> launch on a machine that has one, or set resources.gpus to 0 to train on the CPU",
     ]
     assert lines[7] == "  CPU cores  2 cells need 5 CPU cores, and this machine has 4"
     assert lines[9] == "  memory     2 cells need 33 GiB of memory, and this machine has 32 GiB"
@@ -211,7 +211,7 @@ def test_prepare_gets_the_text_and_launches(
     assert len(fetched) == 1
     assert command("launch", path, "--prepare", "--dry-run")[::2] == (
         2,
-        "atma-sweep: --prepare gets text, and --dry-run writes nothing; leave one of them out\n",
+        "atma-sweep: --prepare writes text, and --dry-run writes nothing; leave one of them out\n",
     )
 
 
@@ -231,8 +231,8 @@ def test_prepare_without_a_network_says_so_in_the_block(
     assert (code, out, stayed) == (3, "", [])
     lines = err.splitlines()
     assert lines[0].startswith("g cannot be launched on this machine: ")
-    assert lines[3].endswith(" to download; getting it failed: no network")
-    assert lines[4] == f"        -> try again with a network: atma-sweep data prepare --grid {path}"
+    assert lines[3].endswith(" to download; preparing it failed: no network")
+    assert lines[4] == f"        -> try again with network access: atma-sweep data prepare --grid {path}"
 
 
 def test_inherited_lender_of_long_documents_is_named(

@@ -291,7 +291,7 @@ def test_invalid_settings_are_a_trial_without_a_cell(bench: Bench) -> None:
     none = [trial for trial in bench.trials() if trial.cell is None]
     assert 0 < len(none) < 8
     assert all(trial.params == {"model.n_heads": 2, "model.n_kv_heads": 4} for trial in none)
-    assert all(trial.standing == "failed" and str(trial.reason).startswith("makes no cell: ") for trial in none)
+    assert all(trial.standing == "failed" and str(trial.reason).startswith("not a valid cell: ") for trial in none)
     assert bench.finished()
 
 

@@ -232,7 +232,7 @@ def test_a_grid_over_several_corpora(grid: Callable[[str], Path], tmp_path: Path
     plan = json.loads(command("launch", str(path), "--dry-run", "--json")[1])
     assert (len({cell["cell"] for cell in plan["cells"]}), plan["remarks"]) == (2, [])
     code, _, err = command("data", "prepare", "--grid", str(path), "--name", "both")
-    assert (code, err) == (2, "atma-sweep: --name both: the grid needs 2 corpora, and a name is for one\n")
+    assert (code, err) == (2, "atma-sweep: --name both: the grid needs 2 corpora, and a name applies to one\n")
 
 
 # --- names --------------------------------------------------------------------------------------------------------

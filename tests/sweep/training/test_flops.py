@@ -215,9 +215,9 @@ def test_no_part_is_counted_as_another(cells: Callable[..., list[Cell]]) -> None
     base = forward_flops(plain, 9)
     assert base is not None
     for mixer, memory, why in (
-        ("mine", "none", "mixer 'mine' does not say its FLOPs (forward_flops)"),
-        ("nope", "old", "memory 'old' does not say its FLOPs (forward_flops)"),
-        ("mine", "old", "mixer 'mine' and memory 'old' do not say their FLOPs (forward_flops)"),
+        ("mine", "none", "mixer 'mine' does not define its FLOPs (forward_flops)"),
+        ("nope", "old", "memory 'old' does not define its FLOPs (forward_flops)"),
+        ("mine", "old", "mixer 'mine' and memory 'old' do not define their FLOPs (forward_flops)"),
     ):
         config = ModelConfig(**SIZE, attn_type=mixer, memory=memory)
         assert unknown_reason(config) == why

@@ -238,7 +238,7 @@ def test_batching_matrices_of_a_shape_changes_nothing() -> None:
 def test_muon_refuses_vectors_and_closures() -> None:
     with pytest.raises(ValueError, match=r"2 or more dimensions, got shape \(3,\)"):
         Muon([nn.Parameter(torch.zeros(3))])
-    with pytest.raises(ValueError, match="no closure"):
+    with pytest.raises(ValueError, match="does not support a closure"):
         Muon([nn.Parameter(torch.zeros(3, 3))]).step(lambda: 0.0)
 
 

@@ -125,7 +125,7 @@ def test_pieces_that_are_done_again_skip_the_same_steps(network: Network) -> Non
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*weights)
     wanted, why = optimizer_steps.should_capture(recipe(precision="fp16", graphs="on"), 1000, torch.device("cuda"))
-    assert (wanted, why) == (False, "loss scaling waits at every step for whether to skip it")
+    assert (wanted, why) == (False, "fp16 loss scaling synchronises with the host at every step")
 
 
 @pytest.mark.parametrize("stop", [2, 4])
