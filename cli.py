@@ -188,7 +188,8 @@ def main(command: Callable[[], Any] | None = None) -> None:
         if foreign_location is None:
             raise
         _exit_with_message(
-            f"{foreign_location} ended the command with exit code {end.code}; plugins and libraries must not call sys.exit", 2
+            f"{foreign_location} ended the command with exit code {end.code}; plugins and libraries must not call sys.exit",
+            2,
         )
     except Exception as error:
         user_error = _explain_error(error)

@@ -114,7 +114,9 @@ def classify_exit(
     if exit_code == OOM_KILLED:
         exit_code, oom_killed = -signal.SIGKILL, True
     if stop_requested:
-        return ExitVerdict("interrupted", f"ended with exit code {exit_code} after a stop request: {last_line(log)}", None)
+        return ExitVerdict(
+            "interrupted", f"ended with exit code {exit_code} after a stop request: {last_line(log)}", None
+        )
     if hung:
         return ExitVerdict(
             "interrupted", "killed: it made no progress; its log ends with the stack of every thread", "hang"

@@ -40,7 +40,9 @@ class OpenWeightRunner(AttemptRunner):
         model, folder = config.open_weight, Path(config.open_weight.folder)
         need_transformers()
         if not folder.is_dir():
-            raise MachineError(f"the checkpoint {model.name} is no longer in {folder}; evaluate it again from its current folder")
+            raise MachineError(
+                f"the checkpoint {model.name} is no longer in {folder}; evaluate it again from its current folder"
+            )
         torch.set_num_threads(config.resources.cpus)
         device = choose_device(config.resources.gpus)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")

@@ -148,7 +148,9 @@ def configs_to_prepare(
     if grid is None:
         return [plugins.with_sources("data", parse_corpus(what, options), tuple(loaded_plugins))]
     if what is not None or loaded_plugins or any(value is not None for value in options.values()):
-        raise CorpusError("--grid: the grid defines the corpora and their settings; give no other option than --name, or change the grid")
+        raise CorpusError(
+            "--grid: the grid defines the corpora and their settings; give no other option than --name, or change the grid"
+        )
     configs = grid_corpora(grid, root, max_cells)
     if name is not None and len(configs) > 1:
         raise CorpusError(f"--name {name}: the grid needs {len(configs)} corpora, and a name applies to one")

@@ -138,7 +138,9 @@ def _delete_measurements(
         raise StoreError("--probe, --metric and --length select numbers of one cell; name exactly one cell")
     kind, cell = store.read(lambda session: names_tags_notes.resolve_target(session, names[0], complete=True))
     if kind != "cell":
-        raise StoreError(f"--probe, --metric and --length select numbers of one cell, and {cell} is a sweep; name a cell")
+        raise StoreError(
+            f"--probe, --metric and --length select numbers of one cell, and {cell} is a sweep; name a cell"
+        )
     store.write(lambda session: deletion.require_unshared(session, cell, is_holder_active))
     deletion_plan = deletion.plan_measurements(store, cell, probes=probes, lengths=lengths, metrics=metrics)
     copy = None

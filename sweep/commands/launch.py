@@ -122,7 +122,9 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
     store = open_store(options.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
     if options.detach and request.grid.tune is not None:
-        raise SweepError("a launch with a tune section runs its studies first and cannot be detached; leave --detach out")
+        raise SweepError(
+            "a launch with a tune section runs its studies first and cannot be detached; leave --detach out"
+        )
     if options.detach:
         run_detached_command(request, store, console, as_json)
         return True

@@ -25,7 +25,7 @@ def check_cluster(context: Context) -> list[Check]:
         LookFailed: The query gave no answer within 200 s (CLUSTER_SECONDS).
     """
     if context.address is None:
-        return [absent("none named; --address looks at one")]
+        return [absent("no cluster given; pass --address to check one")]
     context.runs.mkdir(parents=True, exist_ok=True)
     facts = answer("cluster", context.address, str(context.runs), seconds=CLUSTER_SECONDS)
     if "error" in facts:
@@ -36,7 +36,7 @@ def check_cluster(context: Context) -> list[Check]:
         f"{node['host']} ({counted(node['cpus'], 'core')}, {counted(node['gpus'], 'GPU')})" for node in nodes
     )
     if silent:
-        first = bad(f"{node_list}; no answer from {', '.join(silent)}", "look at Ray's logs there, or ray stop it")
+        first = bad(f"{node_list}; no answer from {', '.join(silent)}", "check Ray's logs there, or run ray stop there")
     else:
         first = ok(f"{context.address}: {node_list}")
     return [
@@ -54,7 +54,7 @@ def _check_versions(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[s
         nodes: Facts about the nodes, as dicts of NodeFacts.
         differing: Package -> version -> hosts, of packages that differ.
     """
-    remedy = "install the same constraints.txt on every node; numbers may differ between them"
+    remedy = "install the packages of one constraints.txt on every node; numbers may differ between nodes"
     checks = []
     for name, hosts_by_version in differing.items():
         versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in hosts_by_version.items())
@@ -84,7 +84,10 @@ def _check_clocks(nodes: Sequence[dict[str, Any]]) -> Check:
     deviating = [f"{node['host']} by {offsets[node['host']]:+.1f} s" for node in nodes if _is_off(node)]
     if deviating:
         return Check(
-            "cluster clocks", "warn", f"apart from this machine's: {', '.join(deviating)}", "run an NTP client there"
+            "cluster clocks",
+            "warn",
+            f"clocks that differ from this machine's: {', '.join(deviating)}",
+            "run an NTP client there",
         )
     return Check("cluster clocks", "ok", f"at most {max(map(abs, offsets.values()), default=0):.1f} s apart")
 

@@ -74,7 +74,7 @@ def check_integrity(context: Context) -> Check:
     Reads the entire file. The finding has the first three messages, cut to 300 characters.
     """
     if context.database_file is None:
-        return absent("PostgreSQL looks after its own")
+        return absent("not checked: PostgreSQL verifies its own integrity")
     if not context.database_file.exists():
         return absent("no database yet")
     with contextlib.closing(_connect(context.database_file)) as connection:
@@ -83,10 +83,11 @@ def check_integrity(context: Context) -> Check:
         except sqlite3.DatabaseError as error:
             messages = [str(error)]
     if messages == ["ok"]:
-        return ok("quick_check found nothing")
+        return ok("quick_check found no error")
     summary = " ".join("; ".join(messages).split())[:300]
     return bad(
-        f"quick_check: {summary}", f"copy what can be read: sqlite3 {context.database_file} .recover | sqlite3 NEW.db"
+        f"quick_check: {summary}",
+        f"recover what can be read: sqlite3 {context.database_file} .recover | sqlite3 NEW.db",
     )
 
 
@@ -113,9 +114,9 @@ def check_lock(context: Context) -> Check:
         except sqlite3.DatabaseError as error:
             if "locked" not in str(error):
                 return bad(f"cannot be locked for writing: {error}", f"make {context.database_file} writable")
-            finding = f"another program has held it for {LOCK_SECONDS:g} s"
-            return bad(finding, f"close that program; fuser {context.database_file} names it")
-    return ok(f"taken and given back in {1000 * (time.monotonic() - began):.0f} ms")
+            finding = f"another program has held the lock for {LOCK_SECONDS:g} s"
+            return bad(finding, f"close that program; fuser {context.database_file} shows it")
+    return ok(f"acquired and released in {1000 * (time.monotonic() - began):.0f} ms")
 
 
 def check_clock(context: Context) -> Check:
@@ -126,11 +127,9 @@ def check_clock(context: Context) -> Check:
     wall, steady = time.time(), time.monotonic()
     time.sleep(CLOCK_S)
     drift = (time.time() - wall) - (time.monotonic() - steady)
-    finding = (
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {1000 * abs(drift):.1f} ms off a steady clock over {CLOCK_S} s"
-    )
+    finding = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {1000 * abs(drift):.1f} ms of drift against a steady clock in {CLOCK_S} s"
     if abs(drift) > MAX_DRIFT_S:
-        return warn(finding, "something sets the clock; let one program (chrony, timesyncd) steer it slowly")
+        return warn(finding, "something steps the clock; let one program (chrony, timesyncd) adjust it gradually")
     return ok(finding)
 
 
@@ -150,14 +149,14 @@ def check_future_rows(context: Context) -> Check:
     difference_s = (database_now - local_now).total_seconds()
     ahead_s = (newest - local_now).total_seconds() if newest is not None else 0.0
     worst_s = max(ahead_s, abs(difference_s))
-    finding = "no row is from the future" if newest is not None else "no row yet"
+    finding = "no row has a time in the future" if newest is not None else "no row yet"
     if ahead_s > CLOCK_AHEAD_S[0]:
-        finding = f"the newest row is from {ahead_s:.0f} s in the future"
+        finding = f"the time of the newest row is {ahead_s:.0f} s in the future"
     if abs(difference_s) > CLOCK_AHEAD_S[0]:
         finding += f"; the database's clock is {abs(difference_s):.0f} s {'ahead of' if difference_s > 0 else 'behind'} this machine's"
     if worst_s <= CLOCK_AHEAD_S[0]:
         return ok(finding)
-    remedy = "set the clocks of all machines by one time server"
+    remedy = "synchronise the clocks of all machines with one time server"
     return bad(finding, remedy) if worst_s > CLOCK_AHEAD_S[1] else warn(finding, remedy)
 
 

@@ -39,7 +39,7 @@ def check_space(context: Context) -> Check:
     except LookFailed as error:
         return warn(f"{free_text}; what the sweep needs is unknown: {error}")
     if needs is None:
-        return ok(f"{free_text}; no sweep to count for")
+        return ok(f"{free_text}; no sweep to estimate needs from")
     if not needs["cells"]:
         return ok(f"{free_text}; {needs['sweep']} needs no more")
     n_concurrent = max(1, len(context.listed_gpus()))
@@ -57,7 +57,7 @@ def check_space(context: Context) -> Check:
     finding = f"{size(free)} free in {needs['place']}; {need_text}"
     if free >= running + retained:
         return ok(finding)
-    remedy = "make room (atma-sweep prune-checkpoints), set checkpoint.keep to nothing, or name another checkpoint.path"
+    remedy = "free disk space (atma-sweep prune-checkpoints), set checkpoint.keep to nothing, or name another checkpoint.path"
     return bad(finding, remedy) if free < running else warn(finding, remedy)
 
 
@@ -68,7 +68,7 @@ def check_inodes(context: Context) -> Check:
     """
     statistics = os.statvfs(nearest_folder(context.runs))
     if not statistics.f_files:
-        return ok("this file system does not count them")
+        return ok("this file system does not report inodes")
     finding = f"{statistics.f_favail:,} of {statistics.f_files:,} free"
     if statistics.f_favail >= MIN_FREE_INODES:
         return ok(finding)
@@ -124,7 +124,8 @@ def check_filesystem_of_database(context: Context) -> Check:
     kind = filesystem(context.database_file)
     if kind in NETWORK_FILESYSTEMS:
         return bad(
-            f"{context.database_file} lies on {kind}, where SQLite corrupts", "use a local disk or PostgreSQL (--db)"
+            f"{context.database_file} is on {kind}, where SQLite databases become corrupt",
+            "use a local disk or PostgreSQL (--db)",
         )
     return _check_persistence(context.database_file, kind)
 
@@ -136,12 +137,14 @@ def check_filesystem_of_runs(context: Context) -> Check:
     """
     kind = filesystem(context.runs)
     if kind in NETWORK_FILESYSTEMS:
-        return ok(f"{context.runs} lies on {kind}, over the network: checkpoints may, a SQLite database may not")
+        return ok(
+            f"{context.runs} is on {kind}, a network file system: suitable for checkpoints, not for a SQLite database"
+        )
     return _check_persistence(context.runs, kind)
 
 
 def _check_persistence(path: Path, kind: str) -> Check:
     """Return a warning if the path lies on a file system in memory, else a passing check with the type."""
     if kind in ("tmpfs", "ramfs"):
-        return warn(f"{path} lies on {kind}, in memory", "it is gone after a reboot; name a disk")
-    return ok(f"{path} lies on {kind or 'a file system of unknown type'}")
+        return warn(f"{path} is on {kind}, in memory", "a reboot deletes it; choose a folder on a disk")
+    return ok(f"{path} is on {kind or 'a file system of unknown type'}")

@@ -43,16 +43,16 @@ def check_driver(context: Context) -> Check:
     """
     driver_gpus = context.driver_gpus
     if isinstance(driver_gpus, LookFailed):
-        return bad(str(driver_gpus), "load or reinstall the driver; after an update of it a reboot does")
+        return bad(str(driver_gpus), "load or reinstall the driver; after an update of the driver, reboot")
     if driver_gpus is None:
         is_loaded = Path("/proc/driver/nvidia/version").exists()
         if is_loaded:
             return warn("loaded, but nvidia-smi is not on the PATH", "put nvidia-smi on the PATH")
         return absent("no nvidia-smi on the PATH; grids with resources.gpus: 0 run on the CPU")
     if not driver_gpus:
-        return bad("nvidia-smi lists no GPU", "see dmesg for what the driver says of it")
+        return bad("nvidia-smi lists no GPU", "see the messages of the driver in dmesg")
     max_cuda = _driver_cuda()
-    cuda_text = f", CUDA {max_cuda} at most" if max_cuda else ""
+    cuda_text = f", up to CUDA {max_cuda}" if max_cuda else ""
     return ok(f"{driver_gpus[0]['driver_version']}{cuda_text}, {counted(len(driver_gpus), 'GPU')}")
 
 
@@ -82,20 +82,20 @@ def check_torch(context: Context) -> Check:
     build_text = f"{facts['torch']}, " + (f"CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU")
     if not facts["cuda"]:
         if driver_gpus:
-            finding = f"{build_text}, but the driver has {counted(len(driver_gpus), 'GPU')}"
+            finding = f"{build_text}, but the driver lists {counted(len(driver_gpus), 'GPU')}"
             return bad(finding, "install a build for CUDA, as https://pytorch.org/get-started says")
         return ok(build_text)
     if facts["error"] and not driver_gpus:
-        return ok(f"{build_text}; no GPU to use it on")
+        return ok(f"{build_text}; no GPU on this machine")
     if facts["error"]:
         max_cuda = _driver_cuda()
         driver_text = (
-            f"; the driver runs CUDA {max_cuda} at most" if max_cuda and _is_older(max_cuda, facts["cuda"]) else ""
+            f"; the driver supports up to CUDA {max_cuda}" if max_cuda and _is_older(max_cuda, facts["cuda"]) else ""
         )
         remedy = (
             "update the NVIDIA driver, or install torch for that CUDA"
             if driver_text
-            else "mend the driver, or set resources.gpus to 0"
+            else "repair the driver, or set resources.gpus to 0"
         )
         return bad(f"{build_text}, cannot use a GPU: {facts['error']}{driver_text}", remedy)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -155,7 +155,7 @@ def _check_gpu(
         parts.append(_capability_text(torch_facts))
         if not float(torch_facts["capability"]) >= 8:
             state = "warn"
-            remedies.append("below 8.0 torch's own operations are taken, which are slower")
+            remedies.append("below 8.0 the slower operations of torch are used")
     total, free = (parse_count(row[name]) for name in ("memory.total", "memory.free"))
     if total is not None and free is not None:
         parts.append(f"{size(free * 2**20)} of {size(total * 2**20)} free")
@@ -166,11 +166,11 @@ def _check_gpu(
         state = "warn"
         parts += [f"held by a sweep ({holder})"] if holder else []
         parts += [f"in use by {', '.join(users[uuid])}"] if users.get(uuid) else []
-        remedies.append("wait for it, or stop it; a GPU belongs to one sweep at a time")
+        remedies.append("wait for it, or stop it; a GPU serves one sweep at a time")
     if is_broken:
         state = "bad"
         remedies.insert(
-            0, f"take this GPU out of CUDA_VISIBLE_DEVICES; then reset it: nvidia-smi -r -i {row['index']}, or reboot"
+            0, f"remove this GPU from CUDA_VISIBLE_DEVICES; then reset it: nvidia-smi -r -i {row['index']}, or reboot"
         )
     return Check(f"GPU {row['index']}", state, ", ".join(parts), "; ".join(remedies))
 
@@ -285,16 +285,16 @@ def check_triton(context: Context) -> Check:
     gpus = context.usable_gpus()
     if not gpus:
         if triton is None or fla is None:
-            return absent(f"{finding}; only a GPU needs them")
-        return ok(f"{finding}; no GPU to use them on")
+            return absent(f"{finding}; needed on GPUs only")
+        return ok(f"{finding}; no GPU on this machine")
     if triton is None or fla is None:
         missing = "triton" if triton is None else "flash-linear-attention"
-        return warn(finding, f"without it slower operations are taken: pip install {missing}")
+        return warn(finding, f"slower operations are used without it: pip install {missing}")
     wrong_capabilities = sorted({gpu["capability"] for gpu in gpus if not gpu["fla_is_right"]})
     if wrong_capabilities:
-        problem = f"{finding}: fla's gradients are wrong on compute capability {', '.join(wrong_capabilities)}, so our own kernels are taken"
-        return warn(problem, "no number suffers; Triton 3.7.1 or newer makes fla right")
-    return ok(f"{finding}; fla's gradients are right here")
+        problem = f"{finding}: fla's gradients are wrong on compute capability {', '.join(wrong_capabilities)}, so the kernels of atma-sweep are used"
+        return warn(problem, "results are not affected; Triton 3.7.1 or newer corrects fla")
+    return ok(f"{finding}; fla's gradients are correct on these GPUs")
 
 
 def check_kernels(context: Context) -> Check | list[Check]:
@@ -303,14 +303,14 @@ def check_kernels(context: Context) -> Check | list[Check]:
     A single bad check if the self-tests fail; absent without a usable GPU.
     """
     if not context.usable_gpus():
-        return absent("no GPU: torch's own operations on the CPU")
+        return absent("no GPU: torch operations on the CPU")
     try:
         backends = context.kernel_backends()
     except LookFailed as error:
-        return bad(f"the self-tests gave no answer: {error}", "train.kernels: torch does without them")
+        return bad(f"the self-tests did not finish: {error}", "set train.kernels to torch to do without kernels")
     return [
         Check(f"kernel {op}", "ok", f"{backend} ({reason})")
         if backend != "torch"
-        else Check(f"kernel {op}", "warn", f"{backend} ({reason})", "right, but slower; the reason stands before")
+        else Check(f"kernel {op}", "warn", f"{backend} ({reason})", "correct, but slower; the reason is in parentheses")
         for op, (backend, reason) in backends.items()
     ]

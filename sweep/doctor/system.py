@@ -37,7 +37,7 @@ def check_python(context: Context) -> Check:
     if version < (3, 11):
         return bad(version_text, "use Python 3.11 to 3.14")
     if version > (3, 14):
-        return warn(f"{version_text}, newer than what was tested", "use Python 3.11 to 3.14")
+        return warn(f"{version_text}, newer than the tested versions", "use Python 3.11 to 3.14")
     return ok(version_text)
 
 
@@ -56,9 +56,9 @@ def check_platform(context: Context) -> Check:
     if "microsoft" in release:
         if "wsl2" in release or "standard" in release:
             return ok(f"{finding}; Windows through WSL")
-        return bad(f"{finding}; WSL 1", "turn it into WSL 2: wsl --set-version NAME 2")
+        return bad(f"{finding}; WSL 1", "convert it to WSL 2: wsl --set-version NAME 2")
     if cpu not in ("x86_64", "AMD64"):
-        return warn(f"{finding}; complete only on x86-64: here are no Triton and no fla")
+        return warn(f"{finding}; Triton and fla are available on x86-64 only")
     return ok(finding)
 
 
@@ -69,7 +69,7 @@ def check_open_files(context: Context) -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = " of ".join("unlimited" if limit == resource.RLIM_INFINITY else str(limit) for limit in (soft, hard))
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
-        return warn(f"at most {limits}", "Ray wants more: ulimit -n 65536")
+        return warn(f"at most {limits}", "Ray needs more: ulimit -n 65536")
     return ok(f"at most {limits}")
 
 
@@ -82,7 +82,7 @@ def check_shared_memory(context: Context) -> Check:
     total, free = statistics.f_frsize * statistics.f_blocks, statistics.f_frsize * statistics.f_bavail
     finding = f"{size(free)} of {size(total)} free in /dev/shm"
     if free < SHARED_MEMORY:
-        return warn(finding, "Ray's object store lies there; in Docker: --shm-size=2g")
+        return warn(finding, "Ray keeps its object store there; in Docker: --shm-size=2g")
     return ok(finding)
 
 
@@ -95,11 +95,11 @@ def check_memory(context: Context) -> Check:
     finding = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
     limit = _memory_limit()
     if limit is not None and limit < ram.total:
-        finding += f"; this control group may use {size(limit)}"
+        finding += f"; limit of this control group {size(limit)}"
     if ram.available < MIN_FREE_MEMORY:
-        return warn(finding, "an attempt takes a gigabyte or more; end something else first")
+        return warn(finding, "an attempt needs a gigabyte or more; end other programs first")
     if swap.total and swap.used > swap.total / 2:
-        return warn(finding, "more than half of the swap is in use; end something else first")
+        return warn(finding, "more than half of the swap is in use; end other programs first")
     return ok(finding)
 
 
@@ -123,9 +123,9 @@ def check_compiler(context: Context) -> Check:
     )
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
     is_needed = bool(context.listed_gpus() or context.usable_gpus())
-    purpose = "Triton builds its launcher with it" if is_needed else "only Triton on a GPU needs one"
+    purpose = "Triton compiles its launcher with it" if is_needed else "needed by Triton on a GPU only"
     if compiler is None:
-        problem = f"CC={requested} is not there" if requested else "no gcc, clang or cc on the PATH"
+        problem = f"CC={requested} does not exist" if requested else "no gcc, clang or cc on the PATH"
         if is_needed:
             return bad(f"{problem}; {purpose}", "install one (apt-get install gcc), or name it with CC")
         return absent(f"{problem}; {purpose}")
@@ -158,8 +158,8 @@ def _check_cache(folder: Path) -> Check:
     if not folder.is_dir():
         above = nearest_folder(folder)
         if not os.access(above, os.W_OK):
-            return warn(f"{above} cannot be written, so every attempt compiles anew", "set XDG_CACHE_HOME")
-        return absent(f"none yet in {folder}; a GPU's first attempt makes it")
+            return warn(f"{above} is not writable, so every attempt compiles its kernels again", "set XDG_CACHE_HOME")
+        return absent(f"none yet in {folder}; the first attempt on a GPU creates it")
     n_files, total_bytes = 0, 0
     for top, _, names in os.walk(folder):
         n_files += len(names)
@@ -189,7 +189,7 @@ def check_ray(context: Context) -> Check:
     if missing:
         problem = f"{version}, but its programs are missing or cannot be run: {', '.join(missing)}"
         return bad(problem, "install it again (pip install --force-reinstall ray), or launch with --executor local")
-    return ok(f"{version}, complete; not started for this")
+    return ok(f"{version}, complete; not started by this check")
 
 
 def check_ray_cluster_file(context: Context) -> Check:
@@ -206,8 +206,8 @@ def check_ray_cluster_file(context: Context) -> Check:
     except FileNotFoundError:
         return ok(f"no {file}")
     if _answers(address):
-        return ok(f"{file} names {address}, which answers; launch starts its own Ray unless told --address")
-    return warn(f"{file} names {address or 'nothing'}, where nothing answers", f"a dead cluster left it: rm {file}")
+        return ok(f"{file} names {address}, which answers; launch starts its own Ray unless --address is given")
+    return warn(f"{file} names {address or 'nothing'}, where nothing answers", f"left by a dead cluster: rm {file}")
 
 
 def _answers(address: str) -> bool:
@@ -225,7 +225,7 @@ def check_ray_address(context: Context) -> Check:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return ok("not set")
-    return warn(f"{address}; launch starts its own Ray all the same", "unset it; name a cluster with --address")
+    return warn(f"{address}; launch ignores it and starts its own Ray", "unset it; name a cluster with --address")
 
 
 def check_ray_token(context: Context) -> Check:
@@ -244,10 +244,10 @@ def check_ray_token(context: Context) -> Check:
         if mode == "token":
             remedy = f"ray get-auth-token --generate && chmod 600 {path}, and the same file on every node"
             return warn(f"RAY_AUTH_MODE is token, but there is no {path}", remedy)
-        return absent(f"no {path}; only a cluster needs one, the first Ray here makes it")
+        return absent(f"no {path}; needed for a cluster only; the first start of Ray here creates it")
     finding = f"{path}, mode {bits:04o}, RAY_AUTH_MODE {mode or 'not set'}"
     if bits & 0o077:
-        return warn(f"{finding}: others on this machine can read it", f"chmod 600 {path}")
+        return warn(f"{finding}: other users of this machine can read it", f"chmod 600 {path}")
     if mode != "token" and os.environ.get("RAY_ADDRESS"):
-        return warn(f"{finding}: a cluster that asks for it will refuse us", "export RAY_AUTH_MODE=token")
+        return warn(f"{finding}: a cluster that requires it will refuse the connection", "export RAY_AUTH_MODE=token")
     return ok(finding)

@@ -128,7 +128,9 @@ def _verify(snapshot: Path) -> None:
         SweepError: The snapshot was changed.
     """
     if not is_intact(snapshot):
-        raise SweepError(f"the code in {snapshot} does not match the fingerprint in its name; remove it, then launch again")
+        raise SweepError(
+            f"the code in {snapshot} does not match the fingerprint in its name; remove it, then launch again"
+        )
     for top, folders, _ in os.walk(snapshot):
         if "__pycache__" in folders:
             shutil.rmtree(Path(top, "__pycache__"), ignore_errors=True)

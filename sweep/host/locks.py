@@ -98,7 +98,9 @@ class GpuLocks:
                     holders.append(holder)
         except OSError as error:
             self.release()
-            raise MachineError(f"GPUs cannot be locked in {self.folder}: {error.strerror}; remove this folder") from error
+            raise MachineError(
+                f"GPUs cannot be locked in {self.folder}: {error.strerror}; remove this folder"
+            ) from error
         finally:
             os.close(folder)
         if not locked:

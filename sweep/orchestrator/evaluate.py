@@ -136,7 +136,9 @@ def check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
     too_long = [length for length in config.eval.lengths if any(length > limit for limit in limits.values())]
     if too_long:
         limits_text = ", ".join(f"{name} {limit:,}" if limit > 1 else f"{name} none" for name, limit in limits.items())
-        problem = f"too long for the text of cell {cell.id} ({cell.slug}); longest length by probe, in tokens: {limits_text}"
+        problem = (
+            f"too long for the text of cell {cell.id} ({cell.slug}); longest length by probe, in tokens: {limits_text}"
+        )
         raise GridError("--length", None, str(too_long[0]), problem)
     for probe in probes:
         if (reason := probe.inapplicable()) is not None:

@@ -51,7 +51,9 @@ def validated_url(url: str) -> str:
     if not parts.hostname or not is_port_valid or not url.isascii() or not url.isprintable() or " " in url:
         raise SweepError("--notify: not a web address; give http://HOST/... or https://HOST/...")
     if parts.username is not None or parts.password is not None:
-        raise SweepError("--notify: the address must not contain a user or a password; use one with a token in its path")
+        raise SweepError(
+            "--notify: the address must not contain a user or a password; use one with a token in its path"
+        )
     return url
 
 

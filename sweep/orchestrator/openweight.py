@@ -157,7 +157,9 @@ def _reference_config(store: Store, sweep: str, runs: Path) -> CellConfig:
         if KEY not in cell_record.config and "published" not in cell_record.config
     ]
     if not own_records:
-        raise SweepError(f"sweep {sweep} has no cells to compare an open-weight model with; name another sweep with --sweep")
+        raise SweepError(
+            f"sweep {sweep} has no cells to compare an open-weight model with; name another sweep with --sweep"
+        )
     texts = {str(cell_record.config["data"].get("fingerprint")) for cell_record in own_records}
     if len(texts) > 1:
         raise SweepError(

@@ -200,7 +200,10 @@ def possible_commands(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, st
     commands = [
         ("atma-sweep launch quick", "trains twelve small models on the CPU, in minutes"),
         ("atma-sweep report --sweep printed-v2 --table 6", "prints the paper's complete results"),
-        (shlex.join(["atma-sweep", "plan", name, "--gpus", "8", "--gpu", "H200"]), "estimates its price on other machines"),
+        (
+            shlex.join(["atma-sweep", "plan", name, "--gpus", "8", "--gpu", "H200"]),
+            "estimates its price on other machines",
+        ),
     ]
     trains = not any(lack.kind in ("packages", "disk") and lack.blocks for lack in lacking) and name != "quick"
     return commands if trains else commands[1:]

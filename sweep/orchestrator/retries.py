@@ -86,7 +86,9 @@ class RetryTracker:
         cells.add(cell)
         if len(cells) < MAX_SAME_FAILURES:
             return None
-        return SweepBroken(f"stopped because {len(cells)} cells failed with the same error: {cause}; fix it and launch again")
+        return SweepBroken(
+            f"stopped because {len(cells)} cells failed with the same error: {cause}; fix it and launch again"
+        )
 
 
 def _halved_micro_batch(task: Task) -> Mapping[str, Any] | None:

@@ -61,10 +61,7 @@ def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
         (-11, {}, "interrupted", "infrastructure", "crashed with SIGSEGV"),
         (-15, {}, "interrupted", None, "stopped before training began"),
         (143, {}, "interrupted", None, "stopped before training began"),
-        *(
-            (code, {"stop_requested": True}, "interrupted", None, "after a stop request: ")
-            for code in (1, 2, -9, -11)
-        ),
+        *((code, {"stop_requested": True}, "interrupted", None, "after a stop request: ") for code in (1, 2, -9, -11)),
     ],
 )
 def test_an_exit_code_is_judged(

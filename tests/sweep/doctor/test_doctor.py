@@ -281,10 +281,10 @@ def test_driver_check_handles_failure_hang_and_no_gpu(
 def test_torch_that_does_not_fit_the_driver(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(gpus=TWO, plain=PLAIN.replace("13.0", "12.4"))
     checks = look()
-    assert level_and_text(checks["torch"]) == ("bad", "2.13.0+cpu, built for the CPU, but the driver has 2 GPUs")
+    assert level_and_text(checks["torch"]) == ("bad", "2.13.0+cpu, built for the CPU, but the driver lists 2 GPUs")
     checks = look(torch=cuda(error="The NVIDIA driver on your system is too old"))
     assert checks["torch"].state == "bad"
-    assert checks["torch"].found.endswith("too old; the driver runs CUDA 12.4 at most")
+    assert checks["torch"].found.endswith("too old; the driver supports up to CUDA 12.4")
     assert checks["torch"].remedy.startswith("update the NVIDIA driver")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     checks = look(torch=cuda(gpu("bbbb")))
@@ -304,7 +304,7 @@ def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch)
     versions = {"triton": "3.6.0", "fla-core": "0.6.0"}
     monkeypatch.setattr(doctor.gpus, "version_of", versions.get)
     checks = look()
-    assert level_and_text(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU to use them on")
+    assert level_and_text(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU on this machine")
     driver(gpus=TWO, plain=PLAIN)
     chosen = {
         "memory": ["triton", "Triton 3.6.0"],
@@ -314,14 +314,17 @@ def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch)
     checks = look(torch=cuda(gpu("aaaa", right=False), gpu("bbbb", right=False)), kernels=chosen)
     assert level_and_text(checks["Triton and fla"]) == (
         "warn",
-        "Triton 3.6.0, fla 0.6.0: fla's gradients are wrong on compute capability 9.0, so our own kernels are taken",
+        "Triton 3.6.0, fla 0.6.0: fla's gradients are wrong on compute capability 9.0, so the kernels of atma-sweep are used",
     )
     assert level_and_text(checks["kernel memory"]) == ("ok", "triton (Triton 3.6.0)")
     assert level_and_text(checks["kernel softmax"]) == ("ok", "cudnn (cuDNN 91000)")
     assert level_and_text(checks["kernel polar"]) == ("warn", "torch (the self-test)")
     checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")), kernels=LookFailed("killed"))
-    assert level_and_text(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; fla's gradients are right here")
-    assert level_and_text(checks["kernels"]) == ("bad", "the self-tests gave no answer: killed")
+    assert level_and_text(checks["Triton and fla"]) == (
+        "ok",
+        "Triton 3.6.0, fla 0.6.0; fla's gradients are correct on these GPUs",
+    )
+    assert level_and_text(checks["kernels"]) == ("bad", "the self-tests did not finish: killed")
     del versions["triton"]
     assert look(torch=cuda(gpu("aaaa"), gpu("bbbb")))["Triton and fla"].remedy.endswith("pip install triton")
 
@@ -388,17 +391,17 @@ def test_compiler_check_requires_compiler_and_headers(
     (headers / "Python.h").touch()
     assert level_and_text(look(torch=torch_facts)["C compiler"]) == (
         "ok",
-        f"{sys.executable}; Triton builds its launcher with it",
+        f"{sys.executable}; Triton compiles its launcher with it",
     )
     monkeypatch.setenv("CC", "no-such-compiler")
     check = look(torch=torch_facts)["C compiler"]
-    assert level_and_text(check) == ("bad", "CC=no-such-compiler is not there; Triton builds its launcher with it")
+    assert level_and_text(check) == ("bad", "CC=no-such-compiler does not exist; Triton compiles its launcher with it")
     monkeypatch.delenv("CC")
     (tmp_path / "none").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert level_and_text(look()["C compiler"]) == (
         "absent",
-        "no gcc, clang or cc on the PATH; only Triton on a GPU needs one",
+        "no gcc, clang or cc on the PATH; needed by Triton on a GPU only",
     )
 
 
@@ -412,7 +415,7 @@ def test_compile_cache_check_reports_size_or_absence(
     (folder,) = doctor.compile_cache_folders()
     assert level_and_text(look()["compiled kernels"]) == (
         "absent",
-        f"none yet in {folder}; a GPU's first attempt makes it",
+        f"none yet in {folder}; the first attempt on a GPU creates it",
     )
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "x")  # so that the patch takes back what is set now
@@ -462,7 +465,7 @@ def test_addresses_and_tokens(tmp_path: Path, look: Any, monkeypatch: pytest.Mon
     token.chmod(0o644)
     checks = look()
     assert level_and_text(checks["Ray token"]) == (
-        "warn", f"{token}, mode 0644, RAY_AUTH_MODE token: others on this machine can read it",
+        "warn", f"{token}, mode 0644, RAY_AUTH_MODE token: other users of this machine can read it",
     )  # fmt: skip
     assert checks["Ray token"].remedy == f"chmod 600 {token}"
     assert not any("secret" in check.found for check in checks.values())

@@ -93,14 +93,14 @@ def test_file_systems(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch
     work = tmp_path / "work"
     mounts(("/", "ext4"), (work / "atma-runs", "lustre"), (tmp_path, "xfs"))
     checks = look()
-    assert level_and_text(checks["file system of database"]) == ("ok", f"{work / 'atma.db'} lies on xfs")
+    assert level_and_text(checks["file system of database"]) == ("ok", f"{work / 'atma.db'} is on xfs")
     assert checks["file system of runs"].state == "ok"
-    assert "lies on lustre, over the network" in checks["file system of runs"].found
+    assert "is on lustre, a network file system" in checks["file system of runs"].found
     mounts(("/", "ext4"), (work, "nfs4"))
     checks = look()
     assert level_and_text(checks["file system of database"]) == (
         "bad",
-        f"{work / 'atma.db'} lies on nfs4, where SQLite corrupts",
+        f"{work / 'atma.db'} is on nfs4, where SQLite databases become corrupt",
     )
     assert checks["file system of database"].remedy == "use a local disk or PostgreSQL (--db)"
     mounts(("/", "ext4"), (work, "nfs4"), (work, "tmpfs"))
@@ -124,7 +124,7 @@ def test_unwritable_runs_folder_is_bad(tmp_path: Path, look: Any, monkeypatch: p
     counts.f_favail = 0
     assert look()["inodes"].state == "bad"
     counts.f_files = 0
-    assert level_and_text(look()["inodes"]) == ("ok", "this file system does not count them")
+    assert level_and_text(look()["inodes"]) == ("ok", "this file system does not report inodes")
 
 
 # --- database and clock ---------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_sound_database_passes_all_checks(database: Path, look: Any) -> None:
     checks = look(disk=needs(cells=0))
     assert checks["database"].state == "ok"
     assert checks["database"].found.startswith(f"{database}, revision {HEAD}, 1 sweep, ")
-    assert level_and_text(checks["database integrity"]) == ("ok", "quick_check found nothing")
+    assert level_and_text(checks["database integrity"]) == ("ok", "quick_check found no error")
     assert checks["database lock"].state == "ok"
     assert level_and_text(checks["clock and database"]) == ("ok", "no row yet")
     sql(database, "UPDATE alembic_version SET version_num = '9999'")
@@ -181,7 +181,7 @@ def test_locked_database_is_bad(database: Path, look: Any, monkeypatch: pytest.M
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         checks = look(disk=needs(cells=0))
-        assert level_and_text(checks["database lock"]) == ("bad", "another program has held it for 0.3 s")
+        assert level_and_text(checks["database lock"]) == ("bad", "another program has held the lock for 0.3 s")
         assert checks["database"].state == "ok", "reading goes on"
     assert look(disk=needs(cells=0))["database lock"].state == "ok"
 
@@ -193,7 +193,7 @@ def test_row_from_the_future_is_reported(database: Path, look: Any, ahead: int, 
     check = look(disk=needs(cells=0))["clock and database"]
     assert check.state == state
     if ahead > 2:
-        seconds = int(check.found.removeprefix("the newest row is from ").split()[0])
+        seconds = int(check.found.removeprefix("the time of the newest row is ").split()[0])
         assert ahead - 5 <= seconds <= ahead
 
 

@@ -80,7 +80,9 @@ def assert_resumed(bench: Bench, begun: Begun) -> None:
 @pytest.mark.thorough
 def test_half_finished_sweep_goes_on_with_its_own_code(begun: Begun, bench: Bench, spares: list[int]) -> None:
     old_code_id, now = fingerprint(begun.package), fingerprint(PACKAGE)
-    assert f"code: that of the last launch ({old_code_id}), not the current code ({now})" in bench.launch("--code", "kept")
+    assert f"code: that of the last launch ({old_code_id}), not the current code ({now})" in bench.launch(
+        "--code", "kept"
+    )
     assert_resumed(bench, begun)
     snapshot = bench.folder / "atma-runs" / "source" / old_code_id
     # compiled files go at each launch, so attempts of this one have imported the module that trains

@@ -35,7 +35,9 @@ def test_address_selects_the_cluster_executor() -> None:
         "cluster",
     ]
     assert [resolve_executor_name(name) for name in (DEFAULT_EXECUTOR, "local")] == ["ray", "local"]
-    with pytest.raises(SweepError, match="--executor cluster: attempts run on the Ray cluster at --address; pass --address"):
+    with pytest.raises(
+        SweepError, match="--executor cluster: attempts run on the Ray cluster at --address; pass --address"
+    ):
         resolve_executor_name("cluster")
     with pytest.raises(SweepError, match="--executor local runs on this machine only"):
         resolve_executor_name("local", "head:6379")

@@ -102,7 +102,9 @@ def test_missing_logs_are_reported_with_their_host(store: Store, tmp_path: Path,
     with pytest.raises(LogMissing, match=r"attempt 1 left no log in .*/log.txt; name its runs folder with --runs"):
         logs.log_path(store, runs, "a1")
     attempt("b1", host="node7", state="running")
-    with pytest.raises(LogMissing, match=r"attempt 1 ran on node7, and its log is not in .*log.txt; run this command there"):
+    with pytest.raises(
+        LogMissing, match=r"attempt 1 ran on node7, and its log is not in .*log.txt; run this command there"
+    ):
         logs.log_path(store, runs, "b1")
     attempt("b2", "shared", host="node7", state="running")
     assert logs.log_path(store, runs, "b2").read_text() == "shared"

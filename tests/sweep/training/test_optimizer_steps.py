@@ -283,7 +283,10 @@ def test_marked_targets_beyond_capacity_are_trained_eagerly(network: Network) ->
 def test_which_networks_are_captured() -> None:
     cuda = torch.device("cuda")
     config = TrainConfig(tokens=10**9, seq_len=512, batch_tokens=32_768, micro_batch=64)
-    assert should_capture(config, 10_600_000, cuda) == (True, "a micro-batch takes 2.1e+12 FLOPs, at most the capture limit of 1e+13")
+    assert should_capture(config, 10_600_000, cuda) == (
+        True,
+        "a micro-batch takes 2.1e+12 FLOPs, at most the capture limit of 1e+13",
+    )
     assert should_capture(config, 370_000_000, cuda)[0] is False
     edge = int(MAX_CAPTURE_FLOPS / 6 / 32_768)
     assert (should_capture(config, edge, cuda)[0], should_capture(config, edge + 1, cuda)[0]) == (True, False)
