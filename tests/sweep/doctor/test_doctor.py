@@ -165,7 +165,7 @@ def test_slow_queries_run_in_parallel(tmp_path: Path, driver: Any, look: Any, mo
     assert level_and_text(by_name["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
     assert level_and_text(by_name["kernel polar"]) == ("ok", "gluon (x)")
     assert by_name["disk space"].state == "ok"
-    assert "CUDA 13.0 at most" in by_name["NVIDIA driver"].found
+    assert "up to CUDA 13.0" in by_name["NVIDIA driver"].found
     assert by_name["GPU 0"].found.endswith("no ECC errors")
 
 
@@ -223,7 +223,7 @@ def test_gpu_checks_show_errors_and_users(driver: Any, look: Any) -> None:
     finally:
         user.kill()
         user.wait()
-    assert level_and_text(checks["NVIDIA driver"]) == ("ok", "580.159.04, CUDA 13.0 at most, 2 GPUs")
+    assert level_and_text(checks["NVIDIA driver"]) == ("ok", "580.159.04, up to CUDA 13.0, 2 GPUs")
     assert level_and_text(checks["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
     assert level_and_text(checks["GPU 0"]) == (
         "ok", "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free, no ECC errors",
