@@ -119,10 +119,10 @@ def dashboard(
 
     def tell(address: str) -> None:
         echo_text(address)
-        echo_text("the page follows the sweep while this runs; Ctrl-C ends it", err=True)
+        echo_text("the page is updated while this command runs; Ctrl-C ends it", err=True)
 
     serve(sweep, db, compare=compare, port=port, browser=not no_open, tell=tell)
-    echo_text("ended: the page is served no more", err=True)
+    echo_text("ended: the page is no longer served", err=True)
 
 
 def report(**options: Any) -> None:

@@ -125,7 +125,7 @@ def data_tokenizer(
 
     source = FileSource(data_display.resolve_path(text), setting="PATH")
     source.key()  # raises at once for a path without text
-    SafeConsole(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
+    SafeConsole(soft_wrap=True).print(f"reading {text}; about a minute per 100 MB", highlight=False, markup=False)
     trained_tokenizer = byte_pairs(
         (document.text for document in source.documents()), size, single_digits=single_digits
     )
@@ -196,8 +196,8 @@ def data_verify(
         print_json(rows)
     else:
         for row in rows:
-            echo_text("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
+            echo_text("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: unchanged")
         if not rows:
-            echo_text(f"nothing is prepared in {root}")
+            echo_text(f"no corpus is prepared in {root}")
     if any(row["problems"] for row in rows):
         raise typer.Exit(1)

@@ -228,7 +228,7 @@ def corpora_table(rows: Sequence[dict[str, Any]], root: Path, width: int | None 
         width: Columns of the terminal, which lines must not exceed; None for no limit.
     """
     if not rows:
-        return [f"nothing is prepared in {root}; atma-sweep data prepare --help"]
+        return [f"no corpus is prepared in {root}; see atma-sweep data prepare --help"]
     head = ("fingerprint", "name", "corpus", "tokenizer", "train", "validation", "held out", "size")
     lines = [head]
     for row in rows:

@@ -184,7 +184,7 @@ def import_(
         return
     counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count) or "nothing new"
     echo_text(
-        f"sweep {summary.sweep}: added {counts}; here already: {counted(summary.present.get('attempt', 0), 'attempt')}"
+        f"sweep {summary.sweep}: added {counts}; already present: {counted(summary.present.get('attempt', 0), 'attempt')}"
     )
     for note in summary.notes:
         echo_text(note, err=True)
@@ -252,7 +252,7 @@ def db_backup(to: Path | None = None, db: Db = None, as_json: AsJson = False) ->
 
     copy = backup(db, to)
     size = copy.stat().st_size
-    back = "to go back: stop launches, move the database away with its -wal and -shm, give this file its name"
+    back = "to restore: stop launches, move the database away with its -wal and -shm, and give this file its name"
     print_result({"backup": copy, "bytes": size}, [f"{copy}: {size / 1e6:.1f} MB", back], as_json=as_json)
 
 
@@ -284,6 +284,6 @@ def db_check(skip_weights: bool = False, runs: Runs = None, db: Db = None, as_js
                 f"{sanitize_line(finding.severity)}: {sanitize_line(finding.what)}\n  -> {sanitize_line(finding.remedy)}"
             )
         if not findings:
-            echo_text("nothing is wrong")
+            echo_text("no problems found")
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)

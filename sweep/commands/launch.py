@@ -257,7 +257,7 @@ def run_detached_command(request: LaunchRequest, store: Store, console: Console,
     for line in detached.launch_detached(request, store):
         console.print(line, highlight=False, markup=False)
     sweep = request.grid.name
-    console.print(f"{sweep} goes on without this command. Next: atma-sweep status --watch", highlight=False)
+    console.print(f"{sweep} now runs detached on the cluster. Next: atma-sweep status --watch", highlight=False)
     if as_json:
         print_json({"sweep": sweep, "supervisor": detached.actor_name(store, sweep)})
 
@@ -372,7 +372,7 @@ def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: 
     next_step = (
         f"atma-sweep report --table {table}"
         if outcome.finished
-        else "atma-sweep status tells why; launch again to continue"
+        else "atma-sweep status shows why; launch again to continue"
     )
     for line in [*outcome.over_budget, *(outcome.study.best() if outcome.study is not None else [])]:
         console.print(line, highlight=False, markup=False)

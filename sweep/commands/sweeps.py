@@ -60,7 +60,7 @@ def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJso
     from ..orchestrator.control import current_user
 
     grid = names_tags_notes.rename(open_store(db), sweep, new, is_active=is_holder_active, who=current_user())
-    line = f"sweep {sweep} is {new} now; to go on with it: atma-sweep launch {grid} --name {new}"
+    line = f"sweep {sweep} is now named {new}; to continue it: atma-sweep launch {grid} --name {new}"
     print_result({"sweep": new, "before": sweep, "grid_file": grid}, [line], as_json=as_json)
 
 

@@ -31,7 +31,7 @@ def plan_studies(request: LaunchRequest, store: Store | None) -> tuple[LaunchReq
     lines = [f"tune: {progress.space.grid.name}: {progress.describe()}" for progress in studies.studies.values()]
     if not studies.finished:
         lines.append(
-            "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
+            "tune: the ids of the factorial's cells are provisional; they depend on the best trial of each study"
         )
     cells, _ = admission.expand_grid(studies.tuned_grid, request.runs / "corpora", dry=True)
     return replace(request, grid=studies.tuned_grid, cells=cells), studies, lines

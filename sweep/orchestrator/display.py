@@ -252,12 +252,12 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
     if plan.num_filtered_out:
         lines[0] += f"; {plan.num_filtered_out} more left out by --only"
     lines.append(
-        f"to train: {counted(len(plan.training), 'cell')}, {plan.tokens:,} tokens in all; to evaluate: {len(plan.evaluating)}"
+        f"to train: {counted(len(plan.training), 'cell')}, {plan.tokens:,} tokens in total; to evaluate: {len(plan.evaluating)}"
     )
     n_weights_gone = plan.counts["weights gone"]
     if n_weights_gone:
         lines.append(
-            f"a measurement is missing and the weights are gone: {counted(n_weights_gone, 'trained cell')}; --retrain trains again"
+            f"measurements missing and weights gone: {counted(n_weights_gone, 'trained cell')}; --retrain trains them again"
         )
     lines += plan.damaged
     lines += plan.budget.describe() if plan.budget is not None else []

@@ -134,7 +134,7 @@ class Seeds(TaskSource):
         self._add_cells(cells, prices)
         self._pending |= {cell.id for cell in cells}
         self._tell(
-            f"stop: {counted(status.seeds_wanted, 'seed')} from now on: {counted(len(cells), 'cell')} more, {len(tasks)} to do"
+            f"stop: {counted(status.seeds_wanted, 'seed')} from now on: {counted(len(cells), 'cell')} added, {len(tasks)} to run"
         )
         return tasks
 

@@ -101,7 +101,7 @@ def trains(bench: ClusterBench, host: str) -> None:
 
 def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
     with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
-        assert "goes on without this command" in bench.launch("--detach")
+        assert "now runs detached on the cluster" in bench.launch("--detach")
         trains(bench, "left")
         paths = {process.environ()["PYTHONPATH"] for process in bench.processes()}
         (source,) = (bench.folder / "atma-runs" / "source").iterdir()

@@ -100,8 +100,8 @@ def test_weights_are_recorded_with_their_hash(trained: Room, grid: Path, command
     assert command_line("generate", trained.cell.id, "--tokens", "1", "--db", db, "--device", "cpu")[::2] == (0, "")
     assert command_line("export", "--with-weights", "--out", "whole.zip", "--db", db)[0] == 0
     assert command_line("import", "whole.zip", "--db", "other.db")[0] == 0
-    assert command_line("db", "check", "--db", db)[:2] == (0, "nothing is wrong\n")
-    assert command_line("db", "check", "--db", "other.db")[:2] == (0, "nothing is wrong\n")
+    assert command_line("db", "check", "--db", db)[:2] == (0, "no problems found\n")
+    assert command_line("db", "check", "--db", "other.db")[:2] == (0, "no problems found\n")
     code, out, _ = command_line("db", "check", "--skip-weights", "--db", db)
     assert (code, "1 files of kept weights, 0.0 GB, were not read" in out) == (0, True)
     assert [task.kind for task in plan(wanting_more(trained, grid), trained.store).tasks] == ["evaluate"]

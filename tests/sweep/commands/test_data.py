@@ -176,7 +176,7 @@ def test_interrupted_preparation_resumes(
     monkeypatch.setattr(preparing.PrepareDisplay, "__call__", interrupted)
     code, _, err = command("data", "prepare", str(text))
     assert (code, err) == (130, "atma-sweep: files: stopped; run again to continue\n")
-    assert command("data", "list")[1].startswith("nothing is prepared in ")
+    assert command("data", "list")[1].startswith("no corpus is prepared in ")
     assert command("data", "prepare", str(text))[0] == 0
     assert [progress.documents for progress in heard] == [10, 20, 30, 40, 40, 50, 60]
     assert heard[-1].new_tokens < heard[-1].tokens
@@ -219,7 +219,7 @@ def test_prepare_without_a_network_fails_at_once(tmp_path: Path) -> None:
 
 
 def test_list(text: Path, tmp_path: Path, command: Command) -> None:
-    nothing = f"nothing is prepared in {corpora(tmp_path)}; atma-sweep data prepare --help\n"
+    nothing = f"no corpus is prepared in {corpora(tmp_path)}; see atma-sweep data prepare --help\n"
     assert command("data", "list") == (0, nothing, "")
     command("data", "prepare", str(text), "--heldout-tokens", "150", "--name", "mine")
     command("data", "prepare", str(text), "--heldout-tokens", "150", "--name", "also")
@@ -263,8 +263,8 @@ def test_verify_exits_with_1_after_a_flipped_byte(text: Path, tmp_path: Path, co
     fine = put(tmp_path / "fine", prose(5))
     (second,) = json.loads(command("data", "prepare", str(fine), "--json")[1])
     folder, number = Path(row["folder"]), row["fingerprint"]
-    assert command("data", "verify") == (0, f"{folder}: as prepared\n{second['folder']}: as prepared\n", "")
-    assert command("data", "verify", "mine") == (0, f"{folder}: as prepared\n", "")
+    assert command("data", "verify") == (0, f"{folder}: unchanged\n{second['folder']}: unchanged\n", "")
+    assert command("data", "verify", "mine") == (0, f"{folder}: unchanged\n", "")
     assert command("data", "verify", "files") == command("data", "verify"), "the list's word for both"
     path = folder / file
     raw = bytearray(path.read_bytes())
@@ -274,7 +274,7 @@ def test_verify_exits_with_1_after_a_flipped_byte(text: Path, tmp_path: Path, co
         code, out, err = command("data", "verify", word)
         assert (code, err) == (1, "")
         lines = out.splitlines()
-        assert (f"{second['folder']}: as prepared" in lines) == (word == "files")
+        assert (f"{second['folder']}: unchanged" in lines) == (word == "files")
         wrong = [line for line in lines if not line.startswith(second["folder"])]
         assert wrong[0].startswith(f"{path}: ")
         assert wrong[0].endswith(f"; remove {folder} and prepare the corpus again")
@@ -292,7 +292,7 @@ def test_verify_exits_with_1_after_a_flipped_byte(text: Path, tmp_path: Path, co
 
 
 def test_verify_of_nothing_and_of_what_is_not_there(tmp_path: Path, command: Command) -> None:
-    assert command("data", "verify") == (0, f"nothing is prepared in {corpora(tmp_path)}\n", "")
+    assert command("data", "verify") == (0, f"no corpus is prepared in {corpora(tmp_path)}\n", "")
     assert command("data", "verify", "mine") == (
         2, "", f"atma-sweep: no corpus 'mine' is prepared in {corpora(tmp_path)}; atma-sweep data list shows them\n",
     )  # fmt: skip

@@ -50,7 +50,7 @@ def test_report_of_a_renamed_sweep_differs_only_in_its_name(run: Run, tmp_path: 
     before = run("report", "--table", "6")[1]
     assert "sweep big" in before
     code, out, _ = run("rename", "big", "grand")
-    assert (code, out) == (0, "sweep big is grand now; to go on with it: atma-sweep launch big.yaml --name grand\n")
+    assert (code, out) == (0, "sweep big is now named grand; to continue it: atma-sweep launch big.yaml --name grand\n")
     assert run("report", "--table", "6")[1] == before.replace("weep big", "weep grand")
     assert run("report", "--dashboard", "page.html", "--sweep", "grand")[0] == 0
     assert "grand, revision 1" in (tmp_path / "page.html").read_text()

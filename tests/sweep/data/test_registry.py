@@ -85,7 +85,7 @@ def test_plugin_corpus_is_prepared_and_named_in_grid(bench: Bench) -> None:
     assert "counting" not in CORPORA
     # neither list nor verify needs the plugin
     assert "counting" in bench.ask("data", "list")
-    assert "as prepared" in bench.ask("data", "verify", "counting")
+    assert "unchanged" in bench.ask("data", "verify", "counting")
     with fresh():
         cells, remarks = expand_grid(load_grid(str(bench.folder / "micro.yaml")), root, dry=True)
     assert remarks == []
@@ -199,7 +199,7 @@ def test_plugin_corpus_with_computed_rows(bench: Bench) -> None:
     assert (corpus.train_marks, corpus.marked_share, corpus.load_tokenizer().name) == (None, 1.0, "bytes")
     assert "letters" in bench.ask("data", "list")
     with fresh():
-        assert "as prepared" in bench.ask("data", "verify", "letters", "--plugin", "count.py")
+        assert "unchanged" in bench.ask("data", "verify", "letters", "--plugin", "count.py")
     (problem,) = corpora.verify(root / str(data.fingerprint)[:16])
     assert problem.startswith("corpus 'letters' is worked out by a plugin, which is not loaded")
 

@@ -60,7 +60,7 @@ def started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
 @pytest.mark.parametrize(
     ("number", "code", "last"),
     [
-        pytest.param(signal.SIGINT, 0, "ended: the page is served no more", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGINT, 0, "ended: the page is no longer served", marks=pytest.mark.thorough),
         pytest.param(signal.SIGTERM, 143, "stopped by SIGTERM", marks=pytest.mark.thorough),
         pytest.param(signal.SIGHUP, 129, "stopped by SIGHUP", marks=pytest.mark.thorough),
     ],
