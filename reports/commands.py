@@ -21,15 +21,15 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show one sweep live until Ctrl-C.")] = False,
     interval: Annotated[
         float,
-        typer.Option("--interval", metavar="SECONDS", min=0.1, max=86_400, help="Time between two looks of --watch."),
+        typer.Option("--interval", metavar="SECONDS", min=0.1, max=86_400, help="Time between two updates of --watch."),
     ] = 2.0,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="With --watch: end when the sweep does not run any more.")
+        bool, typer.Option("--until-end", help="With --watch: exit when the sweep is no longer running.")
     ] = False,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where sweeps stand: counts, running cells with their speed and time left, failures with their cause.
+    """Show the progress of sweeps: counts, running cells with speed and remaining time, failures with their cause.
 
     \b
     Example:
@@ -80,7 +80,7 @@ def show(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one cell: its config, its attempts, its curve and its measurements.
+    """Show one cell: its config, attempts, loss curve and measurements.
 
     \b
     Example:
@@ -99,15 +99,15 @@ def show(
 def dashboard(
     sweep: SweepName = None,
     port: Annotated[
-        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen at; 0 is any that is free.")
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen on; 0 selects a free one.")
     ] = 0,
     compare: Compare = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, open no browser.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address without opening a browser.")] = False,
     db: Db = None,
 ) -> None:
-    """Serve the page of a sweep to this machine alone and open it in the browser; it follows the sweep. Ctrl-C ends it.
+    """Serve a live page of a sweep to this machine only and open it in the browser. Ctrl-C ends it.
 
-    The address holds a password that is drawn anew each time. Nothing can be changed through it.
+    The address contains a password, which is new each time. The page cannot change anything.
 
     \b
     Example:
@@ -126,18 +126,18 @@ def dashboard(
 
 
 def report(**options: Any) -> None:
-    """Write the tables and figures of the paper from the database, compare them with published numbers, or check written ones.
+    """Write the tables and figures of the paper from the database, compare them with published numbers, or check written files.
 
     Tables: {tables}.
 
     Figures: {figures}.
 
-    The numbers of the paper are always there, as sweeps printed-v1, printed-v2 and printed-v2-open-weight, and those of
-    rivals as printed-tra, printed-wall and printed-atlas: for this command, dashboard, show, status and export. So are
-    sweeps of our own that come along: replication, replication-pilot, replication-rates,
-    replication-longer and replication-retrieval.
+    The numbers of the paper are built in as sweeps printed-v1, printed-v2 and printed-v2-open-weight, and those of
+    related papers as printed-tra, printed-wall and printed-atlas: for this command, dashboard, show, status and export.
+    Also built in are the sweeps replication, replication-pilot, replication-rates, replication-longer and
+    replication-retrieval, which this project ran.
 
-    Exit code 1: --check found a file that says something else than the database.
+    Exit code 1: --check found a file that differs from the database.
 
     \b
     Example:

@@ -43,7 +43,7 @@ def data_prepare(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise text into shards, or take over shards that are there. Run again to go on after a stop.
+    """Tokenise text into shards, or adopt existing shards. Run again to continue after a stop.
 
     \b
     Example:
@@ -54,18 +54,18 @@ def data_prepare(
     Args:
         what (NAME|PATH): A known corpus (data list --known), or a file or folder of text or of shards.
         grid (GRID): Prepare what this grid needs, instead of NAME or PATH.
-        name (NAME): Name of the corpus here; a grid then says data.corpus: NAME.
+        name (NAME): Name of the prepared corpus, which a grid refers to as data.corpus: NAME.
         tokenizer (NAME): bytes, gpt2 or json.
         tokenizer_file (FILE): File of the tokenizer.
-        end_of_text (TOKEN): Token that ends a text, where the tokenizer's file has an unusual name for it.
-        tokens (N): Training tokens, such as 1e9; without it all, or what the grid says.
+        end_of_text (TOKEN): Token that ends a text, if the tokenizer's file has an unusual name for it.
+        tokens (N): Number of training tokens, such as 1e9; without it all, or the grid's number.
         heldout (NAME|PATH): Corpus or path from which the long documents of the probes are taken.
-        heldout_tokens (N): Tokens that a long document has at least; without it 65601.
+        heldout_tokens (N): Minimum number of tokens of a long document; without it 65601.
         validation_tokens (N): Tokens of the validation split of your own text; without it 5% of the text, at most
             2,097,153.
-        heldout_documents (N): Long documents of your own text to hold out at most; without it 16, and at most a
-            quarter of the text.
-        path (PATH): Local copy of a known corpus, instead of its download.
+        heldout_documents (N): Maximum number of long documents of your own text to hold out; without it 16, and
+            at most a quarter of the text.
+        path (PATH): Local copy of a known corpus, to use instead of a download.
     """
     from ..data import corpora
     from ..data.prepare import prepare as prepare_text
@@ -105,7 +105,7 @@ def data_tokenizer(
     size: Annotated[int, typer.Option(min=257, max=65_536)] = 4096,
     single_digits: bool = False,
 ) -> None:
-    """Make a tokenizer of byte pairs from text. The same text gives the same file.
+    """Train a byte-pair tokenizer on text. The same text gives the same file.
 
     \b
     Example:
@@ -114,8 +114,8 @@ def data_tokenizer(
     Args:
         text (PATH): File or folder of text.
         out (FILE): JSON file to write.
-        size (N): Tokens, the bytes and the end of a text among them.
-        single_digits: Every digit a token of its own, so that numbers are read digit by digit.
+        size (N): Number of tokens, including the bytes and the end of a text.
+        single_digits: Make every digit a separate token, so that numbers are read digit by digit.
     """
     from ...results.console.output_files import write_file
     from ..data.byte_pairs import byte_pairs
@@ -146,7 +146,7 @@ def data_list(
       atma-sweep data list --known
 
     Args:
-        known: Instead the corpora that can be prepared by name.
+        known: List the corpora that can be prepared by name instead.
     """
     from ..data import corpora
     from ..data.registry import all_kinds
@@ -174,7 +174,7 @@ def data_verify(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every token of prepared corpora again, and compare hashes and fingerprint with those of its preparation.
+    """Read every token of prepared corpora, and compare hashes and fingerprints with those of the preparation.
 
     Exit code 1: something differs.
 
@@ -183,7 +183,7 @@ def data_verify(
       atma-sweep data verify
 
     Args:
-        what (NAME|CORPUS|FINGERPRINT): As data list shows it; without it all that are prepared.
+        what (NAME|CORPUS|FINGERPRINT): Corpus as data list shows it; without it all prepared corpora.
     """
     from ..data import corpora
     from ..grid.plugins import load_plugins

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 TRACKERS = ", ".join(name for name, exporter in EXPORTERS.items() if not exporter.ending)
 
-db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
+db_app = typer.Typer(help="Maintain the results database.", no_args_is_help=True)
 
 
 @db_app.command("upgrade")
 def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
-    """Bring an older database to this version's schema, after a backup beside it.
+    """Upgrade an older database to this version's schema, after a backup beside it.
 
     \b
     Example:
@@ -58,11 +58,11 @@ def export(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a sweep into one file (a bundle) that import takes in elsewhere, or into files of another program.
+    """Write a sweep to one file (a bundle) that import reads elsewhere, or to files for another program.
 
-    --to tensorboard, wandb and mlflow write curves and measurements, one run a cell, offline; they need the extra
-    "exporters". mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db shows the last. --to optuna writes a study's
-    trials as a database of Optuna's, which optuna-dashboard sqlite:///FILE opens.
+    --to tensorboard, wandb and mlflow write curves and measurements, one run per cell, offline; they need the extra
+    "exporters". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna writes
+    a study's trials as an Optuna database; view it with optuna-dashboard sqlite:///FILE.
 
     \b
     Example:
@@ -71,11 +71,11 @@ def export(
 
     Args:
         out (FILE|FOLDER): File or folder to write; without it <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>.
-        with_weights: Also the kept weights and logs.
-        no_examples: Without items, nine tenths of a bundle: table and figure `items`, figures by place, written
-            samples and `--what examples` need them.
-        to (FORMAT): Not a bundle but a table (csv, jsonl, parquet), a folder ({TRACKERS}), or a study (optuna).
-        what (TABLE): Which table: measurements (the default), cells, curves, examples or attempts.
+        with_weights: Include the kept weights and logs.
+        no_examples: Leave out items, which are nine tenths of a bundle. Table and figure `items`, figures by
+            position, written samples and `--what examples` need them.
+        to (FORMAT): Instead of a bundle, write a table (csv, jsonl, parquet), a folder ({TRACKERS}), or a study (optuna).
+        what (TABLE): Table to write: measurements (the default), cells, curves, examples or attempts.
     """
     from ...results.builtin_sweeps import open_store_with_builtins
     from ...results.console.output_files import is_stdout
@@ -157,7 +157,7 @@ def _write_export(
 def import_(
     file: Path, name: str | None = None, large: bool = False, runs: Runs = None, db: Db = None, as_json: AsJson = False
 ) -> None:
-    """Take a bundle into the database. Adds what is missing and changes nothing that is there, so it may be repeated.
+    """Import a bundle into the database. Adds what is missing and changes no existing data, so it can be repeated.
 
     \b
     Example:
@@ -165,9 +165,9 @@ def import_(
       atma-sweep import quick.zip --name theirs
 
     Args:
-        file (FILE): A bundle that atma-sweep export wrote.
-        name (NAME): Name of the sweep here, to keep it apart from one of the same name.
-        large: Take a file of any size, if you trust who made it.
+        file (FILE): Bundle that atma-sweep export wrote.
+        name (NAME): Name of the sweep in this database, to keep it apart from one of the same name.
+        large: Accept a file of any size, if you trust its author.
     """
     from dataclasses import asdict
 
@@ -201,7 +201,7 @@ def db_forget(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete measurements of a cell, after listing them and the sweeps that will want them again. An event records it.
+    """Delete measurements of a cell, after listing them and the sweeps that will measure them again. An event records it.
 
     \b
     Example:
@@ -259,10 +259,10 @@ def db_backup(to: Path | None = None, db: Db = None, as_json: AsJson = False) ->
 @db_app.command("check")
 @Documented
 def db_check(skip_weights: bool = False, runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Look for everything that is wrong with a database, and say what to do.
+    """Check a database for problems, and print a remedy for each.
 
     It reads every file of kept weights, about a second per GB.
-    Exit code 1: numbers are in danger.
+    Exit code 1: a problem puts numbers at risk.
 
     \b
     Example:

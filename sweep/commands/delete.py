@@ -15,8 +15,8 @@ from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Documented, 
 from ...results.console.text import echo_text, sanitize_all
 from .options import ProbeNames
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Without asking.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def confirm(*, yes: bool, as_json: bool, action: str) -> None:
@@ -53,10 +53,10 @@ def delete(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete sweeps, cells or single measurements from the database: all of it or nothing, after a backup.
+    """Delete sweeps, cells or single measurements from the database: everything or nothing, after a backup.
 
-    Shows what goes and asks. What another sweep shares stays, and so does what somebody runs.
-    Files stay until gc.
+    Lists what will be deleted and asks. Data that another sweep shares, or that is in use by a launch, stays.
+    Files stay until gc removes them.
 
     \b
     Example:
@@ -66,11 +66,11 @@ def delete(
       atma-sweep delete quick --yes
 
     Args:
-        names (SWEEP|CELL...): Sweeps by name, else cells by their whole id or their slug.
-        probe (NAME): Of one cell only this probe's numbers; repeatable.
-        metric (NAME): Of one cell only this metric; repeatable.
-        length (TOKENS): Of one cell only numbers at this context length; repeatable.
-        no_backup: Without the copy of the database that is made before; of PostgreSQL you make it.
+        names (SWEEP|CELL...): Sweeps by name, else cells by complete id or slug.
+        probe (NAME): Delete only this probe's numbers of one cell; repeatable.
+        metric (NAME): Delete only this metric of one cell; repeatable.
+        length (TOKENS): Delete only numbers of one cell at this context length; repeatable.
+        no_backup: Make no copy of the database first. A PostgreSQL database needs this option and a backup of your own.
     """
     from ...results.maintenance import deletion
     from ...results.store.store import open_store
@@ -194,10 +194,10 @@ def gc(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove files of the runs folder that nothing in the database owns: of attempts that were deleted, plugins, launch logs.
+    """Remove files of the runs folder that no database entry owns: those of deleted attempts, plugins, launch logs.
 
-    Shows them and asks. What runs is never touched; of cells that are there, prune-checkpoints removes what is not needed.
-    Exit code 1: some could not be removed.
+    Lists the files and asks. Running attempts are never touched; for existing cells, use prune-checkpoints.
+    Exit code 1: some files could not be removed.
 
     \b
     Example:
@@ -205,7 +205,7 @@ def gc(
       atma-sweep gc --yes
 
     Args:
-        place (URL|FOLDER): Also look into this checkpoint.path, which no other database may use; repeatable.
+        place (URL|FOLDER): Also search this checkpoint.path, which no other database may use; repeatable.
     """
     from ...results.store.store import open_store
     from ..checkpoints import garbage

@@ -30,7 +30,7 @@ def generate(
 ) -> None:
     """Write text with a trained cell, from its kept weights. The same options give the same text on the same machine.
 
-    The prompt and what follows go to standard output as they are written.
+    The prompt and the generated text go to standard output as they are written.
 
     \b
     Example:
@@ -38,13 +38,13 @@ def generate(
 
     Args:
         cell (CELL): Trained cell {BY_NAME}.
-        prompt (TEXT): How the text begins.
-        tokens (N): Write at most N tokens; the end of a text ends it before.
-        temperature (X): Below 1 more predictable, above 1 more random; 0: always the likeliest token.
-        top_p (P): Draw from the fewest tokens that have this probability together.
-        seed (N): Another number, another text.
-        full_context: Read without the window that the cell was trained with, as probes do.
-        device (cpu|cuda): Where to compute; without it the GPU, if there is one.
+        prompt (TEXT): Beginning of the text.
+        tokens (N): Maximum number of tokens to write; the end of a text stops earlier.
+        temperature (X): Sampling temperature: below 1 more predictable, above 1 more random, 0 always the most likely token.
+        top_p (P): Sample from the smallest set of tokens whose total probability is at least P.
+        seed (N): Seed of the sampling.
+        full_context: Ignore the attention window that the cell was trained with, as probes do.
+        device (cpu|cuda): Device to use; without it the GPU, if there is one.
         sweep (NAME): Sweep to look in; without it the one launched last, then all.
     """
     from ..attempt.generation import SamplingError

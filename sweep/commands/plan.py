@@ -39,8 +39,9 @@ def plan(
 ) -> None:
     """Show what a launch of the grid would do and what it would cost. Nothing is trained, nothing written to the database.
 
-    Cells by what is to be done about them, what changed since the last launch, and the price: hours, end, energy,
-    disk and money. Its times come from attempts of such cells on such a machine, else from --calibrate, else from FLOPs.
+    Lists the cells by state, the changes since the last launch, and the price: hours, finish time, energy, disk and
+    money. Times are measured on attempts of similar cells on similar machines, else by --calibrate, else estimated
+    from FLOPs.
 
     \b
     Example:
@@ -49,12 +50,12 @@ def plan(
 
     Args:
         only (AXIS=LEVEL,..): Plan only the cells with these levels; repeatable.
-        gpus (N): GPUs to finish on; without it those of this machine.
-        gpu (NAME): Kind of GPU, such as H200; without it the grid's, or this machine's.
-        watts (W): What a GPU takes, measured; without it its board's limit.
-        calibrate: First time a few steps of every kind of cell here; kept in the runs folder.
+        gpus (N): Number of GPUs to plan for; without it those of this machine.
+        gpu (NAME): GPU model, such as H200; without it the grid's, or this machine's.
+        watts (W): Measured power of a GPU in watts; without it the power limit of its board.
+        calibrate: First time a few steps of every kind of cell on this machine; the times are kept in the runs folder.
         list_: List every cell, change and kind of cell.
-        retrain: As if cells were trained again that diverged or whose weights are gone.
+        retrain: Plan to train cells again that diverged or whose weights are gone.
     """
     from ..planning.cost_estimate import parse_rate
     from .launch import LaunchOptions

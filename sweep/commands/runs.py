@@ -52,9 +52,9 @@ def launch(
     """Train and evaluate every cell of a grid that is not done yet. Launch again to continue after any stop.
 
     A cell that another sweep has trained is not trained again.
-    --dry-run shows the plan, with the disk that it needs and a line on its price; plan tells more.
-    --budget starts what fits, pairs of the grid's contrasts first, and says what it left; a larger one goes on.
-    Exit code 1: cells failed; status says why. Exit code 3: this machine lacks something; all of it is listed.
+    --dry-run shows the plan with its disk space and price; the command plan shows more.
+    --budget starts the cells that fit, pairs of the grid's contrasts first, and lists the rest; a larger one continues.
+    Exit code 1: cells failed; status shows why. Exit code 3: this machine lacks something; all of it is listed.
 
     \b
     Example:
@@ -65,14 +65,14 @@ def launch(
 
     Args:
         only (AXIS=LEVEL,..): Run only the cells with these levels now; repeatable.
-        dry_run: Show the plan and leave; nothing is written.
-        detach: Leave the sweep to the cluster and return at once; needs --address.
+        dry_run: Show the plan and exit; nothing is written.
+        detach: Run the launch on the cluster and return at once; needs --address.
         retrain: Train cells again that diverged or whose weights are gone.
-        code (new|kept): new: run the code as it is now; kept: the code that this sweep was last launched with.
-        notify (URL): Post one JSON to this http(s) address at the end, however it comes.
-        budget (HOURS): GPU-hours, or core-hours on the CPU, that the grid's cells may have cost after this launch, such as
-            40h; with --rate also money, such as 100$.
-        prepare: First download and prepare the text, as data prepare --grid does.
+        code (new|kept): new: run the current code; kept: run the code of the last launch of this sweep.
+        notify (URL): Post one JSON object to this http(s) address when the launch ends, for whatever reason.
+        budget (HOURS): Limit on the total cost of the grid's cells after this launch, in GPU-hours (core-hours on the CPU),
+            such as 40h; with --rate also in money, such as 100$.
+        prepare: Download and prepare the text first, as data prepare --grid does.
     """
     from .launch import LaunchOptions, run_launch_command
 
@@ -100,8 +100,8 @@ def evaluate(
     """Measure trained cells again, or at other lengths, from their kept weights. Trains nothing.
 
     It needs the runs folder, but neither the grid nor the text.
-    A length that the grid does not ask for stands in tables with report --length.
-    hf:MODEL measures a model from elsewhere on the text of a sweep; report --table open-weight shows it beside the sweep's cells.
+    Lengths that are not in the grid appear in tables with report --length.
+    hf:MODEL measures an open-weight model on the text of a sweep; report --table open-weight compares it with the cells.
     Exit code 1: a cell could not be measured.
 
     \b
@@ -111,15 +111,15 @@ def evaluate(
       atma-sweep evaluate hf:Qwen/Qwen3-0.6B-Base --sweep full
 
     Args:
-        cells (CELL|hf:MODEL): Trained cells {BY_NAME}; or hf: and a repository of the Hugging Face hub, or a
-            folder.
-        probe (NAME): Only this probe; repeatable.
-        length (TOKENS): At this context length instead of the grid's; repeatable.
+        cells (CELL|hf:MODEL): Trained cells {BY_NAME}; or hf: followed by a repository of the Hugging
+            Face hub or by a folder.
+        probe (NAME): Run only this probe; repeatable.
+        length (TOKENS): Measure at this context length instead of the grid's; repeatable.
         sweep (NAME): Name of the sweep; without it the one launched last that has the cell, or for a model the one
             launched last.
-        revision (REV): For a model of the hub: its branch, tag or commit.
-        pairing (text|native): For a model: text, the very characters that the sweep's cells read; native, as many of
-            its own tokens. Without it text.
+        revision (REV): Branch, tag or commit of a model of the hub.
+        pairing (text|native): For a model: text measures on the same characters as the sweep's cells, native on as
+            many of the model's own tokens; without it text.
     """
     from ...results.store.store import open_store
     from ..orchestrator import display, evaluate, openweight
@@ -156,7 +156,7 @@ def evaluate(
 def logs(
     cell: CellName,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on printing new lines until the attempt ends.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until the attempt ends.")
     ] = False,
     attempt: Annotated[int | None, typer.Option(min=1, max=MAX_NUMBER)] = None,
     lines: Annotated[int | None, typer.Option(min=0, max=MAX_NUMBER)] = None,
@@ -165,7 +165,7 @@ def logs(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what an attempt printed, while it runs or afterwards; --json gives one object a line.
+    """Print the log of an attempt, while it runs or afterwards; --json prints one object per line.
 
     \b
     Example:
@@ -174,8 +174,8 @@ def logs(
 
     Args:
         cell (CELL): Cell {BY_NAME}.
-        attempt (N): The N-th attempt of the cell; without it the newest.
-        lines (N): Begin with the last N lines; without it with the first.
+        attempt (N): Number of the attempt of the cell; without it the newest.
+        lines (N): Start with the last N lines; without it with the first line.
     """
     from ...results.store.store import open_store
     from ..orchestrator import logs
@@ -202,9 +202,9 @@ def prune_checkpoints(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove checkpoints that no launch needs any more. Cells that run now are left alone.
+    """Remove checkpoints that no launch needs any more. Running cells are not touched.
 
-    Exit code 1: some could not be removed.
+    Exit code 1: some checkpoints could not be removed.
 
     \b
     Example:
@@ -212,10 +212,10 @@ def prune_checkpoints(
       atma-sweep prune-checkpoints --keep weights --orphans
 
     Args:
-        keep (newest|weights|nothing): What stays. newest: weights, and two checkpoints of each unfinished cell;
+        keep (newest|weights|nothing): What to keep. newest: weights, and two checkpoints of each unfinished cell;
             weights: no checkpoint; nothing: neither.
-        dry_run: Only say what would be removed.
-        orphans: Also those of orphans, cells that the grid no longer holds.
+        dry_run: Only show what would be removed.
+        orphans: Also remove those of orphans, which are cells that the grid no longer contains.
     """
     from ...results.store.store import open_store
     from ..checkpoints.prune import prune
@@ -227,10 +227,10 @@ def prune_checkpoints(
 
 
 def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Look for what would stop a sweep on this machine: GPU, driver, kernels, Ray, disk, file system, database, clock.
+    """Check this machine for problems that would stop a sweep: GPU, driver, kernels, Ray, disk, file system, database, clock.
 
-    With --address it looks at the cluster, too.
-    Exit code 3: something would stop a sweep.
+    With --address it checks the cluster, too.
+    Exit code 3: a problem would stop a sweep.
 
     \b
     Example:
@@ -268,7 +268,7 @@ def _send_and_print(
 def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
     """Ask a running sweep to save its cells, free the machine and wait.
 
-    Works from any shell, as resume, cancel and retry do; the sweep answers within seconds.
+    Works from any shell, as do resume, cancel and retry; the sweep reacts within seconds.
 
     \b
     Example:
@@ -278,7 +278,7 @@ def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> No
 
 
 def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
-    """Ask a paused sweep to go on.
+    """Ask a paused sweep to continue.
 
     \b
     Example:
@@ -297,7 +297,7 @@ def cancel(sweep: SweepName = None, finish: bool = False, db: Db = None, as_json
       atma-sweep cancel --finish
 
     Args:
-        finish: Let running cells end first, and start no others; resume takes that back.
+        finish: Let running cells finish and start no others; resume undoes this.
     """
     _send_and_print("finish" if finish else "cancel", sweep, db, as_json)
 
@@ -309,7 +309,7 @@ def retry(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a running sweep to try cells again that it gave up.
+    """Ask a running sweep to retry cells that failed.
 
     \b
     Example:
@@ -317,6 +317,6 @@ def retry(
       atma-sweep retry polar-baseline-d0-m1-w0-s0 --sweep quick
 
     Args:
-        cells (CELL): Failed cells {BY_NAME}; without any, all failed ones.
+        cells (CELL): Failed cells {BY_NAME}; without any, all failed cells.
     """
     _send_and_print("retry", sweep, db, as_json, cells)

@@ -13,9 +13,9 @@ from ...results.console.text import sanitize_all
 
 
 def sweeps(db: Db = None, as_json: AsJson = False) -> None:
-    """List all sweeps: how far each is, who runs it now, where it comes from, its tags and its note.
+    """List all sweeps with their progress, who runs them now, their origin, tags and note.
 
-    failed counts cells that diverged, too; open is all that is neither done nor failed.
+    The column failed includes cells that diverged; open counts cells that are neither done nor failed.
 
     \b
     Example:
@@ -42,9 +42,9 @@ SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.", autocompletio
 
 @Documented
 def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJson = False) -> None:
-    """Give a sweep another name. Cells, numbers and files stay as they are; not while somebody runs it.
+    """Rename a sweep that is not running. Cells, numbers and files stay as they are.
 
-    The grid file still says the old name: launch it with --name NEW to go on with this sweep.
+    The grid file still has the old name: launch it with --name NEW to continue this sweep.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJso
       atma-sweep rename first-try quick
 
     Args:
-        new (NEW): What it is called from now on.
+        new (NEW): New name of the sweep.
     """
     from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
@@ -68,7 +68,7 @@ def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJso
 def tag(
     sweep: Annotated[str, SWEEP], tags: list[str], remove: bool = False, db: Db = None, as_json: AsJson = False
 ) -> None:
-    """Put tags on a sweep, which `sweeps` and `status` show, or take them off.
+    """Add tags to a sweep, which `sweeps` and `status` show, or remove them.
 
     \b
     Example:
@@ -76,8 +76,8 @@ def tag(
       atma-sweep tag quick baseline --remove
 
     Args:
-        tags (TAG...): Letters, digits, '.', '_' and '-'.
-        remove: Take these tags off instead.
+        tags (TAG...): Tags of letters, digits, '.', '_' and '-'.
+        remove: Remove these tags instead.
     """
     from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
@@ -101,8 +101,8 @@ def note(
       atma-sweep note polar-baseline-d0-m1-w0-s0 "look at its gates"
 
     Args:
-        what (SWEEP|CELL): A sweep by its name, else a cell {BY_NAME}.
-        text (TEXT): The note; empty takes it away, none shows the one there is.
+        what (SWEEP|CELL): Sweep by name, else a cell {BY_NAME}.
+        text (TEXT): Text of the note; an empty text removes the note, no text shows it.
     """
     from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
