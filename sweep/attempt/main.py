@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--folder", help="the attempt's folder, relative to --runs")
     which.add_argument(
-        "--spare", action="store_true", help="import what takes long, then read the folder as a line from stdin"
+        "--spare", action="store_true", help="import slow packages first, then read the folder as a line from stdin"
     )
     parser.add_argument("--parent", type=int, required=True, help="process whose death ends this one")
     parser.add_argument("--journal", action="store_true", help="write to a file, for another process to apply")

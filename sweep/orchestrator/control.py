@@ -16,7 +16,7 @@ ControlCommand = Literal["pause", "resume", "finish", "cancel", "retry"]
 
 
 def current_user() -> str:
-    """Return "USER on HOST" for this process; a user id without a name is called "somebody"."""
+    """Return "USER on HOST" for this process; a user id without a name is called "unknown user"."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

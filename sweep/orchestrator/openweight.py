@@ -214,7 +214,7 @@ def _build_plan(
     records = {cell_record.id: cell_record for cell_record in existing} | {
         cell.id: to_record(cell) for cell in cells.values()
     }
-    text = f"# open-weight models, measured beside sweep {host_sweep}\n" + "".join(
+    text = f"# models from elsewhere, measured beside sweep {host_sweep}\n" + "".join(
         f"# {cell_record.config[KEY]['name']}, revision {cell_record.config[KEY]['revision']}\n"
         for cell_record in records.values()
     )

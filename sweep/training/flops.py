@@ -36,7 +36,7 @@ PEAK_BF16: tuple[Peak, ...] = (
     Peak(
         ("A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIE-40GB", "A100 80GB PCIe"),
         312e12,
-        "A100 datasheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf: 312, every form",
+        "A100 datasheet, https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf: 312 for every form factor",
     ),
     Peak(("L4",), 121e12, "L4 datasheet, https://www.nvidia.com/en-us/data-center/l4/: 242 with sparsity"),
     Peak(("L40S",), 362e12, "L40S datasheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413: 362.05"),
@@ -45,8 +45,8 @@ PEAK_BF16: tuple[Peak, ...] = (
     Peak(("H100 NVL",), 835e12, f"{_H100}: NVL 1,671 with sparsity"),
     Peak(("H200",), 989e12, f"{_H200}: SXM 1,979 with sparsity"),
     Peak(("H200 NVL",), 835e12, f"{_H200}: NVL 1,671 with sparsity"),
-    Peak(("B200",), 2250e12, f"{_BLACKWELL}: HGX B200 4,500 a GPU with sparsity"),
-    Peak(("GB200",), 2500e12, f"{_BLACKWELL}: GB200 NVL72 5,000 a GPU with sparsity"),
+    Peak(("B200",), 2250e12, f"{_BLACKWELL}: HGX B200 4,500 per GPU with sparsity"),
+    Peak(("GB200",), 2500e12, f"{_BLACKWELL}: GB200 NVL72 5,000 per GPU with sparsity"),
     Peak(("GeForce RTX 4090",), 165.2e12, f"{_ADA}: 165.2 with FP32 accumulate"),
 )
 """Known GPUs. Names must match in full: parts of a GPU (MIG, vGPU), laptop and export models have other peaks."""
