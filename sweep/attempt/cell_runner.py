@@ -207,7 +207,7 @@ class CellRunner(AttemptRunner):
 
     def _on_capture_refused(self, why: str) -> None:
         """Log and record in the provenance that steps cannot be captured as CUDA graphs, with the reason."""
-        log_line(f"CUDA graph capture failed; steps run eagerly with identical results: {why}")
+        log_line(f"CUDA graphs cannot be used; steps run eagerly with identical results: {why}")
         self._add_provenance(steps=f"as they come: {why}")
         self.recorder.neighbours()
 

@@ -146,7 +146,7 @@ def data_list(
       atma-sweep data list --known
 
     Args:
-        known: List the corpora that can be prepared by name instead.
+        known: Instead list the corpora that can be prepared by name.
     """
     from ..data import corpora
     from ..data.registry import all_kinds

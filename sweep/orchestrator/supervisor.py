@@ -448,7 +448,7 @@ class Supervisor:
             if verdict.failure is not None:
                 next_task = self._retries.next_try(task, attempt, verdict.failure)
                 if next_task is None and state == "interrupted":
-                    state, cause = "failed", f"{cause}; given up for this launch"
+                    state, cause = "failed", f"{cause}; no further retries in this launch"
             with contextlib.suppress(LeaseLost):
                 self.store.finish_attempt(
                     attempt_id, attempt.fence, state, cause=cause, exit_code=None if code <= NODE_LOST else code,
