@@ -176,7 +176,7 @@ def test_mistakes_are_not_retried_and_break_the_sweep(task: Task) -> None:
     assert retries.note_code_failure("b", "KeyError: 'x' in cell abcdef0") is None
     broken = retries.note_code_failure("c", "KeyError: 'x' in cell 99")
     assert broken is not None
-    assert "3 cells failed alike" in str(broken)
+    assert "3 cells failed with the same error" in str(broken)
 
 
 # --- the same in whole launches -----------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_the_same_mistake_in_three_cells_stops_the_sweep(bench: Bench) -> None:
     broken(bench, "raise KeyError('colour')", times=99, seeds=6)
     bench.in_turn()
     out = bench.launch(code=1)
-    assert "3 cells failed alike" in out
+    assert "3 cells failed with the same error" in out
     assert "KeyError" in out
     assert endings(bench) == [("failed", "code")] * 3
     assert bench.sql("SELECT count(*) FROM event WHERE kind = 'stopped'") == [(1,)]
