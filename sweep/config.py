@@ -242,8 +242,8 @@ class TrainConfig(Config):
         """Raise ValueError for an activation type together with a precision that already determines it."""
         if self.precision != "bf16" and self.activations != "auto":
             raise ValueError(
-                f"precision ({self.precision}) says the type of activations, and activations says {self.activations}; "
-                "leave activations at auto"
+                f"precision ({self.precision}) already determines the activation type, but activations is {self.activations}; "
+                "set activations to auto"
             )
         return self
 
@@ -336,7 +336,9 @@ class EvalConfig(Config):
         for name in values.keys() & MOVED_PROBE_SETTINGS:
             probe, field = MOVED_PROBE_SETTINGS[name]
             if settings.setdefault(probe, {}).setdefault(field, values[name]) != values[name]:
-                raise ValueError(f"{name} is settings.{probe}.{field}, which has another value here; keep one of them")
+                raise ValueError(
+                    f"{name} and settings.{probe}.{field} are the same setting with different values; keep one of them"
+                )
         return {**current, "settings": settings}
 
     @model_serializer(mode="wrap")
@@ -397,7 +399,7 @@ class Resources(Config):
         if 0 < self.gpus < MIN_GPUS:
             raise ValueError(f"gpus ({self.gpus}) must be 0, or {MIN_GPUS} to {MAX_GPUS}")
         if self.gpu_type is not None and not self.gpus:
-            raise ValueError(f"gpu_type ({self.gpu_type}) asks for a GPU, and gpus is 0; set gpus to 1")
+            raise ValueError(f"gpu_type ({self.gpu_type}) needs a GPU, but gpus is 0; set gpus to 1")
         return self
 
 

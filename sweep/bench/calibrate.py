@@ -60,7 +60,7 @@ def calibrate_cell(cell: Cell, speed_key: str, machine: TargetMachine, *, tell: 
         local_gpu = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
         if local_gpu != machine.name(config):
             raise MachineError(
-                f"--calibrate times the {local_gpu} of this machine, and the plan is for {machine.name(config)}; "
+                f"--calibrate times the {local_gpu} of this machine, but the plan is for {machine.name(config)}; "
                 "leave --gpu out, or calibrate there"
             )
     else:
@@ -77,7 +77,7 @@ def calibrate_cell(cell: Cell, speed_key: str, machine: TargetMachine, *, tell: 
         else:
             calibration = _time_cell(cell, short, speed_key, machine.name(config), device, import_seconds())
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise MachineError(f"cell {cell.slug} does not fit in memory beside what runs there: {error}") from error
+        raise MachineError(f"cell {cell.slug} does not fit into the free memory: {error}") from error
     tell(
         f"{cell.slug}: {config.train.batch_tokens / calibration.step_s:,.0f} tokens/s on {calibration.device}, "
         f"first step after {calibration.start_s + calibration.compile_s + calibration.step_s:.1f} s"
@@ -118,8 +118,8 @@ def run_in_subprocess(description: str, function: Callable[..., Any], *args: Any
         returned, result = answers.recv()
     except EOFError:
         process.join()
-        hint = "; a machine out of memory does that" if process.exitcode == -signal.SIGKILL else ""
-        raise MachineError(f"{description} ended with {process.exitcode}{hint}") from None
+        hint = "; the machine may have run out of memory" if process.exitcode == -signal.SIGKILL else ""
+        raise MachineError(f"{description} ended with exit code {process.exitcode}{hint}") from None
     finally:
         process.terminate()
         process.join()

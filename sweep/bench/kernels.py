@@ -120,7 +120,7 @@ def check_ops(selected: Sequence[str]) -> None:
     """Raise SweepError for the first name that is not in OPS."""
     for name in selected:
         if name not in OPS:
-            raise SweepError(f"no kernel {name!r} is timed; {choices_hint(name, OPS)}")
+            raise SweepError(f"no operation {name!r}; {choices_hint(name, OPS)}")
 
 
 def cases(selected: Sequence[str], device: torch.device, *, without_fla: str | None = None) -> Iterator[Case]:

@@ -145,7 +145,7 @@ def parse_attempts(text: str) -> list[int]:
     """
     numbers = [int(word) for word in text.replace(" ", "").split(",") if word.isdecimal() and int(word)]
     if len(numbers) != text.count(",") + 1:
-        raise SweepError(f"--attempts {text}: give whole numbers from 1 up with commas between, as in 1,2,4")
+        raise SweepError(f"--attempts {text}: give whole numbers from 1 up, separated by commas, such as 1,2,4")
     return sorted(set(numbers))
 
 
@@ -159,8 +159,8 @@ def check(attempts: Sequence[int], cells: Sequence[Cell]) -> None:
     each, max_attempts = max(cell.config.resources.cpus for cell in cells), max(attempts)
     if each * max_attempts > cores():
         raise SweepError(
-            f"--attempts {max_attempts}: a cell asks for {counted(each, 'core')} and this machine has {cores()}; "
-            f"give at most {max(1, cores() // each)}, or --set resources.cpus"
+            f"--attempts {max_attempts}: a cell needs {counted(each, 'core')}, and this machine has {cores()}; "
+            f"give at most {max(1, cores() // each)}, or lower resources.cpus with --set"
         )
 
 
@@ -194,7 +194,7 @@ def _expanded(grid: str, sets: Sequence[str], runs: Path) -> tuple[Grid, list[Ce
     """
     loaded = load_grid(grid, sets=list(sets), rename="bench")
     if loaded.search is not None or loaded.tune is not None:
-        raise GridError("GRID", None, grid, "a study has no cells before it runs; give a factorial", [], grid)
+        raise GridError("GRID", None, grid, "a study has no cells before it runs; give a factorial grid", [], grid)
     return loaded, admission.expand_grid(loaded, runs / "corpora")[0]
 
 
@@ -266,7 +266,7 @@ def _measured(
         store.release_sweep(grid.name, fence)
     if watch.causes:
         raise SweepError(
-            f"{attempts_at_once} at once: {'; '.join(watch.causes[:3])}; the numbers would be those of other work"
+            f"{attempts_at_once} at once: a cell did not finish ({'; '.join(watch.causes[:3])}), so the timings are not comparable"
         )
     return packing_row(store, cells, attempts_at_once, watch)
 

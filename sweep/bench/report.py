@@ -44,7 +44,7 @@ def run_and_report(
         MachineError: Without a usable GPU.
     """
     if not torch.cuda.is_available():
-        raise MachineError("no usable CUDA GPU: torch sees none; benchmarks run on a machine with an NVIDIA GPU")
+        raise MachineError("no usable CUDA GPU: torch sees none; run benchmarks on a machine with an NVIDIA GPU")
     device = torch.device("cuda", torch.cuda.current_device())
     measured = run(device, tell)
     _write_report(environment_facts(device), benchmark, measured, out, as_json)

@@ -157,7 +157,9 @@ def measure_stop(folder: Path) -> Iterator[ScaleRow]:
     try:
         while not _is_training(db):
             if launch.poll() is not None:
-                raise MachineError(f"the cell to be stopped does not train: {(folder / 'stop.txt').read_text()[-500:]}")
+                raise MachineError(
+                    f"the cell for the stop benchmark did not start training: {(folder / 'stop.txt').read_text()[-500:]}"
+                )
             time.sleep(POLL_S)
         yield ScaleRow("launch a cell until its first step", time.perf_counter() - began, "s")
         interrupted_at = time.perf_counter()

@@ -98,7 +98,7 @@ def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict
         except queue.Empty:
             return rows, f"no result after {limit_s:g} s"
         code = child.wait()
-    return rows, f"the process that timed it ended with exit code {code}" if code else None
+    return rows, f"the timing process ended with exit code {code}" if code else None
 
 
 def child_arguments() -> list[str]:

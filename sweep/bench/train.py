@@ -101,7 +101,7 @@ def select_cells(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[C
     for slug in wanted:
         if slug not in by_slug:
             near = did_you_mean(slug, by_slug, most=3)
-            raise GridError(grid, None, slug, f"no such cell; launch {grid} --dry-run lists them{near}")
+            raise GridError(grid, None, slug, f"no such cell; atma-sweep launch {grid} --dry-run lists the cells{near}")
     return [by_slug[slug] for slug in wanted]
 
 

@@ -162,16 +162,18 @@ class _DesignBuilder:
         Raises GridError if there is none, the grid excludes combinations, or the method is not regular.
         """
         if self.keys.method not in (None, "regular"):
-            raise self.error("a resolution is that of a regular fraction; leave method out, or give runs", "method")
+            raise self.error(
+                "resolution needs method regular; leave method out, or give runs instead of resolution", "method"
+            )
         if self.space.exclude:
-            problem = "a regular fraction needs every combination, and the grid excludes some; give runs"
+            problem = "a regular fraction needs every combination, but the grid excludes some; give runs instead of resolution"
             raise self.error(problem, "resolution")
         fraction = regular_fractions.smallest_fraction(self.space, resolution, self.terms)
         if fraction is None:
             name = regular_fractions.ROMAN[resolution] if resolution < len(regular_fractions.ROMAN) else str(resolution)
             raise self.error(
-                f"no fraction of resolution {name} of {len(regular_fractions.two_level_axes(self.space))} two-level axes tells "
-                f"{_listed(self.terms)} apart; give runs, or leave design out",
+                f"no fraction of resolution {name} of {len(regular_fractions.two_level_axes(self.space))} two-level axes separates "
+                f"{_listed(self.terms)}; give runs, or leave design out",
                 "resolution",
             )
         return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, fraction))
@@ -202,8 +204,8 @@ class _DesignBuilder:
                 return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, fraction))
         if method == "regular":
             raise self.error(
-                f"there is no regular fraction of {share} that tells {_listed(self.terms)} apart: it needs a power of 1/2, enough "
-                "axes with two levels, and nothing excluded; leave method out for a d-optimal one",
+                f"no regular fraction of {share} separates {_listed(self.terms)}: it needs a power of 1/2, enough axes with two "
+                "levels and no exclude; leave method out for a d-optimal design",
                 key,
             )
         return self._d_optimal(max(1, round(share * len(self.space.points))), key)
@@ -215,12 +217,12 @@ class _DesignBuilder:
         """
         combinations = counted(len(self.space.points), "combination")
         if runs > len(self.space.points):
-            raise self.error(f"{runs} are more than the grid's {combinations}; leave design out to run all", key)
+            raise self.error(f"{runs} is more than the grid's {combinations}; leave design out to run all", key)
         model = Design(method=METHODS[0], runs=runs, space=self.space, terms=tuple(self.terms)).model
         if runs < model.rank:
             parts = ", ".join(["the mean", *(f"{term_text(term)} {self.space.df(term)}" for term in self.terms)])
             raise self.error(
-                f"{counted(runs, 'combination')} cannot estimate {counted(model.rank, 'number')} ({parts}); "
+                f"{counted(runs, 'combination')} cannot estimate {counted(model.rank, 'parameter')} ({parts}); "
                 f"give runs: {model.rank} or more",
                 key,
             )
@@ -250,7 +252,8 @@ def _check_contrasts(
         if np.abs(weights).max(initial=0.0) <= EXACT:
             where = ", ".join(f"{a}={word}" for a, word in inside.items()) or "the grid"
             raise document.error(
-                (KEY,), f"{problem}: exclude leaves no pair of them within {where}; change exclude or the contrast"
+                (KEY,),
+                f"{problem}: exclude leaves no pair of these levels within {where}; change exclude or the contrast",
             )
         if not is_estimable(design_rows, weights):
             raise document.error((KEY,), f"{problem} from {counted(design.runs, 'combination')}; give more runs")

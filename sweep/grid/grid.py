@@ -244,10 +244,10 @@ class Grid:
             return
         sources = {"seeds": seeds, "include": included, **factors}
         largest = max(sources, key=lambda key: sources[key])
-        dropped = ", those that exclude drops counted" if self.exclude else ""
+        dropped = ", including those that exclude drops" if self.exclude else ""
         raise self.document.error(
             tuple(largest.split(".", 1)),
-            f"the grid has {cells:,} cells{dropped}; more than {max_cells:,} are taken for a mistake, --cells {cells} allows them",
+            f"the grid has {cells:,} cells{dropped}, more than the limit of {max_cells:,}; --cells {cells} raises the limit",
         )
 
 
@@ -307,7 +307,7 @@ def load_grid(
     if rename is None and (why := sweep_name_problem(file.name)):
         raise document.error(("name",), f"{quoted_short(file.name)} {why}")
     if sets and (rename is None or rename == file.name):
-        raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {file.name!r}")  # fmt: skip
+        raise GridError("--set", None, "", f"a changed grid needs its own name; add --name with a name other than {file.name!r}")  # fmt: skip
     grid = Grid(
         name=rename or file.name,
         description=file.description,
@@ -327,7 +327,7 @@ def load_grid(
     grid.check_size(allowed)
     if file.search is not None:
         if len(grid.seeds) > 1:
-            raise document.error(("seeds",), "a trial is one cell, so that a study has one seed; give seeds: [0]")
+            raise document.error(("seeds",), "a study has one seed, because each trial is one cell; give seeds: [0]")
         return replace(grid, search=file.search.search())
     if file.tune is not None:
         tune = sections.read_tune(document, file.tune, all_levels, grid.name, custom_axes, grid.level_settings)
@@ -475,7 +475,9 @@ def _check_seeds(document: GridDocument, where: KeyPath, named: Sequence[Any], s
     """
     for key in (designs.KEY, sections.STOP):
         if key in document.data:
-            raise document.error(where, f"does not go with {key}, which has the same seeds for all; leave one out")
+            raise document.error(
+                where, f"cannot be combined with {key}, which uses the same seeds for every cell; remove one of them"
+            )
     for seed in named:
         if not isinstance(seed, int) or isinstance(seed, bool) or seed not in seeds:
             few = [str(number) for number in itertools.islice(seeds, 20)]

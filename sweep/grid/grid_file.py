@@ -61,8 +61,8 @@ SEARCHED = ("model", "train")
 PRUNER_METRIC = "val.val_loss"
 """Metric whose curve a pruner reads."""
 NOT_PRUNED = (
-    "a pruner ends cells by their validation loss on the way, which in the published sweep would have ended the best ones at retrieval "
-    "(docs/designs.md, Why a factorial grid is not pruned); cells of a factorial run to their end"
+    "a factorial grid cannot be pruned: pruning by validation loss would have stopped the cells with the best retrieval of the published "
+    "sweep (docs/designs.md, Why a factorial grid is not pruned); remove pruner"
 )
 OF_FACTORIALS = ("axes", "levels", "exclude", "include", "design", "contrasts", "stop", "tune")
 """Keys that apply only to factorial grids."""
@@ -156,14 +156,14 @@ def measure(text: object, *, short: bool = True, average: bool = False, where: S
         PydanticCustomError: For a text that names no number, or several, with the allowed names.
     """
     if not isinstance(text, str) or not (short or "." in text.partition("@")[0]):
-        must = "must be the name of a number such as val_loss or needle@65536"
+        must = "must name a metric, such as val_loss or needle@65536"
         raise key_error(f"{must if short else 'must read probe.metric or probe.metric@length'}, got {text!r}", *where)
     name, at, length = text.partition("@")
     probe, metric = _resolve_metric(name, where)
     full = f"{probe}.{metric.name}"
     if (probe in PROBES and PROBES.load(probe).by_length) != bool(at):
         more = f", or {full}@{AVERAGE_LENGTH}" if average else ""
-        needs = f"has no context length: {full}" if at else f"needs a context length: {full}@65536{more}"
+        needs = f"takes no context length; write {full}" if at else f"needs a context length; write {full}@65536{more}"
         raise key_error(needs, *where)
     if at and average and length == AVERAGE_LENGTH:
         return Measure(probe, metric, None)
@@ -189,10 +189,10 @@ def _resolve_metric(name: str, where: Sequence[str]) -> tuple[str, Metric]:
         probes = [probe_name for probe_name, metric_name in metrics.METRICS if metric_name == name]
         if len(probes) > 1:
             among = [f"{of}.{name}" for of in probes]
-            raise key_error(f"several probes have a number {name!r}", *where, allowed=among)
+            raise key_error(f"several probes have a metric {name!r}; name one of them", *where, allowed=among)
         if not probes:
             among = [*sources, "val_loss", "tokens_per_s"]
-            raise key_error(f"no probe and no number is called {name!r}", *where, allowed=among, word=name)
+            raise key_error(f"no probe or metric {name!r}", *where, allowed=among, word=name)
         probe, metric = probes[0], name
     if probe not in sources:
         raise key_error(f"no probe {probe!r}", *where, allowed=sources, word=probe)
@@ -346,14 +346,17 @@ def _fraction(value: Any) -> Fraction:
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
     if not 0 < share < 1:
-        raise key_error(f"must be a share between 0 and 1 such as 1/4, got {value!r}")
+        raise key_error(f"must be a fraction between 0 and 1, such as 1/4, got {value!r}")
     return share.limit_denominator(1_000_000)
 
 
 def _resolution(value: Any) -> int:
     number = RESOLUTIONS.get(str(value).upper(), value)
     if isinstance(number, bool) or not isinstance(number, int) or number < 3:
-        raise key_error(f"must be III (main effects apart), IV, V or higher, got {value!r}", allowed=RESOLUTIONS)
+        raise key_error(
+            f"must be III (main effects not aliased with each other), IV, V or higher, got {value!r}",
+            allowed=RESOLUTIONS,
+        )
     return number
 
 
@@ -371,7 +374,7 @@ def _objectives(value: Any) -> dict[str, Direction]:
     """
     names = list(value) if isinstance(value, list | Mapping) else [value]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise key_error(f"must be a number such as val_loss, or map several to minimize or maximize, got {value!r}")
+        raise key_error(f"must be a metric such as val_loss, or map metrics to minimize or maximize, got {value!r}")
     directions: dict[str, Any] = dict(value) if isinstance(value, Mapping) else dict.fromkeys(names)
     objectives: dict[str, Direction] = {}
     for name, direction in directions.items():
@@ -382,7 +385,7 @@ def _objectives(value: Any) -> dict[str, Direction]:
         if direction is None and target.metric.direction:
             direction = "minimize" if target.metric.direction < 0 else "maximize"
         if direction not in DIRECTIONS:
-            no = f"no direction {direction!r}" if direction is not None else "neither side of it is better by itself"
+            no = f"no direction {direction!r}" if direction is not None else "this metric has no default direction"
             raise key_error(f"{no}; write objective: {{{target.text}: minimize}} or maximize", *where)
         objectives[target.text] = direction
     return objectives
@@ -405,7 +408,7 @@ def _choice_of(path: str, levels: Sequence[Any]) -> LevelChoice:
     """
     names = [level_text(path, level) for level in levels]
     if len(set(names)) < max(2, len(names)):
-        raise key_error("needs two or more levels, all different; what does not vary goes into set", path)
+        raise key_error("needs two or more different levels; put a setting with a single value into set", path)
     if path in AXES:
         allowed = AXES[path].levels()
         for word in names:
@@ -524,7 +527,7 @@ class StopKeys(Section):
     """The grid's `stop`."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["ci"]}, {"required": ["sure"]}]})
-    needs = "it needs contrast, metric, and ci or sure"
+    needs = "stop needs contrast, metric, and ci or sure"
     contrast: AxisName
     """An axis of this grid, whose levels are compared."""
     level: Scalar = None
@@ -561,12 +564,12 @@ class StopKeys(Section):
         if target is None:
             return value
         unit = "points" if target.metric.percent else target.metric.unit
-        return number_of(value, f"must be the width of the interval in {unit}, above 0", above=0)
+        return number_of(value, f"must be an interval width in {unit}, above 0", above=0)
 
     @model_validator(mode="after")
     def _has_an_end(self) -> StopKeys:
         if self.ci is None and not self.sure:
-            raise key_error("must say when it is enough: ci, how wide the interval may be, or sure: true")
+            raise key_error("needs a stopping criterion: ci (the largest interval width) or sure: true")
         return self
 
 
@@ -588,7 +591,7 @@ class DesignKeys(Section):
     @model_validator(mode="after")
     def _has_a_size(self) -> DesignKeys:
         if sum(name in self.model_fields_set for name in SIZES) != 1:
-            raise key_error(f"must give one of {', '.join(SIZES)}")
+            raise key_error(f"must have exactly one of {', '.join(SIZES)}")
         return self
 
 
@@ -611,9 +614,9 @@ class IntervalKeys(Section):
         if low >= high:
             raise key_error(f"low must be below high, got {low:g} and {high:g}")
         if self.log and low <= 0:
-            raise key_error(f"an even spread in the logarithm needs low above 0, got {low:g}", "low")
+            raise key_error(f"log needs low above 0, got {low:g}", "low")
         if step is not None and self.log:
-            raise key_error("has log, and so no steps; leave one of them out", "step")
+            raise key_error("cannot be combined with log; remove one of them", "step")
         if step is not None and not 0 < step <= high - low:
             raise key_error(f"must be above 0 and at most high - low, got {step:g}", "step")
         return self
@@ -661,20 +664,19 @@ class SearchKeys(Section):
         Keys must be a built-in axis, with a list of levels, or the path of a setting of the section model or train.
         """
         if not isinstance(value, Mapping):
-            raise key_error(f"must map settings to a range each, got {value!r}")
+            raise key_error(f"must map each setting to a range, got {value!r}")
         for path, levels in value.items():
             if path in AXES:
                 if isinstance(levels, Mapping):
-                    raise key_error("is no number; give a list of its levels", path, allowed=AXES[path].levels())
+                    raise key_error(
+                        "has named levels, not numbers; give a list of levels", path, allowed=AXES[path].levels()
+                    )
                 continue
             if (unknown := settings.path_problem(path)) is not None:
                 problem, allowed, word = unknown
                 raise key_error(problem, path, allowed=[*allowed, *(AXES if "." not in path else ())], word=word)
             if path.partition(".")[0] not in SEARCHED:
-                problem = (
-                    "is the same for all trials, or makes no other cell; only settings of model and train are searched"
-                )
-                raise key_error(problem, path)
+                raise key_error("cannot be searched; only settings of model and train can", path)
         return value
 
     @field_validator("ranges")
@@ -694,18 +696,22 @@ class SearchKeys(Section):
         """
         numbers, objectives = sum(isinstance(ends, Interval) for ends in self.ranges.values()), [*self.objective]
         if self.sampler == "cmaes" and numbers < 2:
-            problem = f"cmaes searches two or more numbers at once, and {numbers} of these ranges has low and high; use tpe, or give such ranges"
+            problem = (
+                f"cmaes needs two or more ranges with low and high, got {numbers}; use tpe, or give more such ranges"
+            )
             raise key_error(problem, "sampler")
         if self.sampler == "cmaes" and len(objectives) > 1:
-            raise key_error("cmaes has one objective; use tpe or nsga2 for several", "sampler")
+            raise key_error("cmaes supports a single objective; use tpe or nsga2 for several", "sampler")
         if self.pruner is not None and len(objectives) > 1:
-            raise key_error("a pruner has one objective to judge by, and the study several; leave it out", "pruner")
+            raise key_error("a pruner needs a single objective; remove pruner", "pruner")
         if self.pruner is not None and self.objective != {PRUNER_METRIC: "minimize"}:
-            problem = f"a pruner judges by the validation loss on the way, and the objective is {objectives[0]}; leave it out, or search for val_loss"
+            problem = f"a pruner compares validation losses during training, but the objective is {objectives[0]}; remove pruner, or use the objective val_loss"
             raise key_error(problem, "pruner")
         for name, samplers in (("startup", ("tpe", "cmaes")), ("population", ("cmaes", "nsga2"))):
             if name in self.model_fields_set and self.sampler not in samplers:
-                raise key_error(f"is a number of {' and '.join(samplers)}; the sampler is {self.sampler}", name)
+                raise key_error(
+                    f"applies only to the samplers {' and '.join(samplers)}; the sampler is {self.sampler}", name
+                )
         return self
 
     def search(self) -> Search:
@@ -738,14 +744,14 @@ class TuneKeys(SearchKeys):
         Every level must get the same compute, so that no pruner may stop one early; "none" is refused, too.
         """
         if isinstance(value, Mapping) and value.get("pruner") is not None:
-            problem = f"every level gets the same compute, and a pruner would give each another; {NOT_PRUNED}"
+            problem = f"tune gives every level the same compute, which a pruner would change; {NOT_PRUNED}"
             raise key_error(problem, "pruner")
         return value
 
     @model_validator(mode="after")
     def _has_a_single_objective(self) -> TuneKeys:
         if len(self.objective) > 1:
-            raise key_error("the best of several objectives is not one setting; give one objective", "objective")
+            raise key_error("tune needs a single objective, because it selects one setting", "objective")
         return self
 
 
@@ -800,6 +806,6 @@ class GridFile(Section):
             return value
         for name in OF_FACTORIALS:
             if value.get(name):
-                problem = "is about the cells of a factorial grid, and those of search are proposed; what varies goes into search.ranges"
+                problem = "applies only to a factorial grid and cannot be combined with search; put what varies into search.ranges"
                 raise key_error(problem, name)
         return {name: keys for name, keys in value.items() if keys or name not in ("design", "stop", "tune")}

@@ -150,11 +150,11 @@ def _contrast(
     level = resolve_level(axis, item.level, "level")
     reference = None if item.reference is None else resolve_level(axis, item.reference, "reference")
     if reference == level:
-        raise error(f"is the level {level} itself; a contrast needs two", "reference")
+        raise error(f"is {level}, the same as level; a contrast needs two different levels", "reference")
     within = {}
     for name, within_level in item.within.items():
         if name == axis:
-            raise error("is the axis of the contrast itself", "within", name)
+            raise error("is the axis that the contrast compares; remove it from within", "within", name)
         resolve_axis(name, "within", name)
         within[name] = resolve_level(name, within_level, "within", name)
     return Contrast(
@@ -228,7 +228,7 @@ def _stop_contrast(document: GridDocument, keys: StopKeys, levels: Mapping[str, 
         if level is None:
             candidates = [word for word in names if word != reference]
             if len(candidates) != 1:
-                problem = f"has the levels {', '.join(names)}; say which one with level"
+                problem = f"has the levels {', '.join(names)}; choose one with level"
                 raise document.error((STOP, "contrast"), problem)
             level = candidates[0]
     item = ContrastKeys.model_construct(
@@ -303,14 +303,14 @@ def read_tune(
             a study name that is no valid sweep name.
     """
     if "stop" in document.data:
-        raise document.error((TUNE,), "stop adds seeds to cells that are known beforehand, and these are not; launch with tune first, and put what it found into set")  # fmt: skip
+        raise document.error((TUNE,), "cannot be combined with stop, because tuned cells are not known before the studies finish; launch with tune first, then copy its settings into set")  # fmt: skip
     per = keys.per
     if not isinstance(per, str) or per not in levels:
         raise document.error((TUNE, "per"), "must be an axis of this grid", levels, str(per))
     for path in keys.ranges:
         for axis in levels:
             if settings.paths_of_axis(path, {}, {}) & settings.paths_of_axis(axis, *named_levels):
-                problem = f"is varied by the axis {axis}; what is tuned cannot be an axis of the factorial"
+                problem = f"is varied by the axis {axis}; a tuned setting cannot be an axis of the grid"
                 raise document.error((TUNE, "ranges", path), problem)
     for axis, level in keys.at.items():
         where = (TUNE, "at", axis)
@@ -366,7 +366,7 @@ def corner_cells(document: GridDocument, search: Search, expansion: Expansion, k
         if search.pruner is not None and config.eval.validate_every >= config.train.steps:
             raise document.error(
                 (SEARCH, "pruner"),
-                f"there is no validation before the end: {config.train.steps} steps, eval.validate_every {config.eval.validate_every}; "
-                "lower that",
+                f"a pruner needs a validation before the last step, but eval.validate_every is {config.eval.validate_every} and the run has "
+                f"{config.train.steps} steps; lower eval.validate_every",
             )
     return list(cells.values())

@@ -268,7 +268,7 @@ def add_setting(layer: Layer, path: str, setting: Setting) -> None:
     before = layer.get(path)
     if before is not None:
         previous = f"{before.key} in line {before.line}" if before.line else before.key
-        raise setting.error(f"sets {path}, which {previous} sets at the same level; keep one of them")
+        raise setting.error(f"sets {path}, which {previous} sets too; keep one of them")
     layer[path] = setting
 
 
@@ -330,7 +330,7 @@ def resolve_path(text: str, root: Path = Path()) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         # a NUL character, ~ with an unknown user, or a name that is too long
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise ValueError(f"{quoted_short(text)} is no path: {reason}") from error
+        raise ValueError(f"{quoted_short(text)} is not a valid path: {reason}") from error
     return path
 
 
@@ -443,14 +443,14 @@ def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dic
     """
     where = ("axes", name)
     if not AXIS_NAME.fullmatch(name):
-        raise document.error(where, f"an axis whose levels are named here has {AXIS_RULE}, got {name!r}")
+        raise document.error(where, f"a custom axis needs {AXIS_RULE}, got {name!r}")
     if name in RESERVED_NAMES:
-        raise document.error(where, "has a meaning already; give the axis another name")
+        raise document.error(where, "is a reserved name; rename the axis")
     if not levels:
         raise document.error(where, "has no levels; give at least one, or remove the axis")
     for level in levels:
         if not LEVEL_NAME.fullmatch(level):
-            raise document.error((*where, level), f"a level's name has {LEVEL_RULE}, got {level!r}")
+            raise document.error((*where, level), f"a level name may contain only {LEVEL_RULE}, got {level!r}")
     return {level: _layer(document, sets, (*where, level)) for level, sets in levels.items()}
 
 

@@ -126,9 +126,7 @@ def corpus_fingerprint(data: DataConfig, fingerprint: Callable[[DataConfig], str
     try:
         return fingerprint(data)
     except CorpusUnknown as error:
-        message = (
-            f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
-        )
+        message = f"no built-in or prepared corpus {error.name!r}; atma-sweep data prepare PATH --name {error.name} prepares one"
         raise InvalidConfig(("data.corpus",), message, error.allowed, error.name) from error
     except CorpusError as error:
         setting = re.match(r"(data\.\w+): ", str(error))
@@ -243,7 +241,7 @@ def check_agreement(
         able = ", ".join(name for name, corpus_kind in all_kinds().items() if corpus_kind.may_mark)
         raise InvalidConfig(
             ("train.loss_on",),
-            f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
+            f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or use a corpus that can: "
             f"{able}",
         )
     row = kind and kind.row_length(kind.Config.model_validate(data.settings.get(data.corpus, {})))
@@ -256,15 +254,15 @@ def check_agreement(
     if not model.n_global_layers:
         raise InvalidConfig(
             ("model.attn_offset", "model.attn_every", "model.n_layers"),
-            f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} has no place; "
-            f"set model.attn_offset, which is {model.attn_offset}, below model.n_layers",
+            f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} is not used; "
+            f"set model.attn_offset ({model.attn_offset}) below model.n_layers",
         )
     longest = longest_text(model)
     if longest is not None and longest < train.seq_len:
         raise InvalidConfig(
             (f"model.position_settings.{model.positions}", "model.positions", "train.seq_len"),
             f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
-            f"set model.position_settings.{model.positions}.length to as many as the longest text has",
+            f"set model.position_settings.{model.positions}.length to at least the longest context",
         )
     if model.memory != NO_MEMORY:
         why = registry.MEMORIES.load(model.memory).unfit(memory_settings(model), train.seq_len)
@@ -274,7 +272,7 @@ def check_agreement(
     if train.distractor and not registry.MIXERS.load(model.attn_type).has_distractor:
         raise InvalidConfig(
             ("train.distractor", "model.attn_type"),
-            f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
+            f"mixer {model.attn_type} has no distractor loss; exclude that combination, or implement the loss for the mixer",
         )
 
 
@@ -288,8 +286,8 @@ def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources
     if not resources.gpus:
         raise InvalidConfig(
             ("train.precision", "resources.gpus"),
-            f"train.precision is {train.precision}, which only a GPU computes in, and resources.gpus is 0; "
-            "set train.precision to bf16, with which the CPU computes in float32",
+            f"train.precision is {train.precision}, which needs a GPU, but resources.gpus is 0; "
+            "set train.precision to bf16 (float32 on the CPU), or request a GPU",
         )
     if train.precision != "fp8":
         return
@@ -302,7 +300,7 @@ def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources
         if width % FP8_MULTIPLE:
             raise InvalidConfig(
                 ("train.precision", "model.d_model", "model.head_dim"),
-                f"train.precision is fp8, whose products take multiples of {FP8_MULTIPLE}, and {name} is {width}; "
+                f"train.precision is fp8, which needs multiples of {FP8_MULTIPLE}, but {name} is {width}; "
                 f"make it a multiple of {FP8_MULTIPLE}, or set train.precision to bf16",
             )
 

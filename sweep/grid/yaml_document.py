@@ -29,7 +29,7 @@ MOST_VALUES = 100_000
 """Limit on the values of a file; keys, lists, mappings and expanded aliases count too."""
 MAX_DEPTH = 50
 """Limit on nested lists and mappings, expanded aliases included."""
-TOO_DEEP = f"more than {MAX_DEPTH} lists and mappings inside each other"
+TOO_DEEP = f"more than {MAX_DEPTH} nested lists and mappings"
 CORE = "tag:yaml.org,2002:"
 SCALARS = {"str", "int", "float", "bool", "null"}
 TEXT_TAGS = {"timestamp", "merge", "value"}
@@ -118,7 +118,7 @@ class ValueLimitExceeded(YAMLError):
     """Raised as soon as a file exceeds 100,000 values (MOST_VALUES)."""
 
     def __init__(self) -> None:
-        super().__init__(f"more than {MOST_VALUES:,} values, aliases put in their places; write a grid with fewer")
+        super().__init__(f"more than {MOST_VALUES:,} values after expanding aliases; write a smaller grid")
 
 
 class _UnsupportedYaml(YAMLError):
@@ -262,7 +262,7 @@ class _PlainLoader:
             raise _UnsupportedYaml(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
         if isinstance(value, int) and abs(value) > MAX_INT64:
             raise _UnsupportedYaml(
-                f"the whole number {quoted_short(node.value)} is beyond {MAX_INT64}; quote it where it is text",
+                f"the whole number {quoted_short(node.value)} is out of range (limit {MAX_INT64}); quote it if it is text",
                 node,
                 key,
             )
@@ -275,7 +275,7 @@ def _check_tag(node: Node, allowed: set[str]) -> str:
     word = tag.removeprefix(CORE)
     if word == tag or word not in allowed:
         tag_text = "!!" + word if tag.startswith(CORE) else tag
-        raise _UnsupportedYaml(f"the tag {quoted_short(tag_text)} does not fit here; leave it out", node)
+        raise _UnsupportedYaml(f"the tag {quoted_short(tag_text)} is not supported here; remove it", node)
     return word
 
 
@@ -342,7 +342,7 @@ def load(path: Path) -> GridDocument:
     except (OSError, UnicodeDecodeError) as error:
         raise GridError(path, None, "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(text) > MOST_BYTES:
-        raise GridError(path, None, "", f"is larger than {MOST_BYTES:,} bytes; a grid file that large is a mistake")
+        raise GridError(path, None, "", f"is larger than {MOST_BYTES:,} bytes, the limit for a grid file")
     plain = _PlainLoader()
     try:
         data = plain.read(text)

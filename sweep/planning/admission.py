@@ -29,7 +29,7 @@ from ..units import size
 
 UNPREPARED = "is not prepared in"
 """Part of the remark on text that is not prepared; its callers search for it."""
-UNCHECKED = "until then ids are provisional and its size is not checked"
+UNCHECKED = "until then cell ids are provisional and the corpus size is not checked"
 
 
 def ignore_progress(progress: object) -> None:
@@ -160,7 +160,7 @@ def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
     total = None if None in sizes else sum(filter(None, sizes))
     volume = f"about {size(total)} to download" if total is not None else "a download of unknown size"
     if downloads[0].corpus == data.corpus:
-        amount = f"{data.train_tokens:,} training tokens" if data.train_tokens is not None else "all of it"
+        amount = f"{data.train_tokens:,} training tokens" if data.train_tokens is not None else "the complete corpus"
         long = f" and long documents of {data.heldout!r}" if len(downloads) > 1 else ""
         problem = f"corpus {data.corpus!r} is not prepared in {root}: {amount}{long}, {volume}"
         return Unprepared(data.corpus, problem, command, "", data.train_tokens, total)
@@ -169,8 +169,8 @@ def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
     origin = f"an axis of {name}" if setting is None else f"{setting.file}:{setting.line}"
     if setting is not None and (base := base_of(setting, grid.document.path)) is not None:
         origin = f"inherited from base {base}, {origin}"
-    problem = f"data.heldout: {data.heldout} ({origin}), which lends corpus {data.corpus!r} long documents, is not prepared in {root}: {volume}"
-    alternative = f"or set data.heldout: null in {name}, and documents of {data.corpus!r} itself are held out"
+    problem = f"data.heldout: {data.heldout} ({origin}), the source of long documents for corpus {data.corpus!r}, is not prepared in {root}: {volume}"
+    alternative = f"or set data.heldout: null in {name} to hold out documents of {data.corpus!r} itself"
     return Unprepared(data.corpus, problem, command, alternative, data.train_tokens, total)
 
 
@@ -351,7 +351,7 @@ def corpus_problems(config: CellConfig, corpus: Corpus) -> list[str]:
         try:
             training_batches(config, corpus)
         except DataError as error:
-            problems.append(f"{error}: lower train.seq_len or train.batch_tokens, or give it more text")
+            problems.append(f"{error}: lower train.seq_len or train.batch_tokens, or provide more text")
     if corpus.largest >= config.model.vocab_size:
         problems.append(
             f"holds token {corpus.largest}, but model.vocab_size is {config.model.vocab_size}: "
@@ -360,11 +360,11 @@ def corpus_problems(config: CellConfig, corpus: Corpus) -> list[str]:
     need = evaluation.validation_tokens // train.seq_len * train.seq_len + 1
     if need == 1:
         problems.append(
-            f"eval.validation_tokens is {evaluation.validation_tokens}, less than a row of {train.seq_len}: raise it"
+            f"eval.validation_tokens is {evaluation.validation_tokens}, less than one row of {train.seq_len} tokens: raise it"
         )
     elif len(corpus.validation) < need:
         problems.append(
-            f"the validation split has {len(corpus.validation)} tokens, eval.validation_tokens asks for {need}: lower it"
+            f"the validation split has {len(corpus.validation)} tokens, but eval.validation_tokens needs {need}: lower it"
         )
     return problems + _probe_shortfalls(config, corpus)
 
@@ -526,13 +526,13 @@ def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gp
     if not never:
         return
     more = f" (and {counted(len(never) - 1, 'more cell')})" if len(never) > 1 else ""
-    busy = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
+    busy = f"; another sweep uses {', '.join(gpu.name for gpu in held)}" if held else ""
     have = (
         f"this machine has {machines[0]}" if len(machines) == 1 else f"the nodes have {'; '.join(map(str, machines))}"
     )
     raise MachineError(
         f"cell {never[0].slug}{more} needs {format_resources(never[0].config.resources)}, and {have}{busy}; "
-        "change resources in the grid, or launch where there is more"
+        "change resources in the grid, or use a larger machine"
     )
 
 

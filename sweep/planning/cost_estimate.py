@@ -513,7 +513,7 @@ def parse_rate(text: str | None) -> float | None:
     with contextlib.suppress(ValueError):
         if hour.strip() in ("", "h", "hour") and 0 < float(number) < float("inf"):
             return float(number)
-    raise SweepError(f"--rate {text!r} must be an amount above 0 of money an hour, such as 2.50/h")
+    raise SweepError(f"--rate {text!r} must be money per hour above 0, such as 2.50/h")
 
 
 def parse_budget(text: str, rate: float | None) -> float:
@@ -534,9 +534,9 @@ def parse_budget(text: str, rate: float | None) -> float:
     except ValueError:
         amount = 0.0
     if not 0 < amount < float("inf") or (money and "h" in word):
-        raise SweepError(f"--budget {text!r} must be hours above 0, such as 40h, or with --rate money, such as 100$")
+        raise SweepError(f"--budget {text!r} must be hours above 0, such as 40h, or money with --rate, such as 100$")
     if money and rate is None:
-        raise SweepError(f"--budget {text} is money; say what an hour costs with --rate, such as --rate 2.50/h")
+        raise SweepError(f"--budget {text} is money; add the price per hour, such as --rate 2.50/h")
     return amount / rate if money and rate is not None else amount
 
 

@@ -25,7 +25,10 @@ def order_of(cells: Sequence[Cell]) -> Order:
     orders = sorted({cell.config.resources.order for cell in cells})
     if len(orders) > 1:
         raise GridError(
-            "grid", None, "resources.order", f"is {' and '.join(orders)}; give all cells of a grid the same"
+            "grid",
+            None,
+            "resources.order",
+            f"differs between cells ({' and '.join(orders)}); give all cells of a grid the same order",
         )
     return orders[0] if orders else "longest"
 
@@ -56,7 +59,9 @@ def ordered(
     """
     order = order_of(cells)
     if order == "contrasts" and not contrasts:
-        raise GridError("grid", None, "resources.order", "is contrasts, and the grid declares none; `contrasts:` does")
+        raise GridError(
+            "grid", None, "resources.order", "is contrasts, but the grid declares none; add the key contrasts"
+        )
     if order == "grid" or not tasks:
         return list(tasks)
     if order == "contrasts":

@@ -43,7 +43,7 @@ def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
         contrast, document = grid.stop.contrast, grid.document
         raise GridError(
             document.path, document.line("stop"), "stop",
-            f"no two cells of the grid differ in {contrast.axis} alone, {contrast.level} against {contrast.reference}, where it asks for them; change "
+            f"no two cells within the levels of stop differ only in {contrast.axis} ({contrast.level} against {contrast.reference}); change "
             "exclude, within or the contrast",
         )  # fmt: skip
     return [cell for cell, is_compared in zip(first, is_needed.tolist(), strict=True) if is_compared]

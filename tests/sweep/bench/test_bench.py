@@ -209,7 +209,7 @@ def test_bench_without_a_gpu_exits_with_3(arguments: tuple[str, ...], command: C
     code, out, err = command("bench", *arguments, "--out", "numbers.json")
     assert (code, out) == (3, "")
     assert err.strip() == (
-        "atma-sweep: no usable CUDA GPU: torch sees none; benchmarks run on a machine with an NVIDIA GPU"
+        "atma-sweep: no usable CUDA GPU: torch sees none; run benchmarks on a machine with an NVIDIA GPU"
     )
     assert not (tmp_path / "numbers.json").exists()
 

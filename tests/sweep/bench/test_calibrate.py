@@ -94,7 +94,7 @@ def test_run_in_subprocess_returns_or_raises() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(torch.OutOfMemoryError, match="3 GiB"):
         calibrate.run_in_subprocess("it", ends.exhaust_memory)
-    with pytest.raises(MachineError, match="it ended with -9; a machine out of memory does that"):
+    with pytest.raises(MachineError, match="it ended with exit code -9; the machine may have run out of memory"):
         calibrate.run_in_subprocess("it", ends.killed)
     with pytest.raises(MachineError, match="GridError: g: a: is wrong") as caught:
         calibrate.run_in_subprocess("it", ends.wrong)

@@ -45,7 +45,7 @@ def test_rows_of_child_come_with_its_arguments(tmp_path, monkeypatch):
 
 def test_rows_of_child_says_why_it_failed(tmp_path, monkeypatch):
     name = module(tmp_path, monkeypatch, "print('[]', flush=True)\nsys.exit(9)\n")
-    assert rows_of_child([name], PATIENCE_S) == ([[]], "the process that timed it ended with exit code 9")
+    assert rows_of_child([name], PATIENCE_S) == ([[]], "the timing process ended with exit code 9")
 
 
 def test_rows_of_child_ends_it_and_its_compilers_in_time(tmp_path, monkeypatch):

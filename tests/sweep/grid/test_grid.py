@@ -155,14 +155,12 @@ def test_cell_limit_is_checked_before_expansion(
     assert load_grid(path).seeds == range(20_000)
     path = write("name: g\nextends: micro\nseeds: 3\naxes: {memory: [off, on]}\ninclude: [{attn_type: [nope, rope]}]\n")
     assert len(load_grid(path, max_cells=12).expand(lambda data: "f")) == 12
-    with pytest.raises(
-        GridError, match="the grid has 12 cells; more than 11 are taken for a mistake, --cells 12 allows"
-    ):
+    with pytest.raises(GridError, match="the grid has 12 cells, more than the limit of 11; --cells 12 raises"):
         load_grid(path, max_cells=11)
     for arguments in (("launch", str(path), "--dry-run"), ("data", "prepare", "--grid", str(path))):
         code, _, err = command(*arguments, "--cells", "11")
         assert (code, len(err.splitlines())) == (2, 1)
-        assert "--cells 12 allows them" in err
+        assert "--cells 12 raises the limit" in err
         assert command(*arguments, "--cells", "12")[0] == 0
 
 

@@ -87,7 +87,7 @@ def test_grid_error_for_mixer_without_distractor_loss(
     mixer: str, write: Write, fake_fingerprint: Callable[..., str]
 ) -> None:
     path = write(f"{HEAD}axes:\n  attn_type: [polar, {mixer}]\n  distractor: [off, on]\n")
-    problem = f"mixer {mixer} has no distractor loss; exclude that combination, or give the mixer one"
+    problem = f"mixer {mixer} has no distractor loss; exclude that combination, or implement the loss for the mixer"
     assert message(path, fake_fingerprint) == f"{path}:5: axes.distractor: {problem}"
 
 
@@ -137,7 +137,7 @@ def test_grid_error_for_unreadable_file(write: Write, fake_fingerprint: Callable
 @pytest.mark.parametrize("name", [None, "g"])
 def test_set_option_requires_a_new_name(write: Write, name: str | None, fake_fingerprint: Callable[..., str]) -> None:
     text = message(write(HEAD), fake_fingerprint, sets=["train.clip=2"], rename=name)
-    assert text == "--set: a changed grid needs a name of its own: add --name, other than 'g'"
+    assert text == "--set: a changed grid needs its own name; add --name with a name other than 'g'"
 
 
 def test_grid_error_exposes_its_attributes(write: Write) -> None:

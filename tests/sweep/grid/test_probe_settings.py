@@ -56,7 +56,9 @@ def test_settings_of_unused_probe_are_preserved(cells: Cells) -> None:
 
 
 def test_probe_setting_spellings_must_agree() -> None:
-    with pytest.raises(ValueError, match=r"needle_trials is settings\.needle\.trials, which has another value here"):
+    with pytest.raises(
+        ValueError, match=r"needle_trials and settings\.needle\.trials are the same setting with different values"
+    ):
         EvalConfig.model_validate({"needle_trials": 3, "settings": {"needle": {"trials": 4}}})
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 Write = Callable[..., Path]
-LIMIT_ERROR = "more than 100,000 values, aliases put in their places; write a grid with fewer"
+LIMIT_ERROR = "more than 100,000 values after expanding aliases; write a smaller grid"
 
 
 def bomb(levels: int, copies: int = 9) -> str:
@@ -59,7 +59,7 @@ def test_yaml_values_are_counted_while_composing(write: Write, monkeypatch: pyte
 
 def test_yaml_file_above_size_limit_is_refused(write: Write) -> None:
     path = write("name: g\n# " + "x" * 2**20)
-    assert error_text(path) == f"{path}: is larger than 1,048,576 bytes; a grid file that large is a mistake"
+    assert error_text(path) == f"{path}: is larger than 1,048,576 bytes, the limit for a grid file"
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "!!int x", "!!float x"])
@@ -124,7 +124,7 @@ def test_yaml_merge_keys_give_the_same_cells(write: Write) -> None:
         load_grid(wrong)
 
 
-DEEP = "more than 50 lists and mappings inside each other"
+DEEP = "more than 50 nested lists and mappings"
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_yaml_integers_beyond_64_bits_are_refused(write: Write, number: str) -> 
     path = write(f"name: g\nset:\n  train.tokens: {number}\n")
     message = error_text(path)
     assert message.startswith(f"{path}:3: set.train.tokens: the whole number '{number[:60]}")
-    assert message.endswith("is beyond 9223372036854775807; quote it where it is text")
+    assert message.endswith("is out of range (limit 9223372036854775807); quote it if it is text")
     assert yaml_document.load(write("seed: 9223372036854775807\n")).data == {"seed": 2**63 - 1}
     assert yaml_document.load(write(f'commit: "{number}"\n')).data == {"commit": number}

@@ -139,7 +139,7 @@ def test_unplaceable_cell_error_lists_the_resources(cells: Callable[..., list[Ce
 
 @pytest.mark.parametrize(("setting", "expected"), [
     ("{gpus: 2}", "must be less than or equal to 1"), ("{gpus: 0.001}", "must be 0, or 0.01 to 1"), ("{gpus: -1}", "greater than"),
-    ("{gpu_type: H200}", "asks for a GPU, and gpus is 0"), ("{memory_gb: 0}", "must be greater than 0"),
+    ("{gpu_type: H200}", "needs a GPU, but gpus is 0"), ("{memory_gb: 0}", "must be greater than 0"),
 ])  # fmt: skip
 def test_resources_that_make_no_sense(cells: Callable[..., list[Cell]], setting: str, expected: str) -> None:
     with pytest.raises(GridError, match=expected):

@@ -98,7 +98,7 @@ def test_refused_launch_names_all_lacks(
     root = tmp_path / "atma-runs"
     assert lines[2:7] == [
         "this machine lacks:",
-        f"  text       corpus 'wikitext-103' is not prepared in {root}/corpora: all of it, about 338 MiB to download",
+        f"  text       corpus 'wikitext-103' is not prepared in {root}/corpora: the complete corpus, about 338 MiB to download",
         f"             -> atma-sweep data prepare --grid {path}, or launch with --prepare",
         "  GPU        2 cells need a GPU of type H200, and this machine has NVIDIA L4",
         "             -> launch on a machine that has one, or set resources.gpus to 0 to train on the CPU",
@@ -245,9 +245,7 @@ def test_inherited_lender_of_long_documents_is_named(
         f"  text  data.heldout: finepdfs (inherited from base large, {base}:3), which lends corpus 'stdlib' long documents, "
         f"is not prepared in {tmp_path}/atma-runs/corpora: about 286 MiB to download"
     )
-    assert lines[4].endswith(
-        "--prepare, or set data.heldout: null in g.yaml, and documents of 'stdlib' itself are held out"
-    )
+    assert lines[4].endswith("--prepare, or set data.heldout: null in g.yaml to hold out documents of 'stdlib' itself")
     write("name: g\nextends: large\nset: {data.corpus: finepdfs}\n")
     assert command("launch", str(path))[::2] == (
         2,

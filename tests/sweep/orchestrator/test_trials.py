@@ -319,7 +319,7 @@ def test_shared_settings_of_trials_cannot_change(bench: Bench) -> None:
     bench.edit(("trials: 8", "trials: 2"))
     bench.launch()
     bench.edit(("set: {train.tokens: 13_824", "set: {train.seq_len: 64, train.tokens: 13_824"))
-    with pytest.raises(SweepError, match=r"trial 0 of study s was made under other settings .* another name"):
+    with pytest.raises(SweepError, match=r"trial 0 of study s was made with other settings .* rename the changed grid"):
         bench.launch()
 
 

@@ -141,7 +141,7 @@ def test_budget_in_hours_and_money(text: str, rate: float | None, hours: float) 
 
 @pytest.mark.parametrize(("text", "message"), [
     ("0h", "must be hours above 0"), ("-1", "must be hours above 0"), ("much", "must be hours above 0"), ("infh", "must be"),
-    ("nan", "must be"), ("5$h", "must be"), ("5$", "say what an hour costs with --rate"),
+    ("nan", "must be"), ("5$h", "must be"), ("5$", "add the price per hour"),
 ])  # fmt: skip
 def test_budget_rejects_invalid_text(text: str, message: str) -> None:
     with pytest.raises(SweepError, match=message):
@@ -155,5 +155,5 @@ def test_rate_is_parsed(text: str | None, rate: float | None) -> None:
 
 @pytest.mark.parametrize("text", ["", "x/h", "0/h", "-2", "2/day", "nan", "inf/h"])
 def test_rate_rejects_invalid_text(text: str) -> None:
-    with pytest.raises(SweepError, match="an amount above 0 of money an hour"):
+    with pytest.raises(SweepError, match="money per hour above 0"):
         cost_estimate.parse_rate(text)

@@ -65,7 +65,7 @@ def long(count: str, have: int = 3, read: str = "clean and needle read") -> str:
     )
 
 
-SHORT = ": lower train.seq_len or train.batch_tokens, or give it more text"
+SHORT = ": lower train.seq_len or train.batch_tokens, or provide more text"
 JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
 
 
@@ -73,8 +73,8 @@ JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
     ({}, {"train": (8, 8)}, f"the training split has 16 tokens, less than one row of 8 + 1{SHORT}"),
     ({"data": {"whole_steps": True}}, {"train": (17, 17)}, f"the training split has 34 tokens, less than one step of 16 + 2 in any shard{SHORT}"),
     ({}, {"largest": 257}, "holds token 257, but model.vocab_size is 257: raise it to 258 or more"),
-    ({"probes": ("val", "clean", "needle")}, {"validation": 48}, "the validation split has 48 tokens, eval.validation_tokens asks for 49: lower it"),
-    ({"validation_tokens": 7}, {}, "eval.validation_tokens is 7, less than a row of 8: raise it"),
+    ({"probes": ("val", "clean", "needle")}, {"validation": 48}, "the validation split has 48 tokens, but eval.validation_tokens needs 49: lower it"),
+    ({"validation_tokens": 7}, {}, "eval.validation_tokens is 7, less than one row of 8 tokens: raise it"),
     ({}, {"validation": 64}, f"the validation split has 64 tokens, 3 rows of 16; {JUNK}"),
     ({}, {"held": (17, 16, 17, 17)}, long("only 2 have", 4)),
     ({}, {"held": (17,)}, long("only 1 has", 1)),
@@ -152,10 +152,12 @@ def test_a_dry_run_prepares_nothing_and_says_so(grid: Callable[[str], Path], tmp
     assert (code, err) == (0, "")
     corpora = tmp_path / "atma-runs" / "corpora"
     how = f"corpus 'files' is not prepared in {corpora}: atma-sweep data prepare --grid {path}"
-    assert json.loads(out)["remarks"] == [f"{how}; until then ids are provisional and its size is not checked"]
+    assert json.loads(out)["remarks"] == [
+        f"{how}; until then cell ids are provisional and the corpus size is not checked"
+    ]
     assert sorted(tmp_path.rglob("*")) == before
     assert (
-        f"{how}; until then ids are provisional and its size is not checked"
+        f"{how}; until then cell ids are provisional and the corpus size is not checked"
         in command("launch", str(path), "--dry-run")[1].splitlines()
     )
 
@@ -187,10 +189,12 @@ def test_launch_refuses_to_download_unasked(
     if "heldout" in data:
         lender = data.split()[-1]
         assert line.startswith(
-            f"  text  data.heldout: {lender} ({path}:7), which lends corpus '{name}' long documents, is not"
+            f"  text  data.heldout: {lender} ({path}:7), the source of long documents for corpus '{name}', is not"
         )
     else:
-        assert line.startswith(f"  text  corpus '{name}' is not prepared in {runs}/corpora: all of it, about ")
+        assert line.startswith(
+            f"  text  corpus '{name}' is not prepared in {runs}/corpora: the complete corpus, about "
+        )
     assert remedy.strip().startswith(
         f"-> atma-sweep data prepare --grid {path} --runs '{runs}', or launch with --prepare"
     )
@@ -266,12 +270,12 @@ def test_an_unknown_corpus_names_line_and_nearest(
         with pytest.raises(GridError) as caught:
             texts.expand_grid(load_grid(path), tmp_path / "atma-runs" / "corpora", dry=dry)
         assert str(caught.value) == (
-            f"{path}:7: set.data.corpus: no corpus 'boks' is built in or prepared; "
-            f"atma-sweep data prepare PATH --name boks would; allowed: {corpus_names}; did you mean 'books'?"
+            f"{path}:7: set.data.corpus: no built-in or prepared corpus 'boks'; "
+            f"atma-sweep data prepare PATH --name boks prepares one; allowed: {corpus_names}; did you mean 'books'?"
         )
     code, _, err = command("launch", str(path), "--set", "data.corpus=finepdf", "--name", "h", "--dry-run")
     assert code == 2
-    assert err.startswith("atma-sweep: --set: data.corpus: no corpus 'finepdf' is built in or prepared; ")
+    assert err.startswith("atma-sweep: --set: data.corpus: no built-in or prepared corpus 'finepdf'; ")
     assert err.endswith("did you mean 'finepdfs'?\n")
 
 
@@ -299,7 +303,7 @@ def test_dry_run_reports_invalid_paths(
 @pytest.mark.parametrize(("change", "message"), [
     (("documents: 2", "documents: 65"), "of the first 65 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16)"),
     (("lengths: [128]", "lengths: [128, 1024]"), "of the first 2 held-out documents, which clean and needle read, none have 1025 tokens"),
-    (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 2263 tokens, eval.validation_tokens asks for 999937"),
+    (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 2263 tokens, but eval.validation_tokens needs 999937"),
     (("junk_rows: 2", "junk_rows: 99"), "the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 99"),
 ])  # fmt: skip
 def test_launch_stops_early_on_insufficient_text(
@@ -346,7 +350,7 @@ def test_the_text_that_every_machine_has_is_checked_unprepared(write: Write, tmp
     path = write("name: g\nextends: micro\nset: {eval.validation_tokens: 1e9}\n")
     have = len(prepare_corpus(DataConfig(), tmp_path / "apart").validation)
     before = sorted(tmp_path.rglob("*"))
-    message = f"atma-sweep: corpus 'stdlib': the validation split has {have} tokens, eval.validation_tokens asks for 1000000001: lower it\n"
+    message = f"atma-sweep: corpus 'stdlib': the validation split has {have} tokens, but eval.validation_tokens needs 1000000001: lower it\n"
     assert [command(word, str(path), *options) for word, *options in LOOKS] == [(2, "", message)] * len(LOOKS)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -368,7 +372,7 @@ def test_text_too_short_for_the_trials_of_a_study_ends_a_plan(
         0
     ] * 4
     path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
-    message = "the validation split has 2263 tokens, eval.validation_tokens asks for 999937: lower it"
+    message = "the validation split has 2263 tokens, but eval.validation_tokens needs 999937: lower it"
     results = [command(word, str(path), *options) for word, *options in (*LOOKS, ["launch", "--executor", "local"])]
     assert results == [(2, "", f"atma-sweep: corpus 'files': {message}\n")] * 6
 
@@ -412,7 +416,7 @@ def test_calibration_first_reports_unchecked_text(
     path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
     message = (
         f"corpus 'files' is not prepared in {tmp_path}/atma-runs/corpora: atma-sweep data prepare --grid {path}; "
-        "until then ids are provisional and its size is not checked"
+        "until then cell ids are provisional and the corpus size is not checked"
     )
     assert command("plan", str(path), "--calibrate") == (3, "", f"{message}\natma-sweep: timing begins\n")
     code, out, err = command("plan", str(path))
@@ -488,7 +492,7 @@ def test_corpus_check_reports_all_shortfalls_together(
     assert code == 2
     assert len(err.splitlines()) == 1
     lacks = [
-        "corpus 'files': the validation split has 2263 tokens, eval.validation_tokens asks for 4097: lower it",
+        "corpus 'files': the validation split has 2263 tokens, but eval.validation_tokens needs 4097: lower it",
         "corpus 'files': of the first 20 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16): "
         "lower eval.documents or eval.lengths, or lend longer ones with data.heldout",
         "corpus 'files': the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 30: lower "

@@ -115,7 +115,7 @@ def test_contrasts_order_goes_seed_by_seed() -> None:
     assert sorted(out[12:]) == sorted(f"{seed}{name}" for seed in "01" for name in rest)
     # whose partner is finished comes before other pairs of its contrast
     assert by_contrasts(cells, contrasts, {"0011"})[:2] == ["0111", "0000"]
-    with pytest.raises(GridError, match="is contrasts, and the grid declares none"):
+    with pytest.raises(GridError, match="is contrasts, but the grid declares none"):
         by_contrasts(cells, [])
 
 

@@ -257,5 +257,5 @@ def test_types_of_each_precision(precision: Any, cuda: str, cpu: str) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
 def test_a_precision_decides_alone(precision: Any) -> None:
-    with pytest.raises(ValidationError, match=rf"precision \({precision}\) .* leave activations at auto"):
+    with pytest.raises(ValidationError, match=rf"precision \({precision}\) .* set activations to auto"):
         TrainConfig(precision=precision, activations="float32")
