@@ -58,10 +58,10 @@ class ChosenDesign:
         what = f"design: {design.runs} of {counted(len(design.space.points), 'combination')}, {design.method}"
         if design.defining_relation:
             what += f", I = {' = '.join(map(term_text, design.defining_relation))}"
-        what += f"; estimated: {', '.join(map(term_text, design.terms))}; other interactions are taken for nothing"
+        what += f"; estimated: {', '.join(map(term_text, design.terms))}; other interactions are assumed to be zero"
         over = design.runs - design.model.rank
         if not over:
-            what += "; no cell is left over to judge noise by, so that without further seeds there are no intervals"
+            what += "; no residual degrees of freedom, so there are no intervals without more seeds"
         return [
             what,
             *(f"design: {sentence}" for sentence in aliasing.alias_sentences(design.model, self.members)),

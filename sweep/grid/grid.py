@@ -154,7 +154,7 @@ class Grid:
                 )
             studies[word] = Grid(
                 name=self.tune.study_name(self.name, word),
-                description=f"Of {self.name}: {self.tune.per} {word}",
+                description=f"Tuning study of {self.name} for {self.tune.per} {word}",
                 document=self.document,
                 axes={}, custom_axes={}, level_settings={}, exclude=[], include=[], seeds=[*self.seeds][:1],
                 layers=[*self.layers, layer],

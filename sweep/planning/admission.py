@@ -427,20 +427,20 @@ class DiskUsage:
         number, unit = least.split()
         each = most if least == most else f"{number} to {most}" if most.endswith(f" {unit}") else f"{least} to {most}"
         stays = (
-            f"{each} of {parts} a cell, {size(self.retained)} for {counted(self.cells, 'cell')}"
+            f"{each} of {parts} per cell, {size(self.retained)} for {counted(self.cells, 'cell')}"
             if self.retained
-            else "nothing stays"
+            else "nothing is kept"
         )
         free = f"{size(self.free)} free in {self.storage_root}" if self.free is not None else f"in {self.storage_root}"
         lines = [
             f"disk: {stays} (checkpoint.keep: {', '.join(self.keep)}); "
-            f"while training up to {size(self.running)} a running cell; {free}"
+            f"during training up to {size(self.running)} per running cell; {free}"
         ]
         if self.is_short and self.free is not None:
             lines.append(
-                f"warning: {size(self.retained)} to keep and {size(self.running)} while training are more than the "
-                f"{size(self.free)} free in {self.storage_root}; make room, set checkpoint.keep to nothing, or name another "
-                "place with checkpoint.path"
+                f"warning: {size(self.retained)} to keep and {size(self.running)} during training exceed the "
+                f"{size(self.free)} free in {self.storage_root}; free disk space, set checkpoint.keep to nothing, or set "
+                "checkpoint.path to another location"
             )
         return lines
 

@@ -259,16 +259,16 @@ def _axis_changes(
             continue
         levels = Counter(now[cell].axes.get(name, "no level") for cell, _ in shared)
         if len(shared) == num_members and len(levels) == 1:
-            yield f"new axis {name}: all {num_members} cells of before have {name}={next(iter(levels))}; their ids stay"
+            yield f"new axis {name}: all {num_members} earlier cells have {name}={next(iter(levels))} and keep their ids"
         elif shared:
             counts = ", ".join(f"{count} {name}={level}" for level, count in levels.items())
-            yield f"new axis {name}: of {num_members} cells of before {counts}, whose ids stay; {num_members - len(shared)} are orphaned"
+            yield f"new axis {name}: of {num_members} earlier cells, {counts} keep their ids; {num_members - len(shared)} are orphaned"
         else:
             common_level = _common_level(store, orphans, name)
             yield (
-                f"new axis {name}: no cell of before has one of its levels"
+                f"new axis {name}: no earlier cell has one of its levels"
                 + (
-                    f"; they have {name}={common_level}, which as a level would keep them"
+                    f"; all have {name}={common_level}: add this level to keep their results"
                     if common_level is not None
                     else ""
                 )
@@ -277,7 +277,9 @@ def _axis_changes(
         if name not in after:
             levels = Counter(axes.get(name, "no level") for _, axes in shared)
             counts = ", ".join(f"{count} {name}={level}" for level, count in levels.items())
-            yield f"axis {name} is gone: " + (f"of before stay {counts}" if shared else "no cell of before stays")
+            yield f"axis {name} was removed: " + (
+                f"{counts} keep their ids" if shared else "no earlier cell keeps its id"
+            )
 
 
 def _common_level(store: Store, orphans: Sequence[CellState], axis: str) -> str | None:
@@ -316,10 +318,8 @@ def _vanished_cells(sweep: str, cells: Sequence[Cell], store: Store | None) -> l
     before = {state.cell_id for state in store.cell_states(sweep, revision=last.number)}
     gone = len(before - {cell.id for cell in cells})
     if not gone:
-        return [
-            f"design: all {counted(len(before), 'cell')} of the design launched before are among these {len(cells)}"
-        ]
+        return [f"design: all {counted(len(before), 'cell')} of the last launched design are among these {len(cells)}"]
     return [
-        f"design: {gone} of the {counted(len(before), 'cell')} of the design launched before are not among these {len(cells)}; they stay in the "
-        "database (report --orphans). Designs hold smaller ones of the same grid, contrasts, method and model"
+        f"design: {gone} of the {counted(len(before), 'cell')} of the last launched design are not among these {len(cells)}; their results stay in the "
+        "database (report --orphans). A design contains a smaller one only for the same grid, contrasts, method and model"
     ]

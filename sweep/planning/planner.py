@@ -86,13 +86,13 @@ class Budget:
     def describe(self) -> list[str]:
         """Return one line on the budget, and a second one if tasks are deferred."""
         lines = [
-            f"budget: {self.allowed:g} {self.unit}, {self.spent:.3g} spent so far; {counted(self.cells, 'cell')} for about "
-            f"{self.hours:.3g} fit"
+            f"budget: {self.allowed:g} {self.unit}, {self.spent:.3g} spent so far; covers {counted(self.cells, 'cell')} for about "
+            f"{self.hours:.3g} more"
         ]
         if self.deferred:
             lines.append(
-                f"left for later: {counted(len(self.deferred), 'cell')}, which would cost about {self.deferred_hours:.3g} more; "
-                f"--budget {sufficient_budget(self.spent + self.hours + self.deferred_hours)} takes them all"
+                f"over budget: {counted(len(self.deferred), 'cell')} for about {self.deferred_hours:.3g} {self.unit} more; "
+                f"--budget {sufficient_budget(self.spent + self.hours + self.deferred_hours)} covers all of them"
             )
         return lines
 

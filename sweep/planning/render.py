@@ -36,7 +36,10 @@ def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[
     if difference.revision is None:
         yield "never launched before"
         return
-    changes = [*difference.changes, *((f"{key} (by a base or a default)", a, b) for key, a, b in difference.inherited)]
+    changes = [
+        *difference.changes,
+        *((f"{key} (from a base or a default)", a, b) for key, a, b in difference.inherited),
+    ]
     if not changes and not difference.axes:
         yield f"nothing changed since revision {difference.revision}"
         return
@@ -45,13 +48,13 @@ def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[
     shown = changes if list_all else changes[:MAX_LINES]
     yield from (f"  {key}: {_value(old)} -> {_value(new)}" for key, old, new in shown)
     if len(shown) < len(changes):
-        yield f"  and {len(changes) - len(shown)} more, which --list shows"
+        yield f"  and {len(changes) - len(shown)} more; --list shows all"
 
 
 def _value(value: object) -> str:
-    """Return a setting's value as text: None is "nothing", booleans are "on" and "off", lists are in brackets."""
+    """Return a setting's value as text: None is "none", booleans are "on" and "off", lists are in brackets."""
     if value is None:
-        return "nothing"
+        return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else str(value)
@@ -86,12 +89,12 @@ def price_line(bill: Bill) -> str:
     Hours, duration and money read "likely (low to high)". Without attempts the line says that nothing is to do.
     """
     if not bill.groups:
-        return "price: nothing is to do"
+        return "price: nothing to do"
     finish = bill.finish
     times = f"{duration(finish.likely)} ({duration(finish.low)} to {duration(finish.high)})"
-    money = f", {_amount(bill.money)} at {bill.hourly_rate:g} an hour" if bill.money is not None else ""
+    money = f", {_amount(bill.money)} at {bill.hourly_rate:g} per hour" if bill.money is not None else ""
     return (
-        f"price: {_amount(bill.hours)} {bill.unit}, through in {times} on {_where(bill)}{money}; "
+        f"price: {_amount(bill.hours)} {bill.unit}, finishes in {times} on {_where(bill)}{money}; "
         f"{_sources(bill.sources)}"
     )
 
@@ -110,33 +113,31 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
     if not bill.groups:
         return
     parts = ", ".join(f"{part} {_number(bill.parts[part].likely)}" for part in ATTEMPT_PHASES if bill.parts[part].high)
-    yield f"  of these {bill.unit}: {parts}"
+    yield f"  {bill.unit} by phase: {parts}"
     if bill.kwh is not None:
         watts_basis = (
-            "what a board takes at most, an assumption; --watts says another"
-            if bill.assumed_watts
-            else "as --watts says"
+            "assumed: the maximum of the board; --watts sets another" if bill.assumed_watts else "from --watts"
         )
-        yield f"  energy: {_amount(bill.kwh)} kWh at {bill.watts:g} W a GPU ({watts_basis})"
+        yield f"  energy: {_amount(bill.kwh)} kWh at {bill.watts:g} W per GPU ({watts_basis})"
     elif bill.unit == "core-hours":
-        yield "  energy: not known of a CPU"
+        yield "  energy: n/a for a CPU"
     else:
-        yield f"  energy: not known of {bill.machine}; --watts says what one takes"
+        yield f"  energy: n/a, power of {bill.machine} unknown; --watts sets it"
     shown = bill.groups if list_all else bill.groups[:MAX_LINES]
-    yield f"  {'hours':>10}  {'attempts':>8}  {'tokens/s':>10}  {'source':<10}  like"
+    yield f"  {'hours':>10}  {'attempts':>8}  {'tokens/s':>10}  {'source':<10}  example"
     for group in shown:
         yield (
             f"  {_number(group.hours.likely):>10}  {group.attempts:>8}  {group.tokens_per_s:>10,.0f}  {group.source:<10}  "
             f"{group.slug}{'' if group.kind == 'train' else ' (evaluation)'}"
         )
     if len(shown) < len(bill.groups):
-        yield f"  and {len(bill.groups) - len(shown)} more, which --list shows"
+        yield f"  and {len(bill.groups) - len(shown)} more; --list shows all"
     for gap in dict.fromkeys(group.silent for group in bill.groups if group.silent):
-        yield f"  the price is too low where {gap}; --calibrate times it"
+        yield f"  the price is too low, because {gap}; --calibrate measures it"
     if "FLOPs" in bill.sources:
         yield (
-            "  from FLOPs: the time is as likely too high as too low, by a factor of up to several; --calibrate times a few "
-            "steps of each kind of cell on this machine"
+            "  from FLOPs: the time may be off by a factor of several in either direction; --calibrate times a few steps of "
+            "each kind of cell on this machine"
         )
 
 
@@ -147,8 +148,8 @@ def _where(bill: Bill) -> str:
 
 
 def _sources(sources: Mapping[str, int]) -> str:
-    labels = {"measured": "as measured", "calibrated": "as calibrated", "FLOPs": "from FLOPs"}
-    return ", ".join(f"{count} {labels[word]}" for word, count in sources.items())
+    labels = {"measured": "measured", "calibrated": "calibrated", "FLOPs": "from FLOPs"}
+    return "attempts: " + ", ".join(f"{count} {labels[word]}" for word, count in sources.items())
 
 
 def _amount(estimate: ThreePointEstimate | None) -> str:

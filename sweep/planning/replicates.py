@@ -145,7 +145,7 @@ class StopOutlook:
         if self.last_look is None or self.last_look.verdict == "open":
             highest_price = render.price_line(self.max_price).removeprefix("price: ")
             lines.append(
-                f"stop: the price is that of {counted(self.seeds, 'seed')}; should all {rule.max_seeds} be needed, it is {highest_price}"
+                f"stop: this price is for {counted(self.seeds, 'seed')}; if all {rule.max_seeds} are needed, it is {highest_price}"
             )
         return lines
 

@@ -155,7 +155,7 @@ def test_plan_of_the_largest_values_reports_the_disk(command_line: Any) -> None:
     options = [word for path, value in settings.items() for word in ("--set", f"{path}={value}")]
     code, out, err = command_line("launch", "quick", *options, "--name", "x", "--dry-run", "--only", "attn_type=nope")
     assert (code, err) == (0, "")
-    assert "while training are more than the" in out, "the disk that it would take, against what is free"
+    assert "during training exceed the" in out, "the disk that it would take, against what is free"
 
 
 def test_the_schema_shows_the_bounds(command_line: Any) -> None:

@@ -26,8 +26,8 @@ def test_plan_shows_groups_and_price_without_writing(tmp_path: Path) -> None:
     assert lines[0] == "micro: 4 cells"
     assert "  new                   4" in lines
     assert "  excluded              2  exclude[0] (attn_type: rope)" in lines
-    assert "core-hours, through in" in plan_text
-    assert "at 2.5 an hour; 4 from FLOPs" in plan_text
+    assert "core-hours, finishes in" in plan_text
+    assert "at 2.5 per hour; attempts: 4 from FLOPs" in plan_text
     assert "nope-baseline-d0-m0-w0-s1" not in plan_text, "cells stand there with --list"
     assert "nope-baseline-d0-m0-w0-s1" in bench.ask("plan", "micro.yaml", "--list")
     planned = json.loads(bench.ask("plan", "micro.yaml", "--json", "--gpus", "3"))
@@ -79,7 +79,7 @@ def test_calibrated_price_matches_launch_and_budget_resumes(tmp_path: Path) -> N
     full_hours = plan()["price"]["hours"]["likely"]
     output = bench.run("launch", "micro.yaml", "--budget", f"{0.6 * full_hours:.6f}h")
     assert "2 cells for about" in output
-    assert "left for later: 2 cells" in output
+    assert "over budget: 2 cells" in output
     slugs = [slug for (slug,) in bench.sql("SELECT slug FROM cell JOIN attempt a ON a.cell_id = cell.id ORDER BY a.id")]
     assert [str(slug)[-2:] for slug in slugs] == ["s0", "s0"], "the pair of the first seed"
     table = json.loads(bench.ask("report", "--table", "budget", "--format", "json"))

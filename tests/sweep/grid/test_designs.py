@@ -73,7 +73,7 @@ def test_design_regular_fraction_of_two_level_axes(write: Write) -> None:
     assert grid.chosen.design.defining_relation == (("attn_type", "distractor", "memory", "window"),)
     assert grid.chosen.lines()[:2] == [
         "design: 8 of 16 combinations, regular, I = attn_type x distractor x memory x window; estimated: attn_type, distractor, "
-        "memory, window; other interactions are taken for nothing",
+        "memory, window; other interactions are assumed to be zero",
         "design: with these 8 cells, attn_type x distractor cannot be told from memory x window; attn_type x memory cannot be told "
         "from distractor x window; attn_type x window cannot be told from distractor x memory",
     ]

@@ -405,8 +405,8 @@ def test_predicted_disk_usage_matches_the_launch(bench: Bench) -> None:
     planned = bench.plan()
     line = next(line for line in bench.launch().splitlines() if line.startswith("disk: "))
     assert re.fullmatch(
-        r"disk: \d+( to \d+)? KiB of weights a cell, \d+ KiB for 2 cells \(checkpoint.keep: weights\); "
-        rf"while training up to \d+ KiB a running cell; [\d.]+ .iB free in {re.escape(str(bench.folder))}/atma-runs",
+        r"disk: \d+( to \d+)? KiB of weights per cell, \d+ KiB for 2 cells \(checkpoint.keep: weights\); "
+        rf"during training up to \d+ KiB per running cell; [\d.]+ .iB free in {re.escape(str(bench.folder))}/atma-runs",
         line,
     )
     weight_sizes = [path.stat().st_size for path in (bench.folder / "atma-runs").glob("*/1/weights.safetensors")]

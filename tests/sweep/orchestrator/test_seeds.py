@@ -227,7 +227,7 @@ def test_plan_prices_all_seeds(tmp_path: Path) -> None:
         "stop: attn_type: polar - nope, val.val_loss: seeds are added to 2 configurations until its interval is at most 0.100 nats wide"
         in plan_text
     )
-    assert "stop: the price is that of 3 seeds; should all 6 be needed, it is" in plan_text
+    assert "stop: this price is for 3 seeds; if all 6 are needed, it is" in plan_text
 
 
 @only_long

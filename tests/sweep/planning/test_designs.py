@@ -37,11 +37,14 @@ def test_design_remarks_on_previous_cells(write: Callable[..., Path], tmp_path: 
     stored = design_from_options(store.revision("g").options)
     assert stored is not None
     assert (stored.runs, stored.method, len(stored.space.points)) == (6, "d-optimal", 12)
-    assert launch("design: {runs: 9}\n")[-1] == "design: all 6 cells of the design launched before are among these 9"
+    assert launch("design: {runs: 9}\n")[-1] == "design: all 6 cells of the last launched design are among these 9"
     second = launch("design: {runs: 10, model: two-way}\n")[-1]
-    assert "of the 9 cells of the design launched before are not among these 10; they stay in the database" in second
+    assert (
+        "of the 9 cells of the last launched design are not among these 10; their results stay in the database"
+        in second
+    )
     # the whole grid holds every design of it, and is no design
-    assert launch("") == ["design: all 10 cells of the design launched before are among these 12"]
+    assert launch("") == ["design: all 10 cells of the last launched design are among these 12"]
     assert design_from_options(store.revision("g").options) is None
     assert launch("") == []
 

@@ -180,7 +180,7 @@ def test_difference_reports_changes_of_a_base(store: Store, read: Any, write: Wr
     base.write_text(base.read_text().replace("tokens: 153_600", "tokens: 102_400"))
     difference = between(store, *read(FIRST))
     assert (difference.changes, difference.inherited) == ([], [("train.tokens", 153_600, 102_400)])
-    assert "  train.tokens (by a base or a default): 153600 -> 102400" in render.difference_lines(
+    assert "  train.tokens (from a base or a default): 153600 -> 102400" in render.difference_lines(
         difference, list_all=False
     )
 
@@ -191,19 +191,19 @@ def test_difference_new_axis_names_the_former_level(store: Store, read: Any) -> 
     grid, cells = read(FIRST.replace("axes:", "axes:\n  memory: [off, on]"))
     assert {cell.id for cell in before} <= {cell.id for cell in cells}
     difference = between(store, grid, cells)
-    assert difference.axes == ["new axis memory: all 2 cells of before have memory=off; their ids stay"]
+    assert difference.axes == ["new axis memory: all 2 earlier cells have memory=off and keep their ids"]
     assert counts(difference) == {"new": 4}, "nobody has trained any yet"
     grid, cells = read(FIRST.replace("axes:", "axes:\n  train.muon_lr: [0.5]"))
     assert between(store, grid, cells).axes == [
-        "new axis train.muon_lr: no cell of before has one of its levels; they have train.muon_lr=0.02, which as a level "
-        "would keep them"
+        "new axis train.muon_lr: no earlier cell has one of its levels; all have train.muon_lr=0.02: add this level to "
+        "keep their results"
     ]
 
 
 def test_difference_reports_a_removed_axis(store: Store, read: Any) -> None:
     launch(store, *read(FIRST.replace("axes:", "axes:\n  memory: [off, on]")))
     difference = between(store, *read(FIRST))
-    assert difference.axes == ["axis memory is gone: of before stay 2 memory=off"]
+    assert difference.axes == ["axis memory was removed: 2 memory=off keep their ids"]
     assert counts(difference) == {"new": 2, "orphaned": 2}
 
 

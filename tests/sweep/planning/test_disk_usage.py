@@ -61,7 +61,7 @@ def test_disk_usage_of_a_gpu_cell_in_remote_storage(
     chosen = cells("set:\n  checkpoint.path: s3://bucket/x/\nresources: {gpus: 1}\n")
     usage = admission.disk_needed(chosen, tmp_path)
     assert (usage.per_cell, usage.running, usage.free, usage.storage_root) == ((50, 50), 3 * 55, None, "s3://bucket/x")
-    assert usage.describe()[0].endswith("a running cell; in s3://bucket/x")
+    assert usage.describe()[0].endswith("per running cell; in s3://bucket/x")
     assert len(usage.describe()) == 1
     (relative,) = cells("set:\n  checkpoint.path: kept\n")
     assert admission.disk_needed([relative], Path("/elsewhere")).storage_root == str(tmp_path / "kept")
@@ -86,16 +86,16 @@ def make_usage(
 
 
 @pytest.mark.parametrize(("changes", "line"), [
-    ({}, "disk: 1.4 GiB of weights a cell, 168 GiB for 120 cells (checkpoint.keep: weights); while training up to "
-     "9.3 GiB a running cell; 512 GiB free in /runs"),
-    ({"per_cell": (GIB, int(1.25 * GIB))}, "disk: 1.0 to 1.2 GiB of weights a cell, 168 GiB for 120 cells "
-     "(checkpoint.keep: weights); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
-    ({"per_cell": (GIB // 2, int(1.25 * GIB))}, "disk: 512 MiB to 1.2 GiB of weights a cell, 168 GiB for 120 cells "
-     "(checkpoint.keep: weights); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
-    ({"per_cell": (0, 0), "retained": 0, "keep": ("nothing",)}, "disk: nothing stays (checkpoint.keep: nothing); while "
-     "training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
-    ({"keep": ("everything",)}, "disk: 1.4 GiB of weights and checkpoints a cell, 168 GiB for 120 cells "
-     "(checkpoint.keep: everything); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
+    ({}, "disk: 1.4 GiB of weights per cell, 168 GiB for 120 cells (checkpoint.keep: weights); during training up to "
+     "9.3 GiB per running cell; 512 GiB free in /runs"),
+    ({"per_cell": (GIB, int(1.25 * GIB))}, "disk: 1.0 to 1.2 GiB of weights per cell, 168 GiB for 120 cells "
+     "(checkpoint.keep: weights); during training up to 9.3 GiB per running cell; 512 GiB free in /runs"),
+    ({"per_cell": (GIB // 2, int(1.25 * GIB))}, "disk: 512 MiB to 1.2 GiB of weights per cell, 168 GiB for 120 cells "
+     "(checkpoint.keep: weights); during training up to 9.3 GiB per running cell; 512 GiB free in /runs"),
+    ({"per_cell": (0, 0), "retained": 0, "keep": ("nothing",)}, "disk: nothing is kept (checkpoint.keep: nothing); during "
+     "training up to 9.3 GiB per running cell; 512 GiB free in /runs"),
+    ({"keep": ("everything",)}, "disk: 1.4 GiB of weights and checkpoints per cell, 168 GiB for 120 cells "
+     "(checkpoint.keep: everything); during training up to 9.3 GiB per running cell; 512 GiB free in /runs"),
 ])  # fmt: skip
 def test_disk_usage_line(changes: dict[str, Any], line: str) -> None:
     assert make_usage(**changes).describe() == [line]
@@ -106,8 +106,8 @@ def test_disk_usage_warns_when_space_is_short() -> None:
     assert len(make_usage(free=enough).describe()) == 1
     _, warning = make_usage(free=enough - 1).describe()
     assert warning == (
-        "warning: 168 GiB to keep and 9.3 GiB while training are more than the 177 GiB free in /runs; make room, set "
-        "checkpoint.keep to nothing, or name another place with checkpoint.path"
+        "warning: 168 GiB to keep and 9.3 GiB during training exceed the 177 GiB free in /runs; free disk space, set "
+        "checkpoint.keep to nothing, or set checkpoint.path to another location"
     )
 
 
