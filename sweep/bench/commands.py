@@ -27,12 +27,14 @@ class Graphs(StrEnum):
 Rounds = Annotated[
     int,
     typer.Option(
-        "--rounds", metavar="N", min=1, max=MAX_NUMBER, help="How often each variant is timed, in turn with the others."
+        "--rounds",
+        metavar="N",
+        min=1,
+        max=MAX_NUMBER,
+        help="Timing rounds per variant, interleaved with the other variants.",
     ),
 ]
-Slugs = Annotated[
-    list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
-]
+Slugs = Annotated[list[str] | None, typer.Argument(metavar="CELL", help="Slugs of the grid's cells, without the seed.")]
 OfGrid = Annotated[
     str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
 ]
@@ -50,14 +52,14 @@ def bench_kernels(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time each kernel beside its rivals, at the sizes of the 370M network.
+    """Time each kernel against its rivals, at the sizes of the 370M network.
 
     \b
     Example:
       atma-sweep bench kernels polar softmax --rounds 5
 
     Args:
-        ops (OP): Operations to time; without any, all.
+        ops (OP): Operations to time; all by default.
     """
     from . import kernels, report
 
@@ -80,15 +82,15 @@ def bench_train(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time whole optimizer steps of cells on random tokens, and how long the first step takes to come.
+    """Time optimizer steps of cells on random tokens, and the delay of the first step.
 
     \b
     Example:
       atma-sweep bench train polar-baseline-d0-m0-w0 polar-baseline-d0-m1-w0
 
     Args:
-        graphs (WAY): Time every cell with train.graphs on, off or auto; repeatable, in turns.
-        profile: Also say what the device spends its time on; --out has it kernel by kernel.
+        graphs (WAY): Time every cell with train.graphs on, off or auto; repeatable, interleaved.
+        profile: Also report the device time by kind of kernel; --out lists every kernel.
     """
     from . import report, train
 
@@ -112,15 +114,15 @@ def bench_decode(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time writing, token by token, with random weights, beside what reading the bytes would take.
+    """Time token-by-token generation with random weights, against the time to read the same bytes.
 
     \b
     Example:
       atma-sweep bench decode polar-baseline-d0-m1-w0 --texts 512 --context 512
 
     Args:
-        texts (N): Texts at a time, instead of 1, 8, 64, 512; repeatable.
-        context (TOKENS): Tokens behind each, instead of 512, 4096, 65536; repeatable.
+        texts (N): Texts per batch, instead of 1, 8, 64, 512; repeatable.
+        context (TOKENS): Context tokens per text, instead of 512, 4096, 65536; repeatable.
     """
     from . import decode, report, train
 
@@ -147,8 +149,8 @@ def bench_scale(
       atma-sweep bench scale --cells 1000
 
     Args:
-        cells (N): How many cells, about.
-        points (N): Points of each cell's curve.
+        cells (N): Approximate number of cells.
+        points (N): Curve points per cell.
     """
     import tempfile
 
@@ -171,11 +173,11 @@ def bench_sweep(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time whole cells, from the start of the first attempt to the last number, by how many attempts share a device.
+    """Time complete cells, from the first start to the last measurement, by the number of attempts at once.
 
-    Each number trains all the cells anew, in a database of its own that is removed afterwards; give it cells that are
-    quick, and at least as many as the largest number. Text that is prepared under --runs is used from there.
-    On a GPU it also says whether NVIDIA's MPS runs.
+    Each number trains all cells again, in a temporary database. Choose cells that train quickly, and at least as many
+    as the largest number. Text that is prepared under --runs is used from there.
+    On a GPU, the output also states whether NVIDIA's MPS runs.
 
     \b
     Example:
@@ -183,7 +185,7 @@ def bench_sweep(
 
     Args:
         grid (GRID): Grid file, or the name of a shipped grid such as quick.
-        attempts (N,N..): How many at once, one after the other.
+        attempts (N,N..): Numbers of attempts at once, timed one after the other.
         only (AXIS=LEVEL,..): Only the cells with these levels; repeatable.
     """
     import tempfile
