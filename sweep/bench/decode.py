@@ -130,7 +130,7 @@ def _fill_row(
             paged = PagedDecoder(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
             _time_row(row, paged, rounds, steps, limits)
     except torch.OutOfMemoryError:
-        row.unfit = "the GPU's memory"
+        row.unfit = "out of GPU memory"
     except CacheFull as full:
         row.unfit = str(full)
     except RuntimeError as error:
@@ -190,7 +190,7 @@ def _progress_line(row: DecodeRow) -> str:
     speed = f"{row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s is not None else f"n/a: {row.unfit}"
     if row.not_compiled is not None:
         speed += f", not compiled: {row.not_compiled}"
-    return f"{row.cell}, {row.attention}, {row.texts} texts, {row.context:,} tokens behind each: {speed}"
+    return f"{row.cell}, {row.attention}, {row.texts} texts with {row.context:,} context tokens each: {speed}"
 
 
 def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
@@ -201,7 +201,7 @@ def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
     lines = [
         limits.line,
         "",
-        "| cell | attention | texts | tokens behind | tokens/s | range | of the roof | not compiled | without graphs | step (ms) | host (ms) | bytes a step |",
+        "| cell | attention | texts | context tokens | tokens/s | range | of roofline | not compiled | without graphs | step (ms) | host (ms) | bytes per step |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -215,12 +215,12 @@ def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
         lines.append(f"{head} {speeds} | {row.step_ms:.2f} | {row.host_ms:.2f} | {row.step_bytes:,} |")
     lines += [
         "",
-        "Roof: each byte of weights, keys, values and states at the speed of the copy, and nothing else. Host: until a step is asked",
-        "for; where that is about the step's time, the host is the limit.",
+        "Roofline: each byte of weights, keys, values and states moved once at the measured copy speed. Host: time until a step is",
+        "queued; where it is close to the step time, the host is the limit.",
     ]
     if any(row.attention != PAGES for row in rows):
         lines += [
-            "Attention other than in pages: torch's, over keys that lie in one piece, without those of the tokens written meanwhile."
+            "Attention other than in pages: torch's, over contiguous keys, without the keys of tokens generated meanwhile."
         ]
     lines += sorted({f"Not compiled, {row.cell}: {row.not_compiled}." for row in rows if row.not_compiled is not None})
     return "\n".join(lines)

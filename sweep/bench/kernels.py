@@ -231,7 +231,7 @@ def table(limits: Ceilings, rows: Sequence[KernelRow]) -> str:
     head = [
         limits.line,
         "",
-        "| op | size | variant | forward ms | both ms | range | share forward | share both | to rival | MiB |",
+        "| op | size | variant | forward (ms) | forward + backward (ms) | range (ms) | forward, of limit | both, of limit | vs rival | peak MiB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(head + [_line(row) for row in rows])

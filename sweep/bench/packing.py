@@ -325,7 +325,7 @@ def table(result: PackingResult) -> str:
     step, in steps, in validation, in probes, and idle.
     """
     best = max(result.rows, key=lambda row: row.tokens_per_s)
-    heads = "attempts at once|cells|seconds|tokens/s|cells/h|to the first step, s|steps, s|validation, s|probes, s|idle, s".split(
+    heads = "attempts at once|cells|seconds|tokens/s|cells/h|to first step (s)|steps (s)|validation (s)|probes (s)|idle (s)".split(
         "|"
     )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -339,5 +339,7 @@ def table(result: PackingResult) -> str:
         )
     mps = "MPS runs" if result.mps else "MPS does not run, so attempts on one GPU take turns"
     where = f"{result.gpu}; {mps}" if result.gpu is not None else "on the CPU"
-    last = f"Grid {result.grid}, {where}. Start to idle: seconds of a cell, means; phases are seen every 0.2 s."
+    last = (
+        f"Grid {result.grid}, {where}. From first step to idle: mean seconds per cell; phases are sampled every 0.2 s."
+    )
     return "\n".join([*lines, "", last])

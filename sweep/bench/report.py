@@ -129,5 +129,5 @@ def heading(environment: dict[str, object]) -> str:
         else f"{environment['cpus']} CPUs, Python {environment['python']}"
     )
     return f"{environment['date']}, {machine}, commit {environment['commit']}" + (
-        " with changes" if environment["dirty"] else ""
+        " (uncommitted changes)" if environment["dirty"] else ""
     )

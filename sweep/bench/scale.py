@@ -163,7 +163,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     rows += _supervised(executor, time.perf_counter() - began)
     store.renew_sweep(grid.name, fence, LEASE_S)
     store.release_sweep(grid.name, fence)
-    tell("asking for the status")
+    tell("reading the status")
     rows += _status(store, grid.name, len(grid_cells) * points)
     tell("reporting")
     rows += scale_commands.measure_reports(store, folder)
@@ -177,7 +177,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     )
     assert outcome.finished
     rows.append(ScaleRow("launch the finished sweep again", time.perf_counter() - began, "s"))
-    tell("planning dry")
+    tell("timing dry runs")
     rows += scale_commands.measure_dry_runs(cells, folder)
     tell("training a cell and stopping it")
     return [*rows, *scale_commands.measure_stop(folder)]
@@ -185,7 +185,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
 
 def table(rows: Sequence[ScaleRow]) -> str:
     """Return the rows as a Markdown table."""
-    lines = ["| what | found |", "|---|---|"]
+    lines = ["| measurement | value |", "|---|---|"]
     return "\n".join(lines + [f"| {row.what} | {row.value:,.3f} {row.unit} |" for row in rows])
 
 
@@ -201,11 +201,11 @@ def _supervised(executor: InstantExecutor, seconds: float) -> list[ScaleRow]:
     gaps, memory = executor.gaps, executor.memory
     early = memory[len(memory) // 10]
     return [
-        ScaleRow("supervise a cell, all its writes included", 1e3 * seconds / max(1, len(memory)), "ms"),
-        ScaleRow("a slot stands empty between two cells, median", 1e3 * statistics.median(gaps or [0.0]), "ms"),
-        ScaleRow("the longest that it did", 1e3 * max(gaps, default=0.0), "ms"),
+        ScaleRow("supervise a cell, including all writes", 1e3 * seconds / max(1, len(memory)), "ms"),
+        ScaleRow("idle time of a slot between two cells, median", 1e3 * statistics.median(gaps or [0.0]), "ms"),
+        ScaleRow("idle time of a slot between two cells, longest", 1e3 * max(gaps, default=0.0), "ms"),
         ScaleRow("memory of the supervisor after a tenth of the cells", early / MIB, "MiB"),
-        ScaleRow("after all of them", memory[-1] / MIB, "MiB"),
+        ScaleRow("memory of the supervisor after all cells", memory[-1] / MIB, "MiB"),
     ]
 
 
@@ -224,6 +224,6 @@ def _status(store: Store, sweep: str, points: int) -> list[ScaleRow]:
     store.cell_states(sweep)
     query_s = time.perf_counter() - began
     return [
-        ScaleRow(f"atma-sweep status, over {points:,} curve points, with its start", command_s, "s"),
-        ScaleRow("of which what it asks of the database, as Python objects", query_s, "s"),
+        ScaleRow(f"atma-sweep status, over {points:,} curve points, including start-up", command_s, "s"),
+        ScaleRow("of which database queries, including conversion to Python objects", query_s, "s"),
     ]

@@ -63,11 +63,11 @@ def measure_dry_runs(cells: int, folder: Path) -> Iterator[ScaleRow]:
         file.write_text(PLAN_GRID.format(levels=levels, seeds=seeds))
         command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(num_cells)]
         usage = run_measured(command, folder)
-        yield ScaleRow(f"dry run of {num_cells:,} cells, with its start", usage.wall, "s")
-        yield ScaleRow("memory that it takes at most", usage.memory / MIB, "MiB")
+        yield ScaleRow(f"dry run of {num_cells:,} cells, including start-up", usage.wall, "s")
+        yield ScaleRow("peak memory of the dry run", usage.memory / MIB, "MiB")
         if num_requested == cells:
             usage = run_measured([*OURS, "plan", str(file), "--cells", str(num_cells)], folder)
-            yield ScaleRow(f"plan of {num_cells:,} cells with its price, with its start", usage.wall, "s")
+            yield ScaleRow(f"plan of {num_cells:,} cells with its price, including start-up", usage.wall, "s")
 
 
 REPORTS = {
@@ -86,9 +86,9 @@ def measure_reports(store: Store, folder: Path) -> list[ScaleRow]:
     for name, arguments in REPORTS.items():
         usage = run_measured([*OURS, *arguments, "--db", str(store)], folder)
         rows += [
-            ScaleRow(f"{name}, with the start", usage.wall, "s"),
-            ScaleRow("of which processor", usage.processor, "s"),
-            ScaleRow("its memory", usage.memory / MIB, "MiB"),
+            ScaleRow(f"{name}, including start-up", usage.wall, "s"),
+            ScaleRow("of which CPU time", usage.processor, "s"),
+            ScaleRow(f"peak memory of {name}", usage.memory / MIB, "MiB"),
         ]
     return rows
 
@@ -126,10 +126,10 @@ def measure_exchange(db: str, sweep: str, folder: Path) -> list[ScaleRow]:
         usage = run_measured(command, folder)
         seconds, size, points = json.loads(usage.printed.splitlines()[-1])
         rows += [
-            ScaleRow(f"{what} it, with {points:,} curve points", seconds, "s"),
-            ScaleRow("its peak memory", usage.memory / MIB, "MiB"),
+            ScaleRow(f"{what} the sweep, with {points:,} curve points", seconds, "s"),
+            ScaleRow(f"peak memory of the {what}", usage.memory / MIB, "MiB"),
         ]
-    return [*rows, ScaleRow("the bundle", size / MIB, "MiB")]
+    return [*rows, ScaleRow("size of the bundle", size / MIB, "MiB")]
 
 
 STOP_GRID = "name: stop\nextends: tiny\nset: {train.tokens: 15_360_000}\n"
@@ -161,11 +161,11 @@ def measure_stop(folder: Path) -> Iterator[ScaleRow]:
                     f"the cell for the stop benchmark did not start training: {(folder / 'stop.txt').read_text()[-500:]}"
                 )
             time.sleep(POLL_S)
-        yield ScaleRow("launch a cell until its first step", time.perf_counter() - began, "s")
+        yield ScaleRow("from the launch of a cell to its first step", time.perf_counter() - began, "s")
         interrupted_at = time.perf_counter()
         launch.send_signal(signal.SIGINT)
         launch.wait()
-        yield ScaleRow("Ctrl-C until it has saved and left", time.perf_counter() - interrupted_at, "s")
+        yield ScaleRow("from Ctrl-C to the saved checkpoint and exit", time.perf_counter() - interrupted_at, "s")
     finally:
         launch.terminate()
         launch.wait()

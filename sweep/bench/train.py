@@ -140,7 +140,7 @@ def setting_changes(grid: str, cells: Sequence[Cell], sets: Sequence[str]) -> di
     for cell in cells:
         before, now = originals.get(cell.slug), _flatten(cell.config.model_dump(mode="json"))
         if before is None:
-            changes_by_slug[cell.slug] = f"no cell of {grid}"
+            changes_by_slug[cell.slug] = f"not a cell of {grid}"
             continue
         differ = (f"{path} {before.get(path)} -> {value}" for path, value in now.items() if before.get(path) != value)
         changes_by_slug[cell.slug] = ", ".join(differ)
@@ -196,7 +196,7 @@ class TimedCell:
         graphs, why = optimizer_steps.should_capture(config.train, parameters, device)
         self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
         if config.train.loss_on == "marked":
-            self.steps += "; of a text that marks nothing, so the loss is of all targets"
+            self.steps += "; the random tokens have no marks, so the loss covers all targets"
         """How its steps are queued, and why."""
         self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._on_capture_refused)
         if config.train.compile and self.cuda:
@@ -398,7 +398,7 @@ def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
     lines = [
         limits.line,
         "",
-        "| cell | rows | tokens/s | range | of the matrix product | peak GiB | optimizers ms | first step s | steps |",
+        "| cell | rows | tokens/s | range | of matrix product | peak GiB | optimizers (ms) | first step (s) | steps |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -414,7 +414,7 @@ def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
     for change, cells in cells_by_change.items():
         lines += [
             "",
-            f"As the grid has them: {', '.join(cells)}" if not change else f"Changed: {change} ({', '.join(cells)})",
+            f"Settings of the grid: {', '.join(cells)}" if not change else f"Changed: {change} ({', '.join(cells)})",
         ]
     ways: dict[str, list[str]] = {}
     for row in rows:

@@ -264,7 +264,7 @@ def test_train_table() -> None:
     ]
     assert two[:3] == ["nope", "16", "1,234"]
     assert text.splitlines()[-5:-2] == [
-        "As the grid has them: polar-baseline-d0-m1-w0-s0", "", "Changed: train.micro_batch 4 -> 16 (nope)",
+        "Settings of the grid: polar-baseline-d0-m1-w0-s0", "", "Changed: train.micro_batch 4 -> 16 (nope)",
     ]  # fmt: skip
     # what is less than half a percent is left out; a cell without a profile has no line
     assert text.splitlines()[-1] == "nope: matrix products 61%, attention 20%"
@@ -484,7 +484,7 @@ def test_report_heading_and_file(
         else:
             heading = out.splitlines()[0]
             assert "NVIDIA H200, torch " in heading
-            assert heading.endswith("commit abc123 with changes")
+            assert heading.endswith("commit abc123 (uncommitted changes)")
             assert cells_of(out, "| cell |")[0][0] == "polar-baseline-d0-m1-w0-s0"
 
 
@@ -569,11 +569,11 @@ def test_decode_reports_the_bandwidth_limit(monkeypatch: pytest.MonkeyPatch) -> 
         assert row.eager is not None
         assert 0 < row.host_ms <= row.step_ms
     rows[0].uncompiled, rows[1].not_compiled = 1234.0, "too odd"
-    unfit = decode.DecodeRow("polar-m1", 512, 65_536, None, unfit="the GPU's memory")
+    unfit = decode.DecodeRow("polar-m1", 512, 65_536, None, unfit="out of GPU memory")
     table = cells_of(decode.table(LIMITS, [*rows, unfit]), "| cell | attention |")
     assert table[0][:4] == [cell.slug, "pages", "1", "5"]
     assert [row[7] for row in table[:2]] == ["1,234", "n/a"]
-    assert table[-1][4] == "n/a (the GPU's memory)"
+    assert table[-1][4] == "n/a (out of GPU memory)"
     assert f"Not compiled, {cell.slug}: too odd." in decode.table(LIMITS, rows)
     assert json.loads(json.dumps(report.as_dict(LIMITS, rows)))["rows"][1]["texts"] == 3
 

@@ -28,7 +28,10 @@ def test_scale_benchmark_finishes_every_cell(tmp_path: Path, monkeypatch: pytest
         assert [point.step for point in store.curve(attempt.id)] == [1, 2, 3]
     values = {row.what: row.value for row in rows}
     assert set(values) >= {"plan 16 new cells", "launch the finished sweep again"}
-    assert set(values) >= {"launch a cell until its first step", "Ctrl-C until it has saved and left"}
+    assert set(values) >= {
+        "from the launch of a cell to its first step",
+        "from Ctrl-C to the saved checkpoint and exit",
+    }
     assert (
         open_store(tmp_path / "stop.db")
         .attempts(open_store(tmp_path / "stop.db").cell_states("stop")[0].cell_id)[0]
@@ -38,7 +41,7 @@ def test_scale_benchmark_finishes_every_cell(tmp_path: Path, monkeypatch: pytest
     assert all(value > 0 for value in values.values())
     for name in ("loss.svg", "dashboard.html"):
         assert (tmp_path / name).stat().st_size > 10_000
-    assert 20 < values["its memory"] < 2000, "MiB"
+    assert 20 < values["peak memory of the dashboard"] < 2000, "MiB"
     assert 0.0123 not in slept, "a slot stood empty while cells waited"
-    assert lines[-3:] == ["launching again", "planning dry", "training a cell and stopping it"]
-    assert set(values) >= {"dry run of 80 cells, with its start", "dry run of 160 cells, with its start"}
+    assert lines[-3:] == ["launching again", "timing dry runs", "training a cell and stopping it"]
+    assert set(values) >= {"dry run of 80 cells, including start-up", "dry run of 160 cells, including start-up"}
