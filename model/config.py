@@ -146,13 +146,13 @@ def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
 
 
 class Config(BaseModel):
-    """Frozen, closed (unknown keys are errors) and JSON-able."""
+    """Frozen config section: unknown keys are errors, and all values can be stored as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants", validate_default=True)
 
 
 class ModelConfig(Config):
-    """The network of one cell (docs/mechanisms.md)."""
+    """Network of one cell (docs/mechanisms.md)."""
 
     d_model: Int = knob(1024, "Width of the residual stream.", ge=8, le=MAX_WIDTH)
     n_layers: Int = knob(16, "Number of blocks.", ge=1, le=MAX_LAYERS)
@@ -165,73 +165,75 @@ class ModelConfig(Config):
     attn_every: Int = knob(
         4, "Block i is global if i mod attn_every equals attn_offset.", identity=4, ge=1, le=MAX_LAYERS
     )
-    attn_offset: Int = knob(2, "See attn_every.", identity=2, ge=0, le=MAX_LAYERS)
+    attn_offset: Int = knob(2, "Index of the first global block; see attn_every.", identity=2, ge=0, le=MAX_LAYERS)
     mlp: Literal["relu2", "swiglu"] = knob(
-        "relu2", "Gate of the MLP: g relu(a)^2, or g silu(a), of the two halves a and g.", identity="relu2"
+        "relu2",
+        "Gate of the MLP for the two halves a and g of its hidden layer: relu2 is g relu(a)^2, swiglu is g silu(a).",
+        identity="relu2",
     )
-    mlp_ratio: Int = knob(4, "Hidden width of the gated MLP over d_model.", identity=4, ge=1, le=MAX_RATIO)
+    mlp_ratio: Int = knob(4, "Hidden width of the gated MLP as a multiple of d_model.", identity=4, ge=1, le=MAX_RATIO)
     conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1, le=MAX_TAPS)
     canon: Flag = knob(
         True,
-        "Convolve q, k and v before mixing (Canon), where the mixer's own settings say so; off: whatever they say, not.",
+        "Convolve q, k and v before mixing (Canon) if the mixer's own settings enable it; off disables it for every mixer.",
         identity=True,
     )
     canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1, le=MAX_TAPS)
-    qk_norm: Flag = knob(True, "RMS-norm queries and keys, per head and without a weight.", identity=True)
+    qk_norm: Flag = knob(True, "RMS-normalize queries and keys per head, without a weight.", identity=True)
     output_gate: Flag = knob(
-        True, "Multiply what a head reads by a gate that its token gives, before the output projection.", identity=True
+        True,
+        "Multiply each head's output by a gate computed from the token, before the output projection.",
+        identity=True,
     )
     bias: Flag = knob(
         True,
-        "Projections have a bias, those of mixer, memory and head included; a gate of a mixer keeps its own.",
+        "Give all projections a bias, including those of mixer, memory and head; a mixer's gate keeps its own setting.",
         identity=True,
     )
     qkv_bias: Flag = knob(
-        True, "Where projections have a bias, those to queries, keys and values have one too.", identity=True
+        True, "With bias on, give the projections to queries, keys and values a bias too.", identity=True
     )
-    head_bias: Flag = knob(True, "Where projections have a bias, the head has one too.", identity=True)
+    head_bias: Flag = knob(True, "With bias on, give the head a bias too.", identity=True)
     norm_eps: Float = knob(1e-6, "Epsilon of the weighted RMS norms.", identity=1e-6, gt=0, le=MAX_FLOAT)
     residual: Literal["pre-norm", "normed"] = knob(
         "pre-norm",
-        "What a branch is added to: the stream x, or the normed stream that the branch reads, norm(x).",
+        "Target of the residual addition: the stream x (pre-norm), or norm(x), which the branch reads (normed).",
         identity="pre-norm",
     )
-    dropout: Float = knob(
-        0.0, "Share of the numbers that a branch adds to the stream that training drops.", identity=0.0, ge=0, lt=1
-    )
+    dropout: Float = knob(0.0, "Dropout probability of a branch's output during training.", identity=0.0, ge=0, lt=1)
     logit_cap: PositiveOrNone = knob(
-        15.0, "Soft cap of the logits: z -> cap z / sqrt(z^2 + cap^2), or none.", identity=15.0
+        15.0, "Soft cap of the logits, z -> cap z / sqrt(z^2 + cap^2), or none.", identity=15.0
     )
     embedding_dtype: Literal["activations", "float32"] = knob(
         "activations",
-        "Type in which the embedding and positions learn: that of the activations (bfloat16 on CUDA, too coarse for learning "
-        "rates below a thousandth or so), or float32.",
+        "Data type of the trained embedding and positions: that of the activations (bfloat16 on CUDA, too coarse for "
+        "learning rates below about 0.001), or float32.",
         identity="activations",
     )
-    tie_head: Flag = knob(False, "The head's matrix is the embedding's.", identity=False)
+    tie_head: Flag = knob(False, "Use the embedding matrix for the head too.", identity=False)
     init: Literal["zero-ends", "zero-ends-and-conv-in", "llama"] = knob(
         "zero-ends",
-        "Which projections start at zero: those that end a branch, or also the gated convolution's in_proj "
-        "(the published runs; its convolutions then never train), or none (llama, which also starts the embedding small).",
+        "Projections that start at zero: those that end a branch; also the gated convolution's in_proj (as in the "
+        "published runs; its convolutions then never train); or none (llama, which also starts the embedding small).",
         identity="zero-ends",
     )
     attn_type: str = knob("polar", "Mixer of the global layers.")
     mixers: dict[str, dict[str, Any]] = knob(
-        {}, "Settings by mixer name; a cell keeps those of its own mixer.", identity={}
+        {}, "Settings by mixer name; a cell stores only those of its own mixer.", identity={}
     )
     mixer_source: str | None = knob(None, "SHA-256 of the plugin file that defines the mixer.", identity=None)
     memory: str = knob("none", "Recurrent memory beside the mixer, or none.", identity="none")
     memory_source: str | None = knob(None, "SHA-256 of the plugin file that defines the memory.", identity=None)
     memories: dict[str, dict[str, Any]] = knob({}, "Settings by memory name.", identity={})
     positions: str = knob(
-        "none", "What is added to the embeddings because of where tokens stand, or none.", identity="none"
+        "none", "Position scheme whose vectors are added to the embeddings, or none.", identity="none"
     )
     position_source: str | None = knob(
         None, "SHA-256 of the plugin file that defines the position scheme.", identity=None
     )
     position_settings: dict[str, dict[str, Any]] = knob({}, "Settings by position scheme.", identity={})
     window: Flag = knob(False, "Train the global layers with a sliding window.", identity=False)
-    window_size: Int = knob(1024, "Keys in the window, the query's own included.", ge=1, le=MAX_LENGTH)
+    window_size: Int = knob(1024, "Number of keys in the window, including the query's own.", ge=1, le=MAX_LENGTH)
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> ModelConfig:

@@ -52,61 +52,63 @@ def _compile_setting(value: Any) -> Any:
 
 
 class DataConfig(Config):
-    """Source of the text. Its identity is the fingerprint; names and paths are outside the id."""
+    """Source of the text. The fingerprint enters the cell id; names and paths do not."""
 
     corpus: str = knob_outside_id(
         "stdlib",
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
-        "wikitext-103 of the Hugging Face hub; flipflop or mqar; or one that `data prepare --name` made on this machine.",
+        "wikitext-103 from the Hugging Face hub; flipflop or mqar; or one prepared on this machine with `data prepare --name`.",
     )
     corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
     path: str | None = knob_outside_id(
         None,
-        "Folder or file of the text or shards, for a hub corpus a local copy of it; beside the grid file if relative.",
+        "Folder or file of the text or shards, or a local copy of a hub corpus; relative paths start at the grid file.",
     )
     tokenizer: str = knob_outside_id(
-        "bytes", "bytes, gpt2 or json; its vocabulary must fit model.vocab_size. A corpus with a name brings its own."
+        "bytes",
+        "bytes, gpt2 or json; its vocabulary must fit into model.vocab_size. A corpus prepared under a name has its own.",
     )
     tokenizer_file: str | None = knob_outside_id(
-        None, "For json the tokenizers file; for gpt2 its ranks (.tiktoken, or vocab.bpe beside encoder.json)."
+        None,
+        "For json, the file of the tokenizers library; for gpt2, its ranks (.tiktoken, or vocab.bpe next to encoder.json).",
     )
     end_of_text: str | None = knob_outside_id(
-        None, "For json: the token that ends a text, when the file names it unusually (<|endoftext|>, </s>, ...)."
+        None, "For json, the end-of-text token if it has an unusual name (usual: <|endoftext|>, </s>, ...)."
     )
     train_tokens: Int | None = knob_outside_id(
-        None, "Training tokens to prepare; none takes all there are.", ge=1, le=MAX_TOKENS
+        None, "Training tokens to prepare; none: all available.", ge=1, le=MAX_TOKENS
     )
     validation_tokens: Int | None = knob_outside_id(
         None,
-        "Tokens of the validation split of text whose documents have no split; none: 5% of them, at most 2,097,153.",
+        "Tokens of the validation split, for text without splits of its own; none: 5% of the tokens, at most 2,097,153.",
         identity=None,
         ge=1,
         le=MAX_TOKENS,
     )
     heldout_documents: Int | None = knob_outside_id(
         None,
-        "Long documents that are held out at most; none: 16, and at most a quarter of the text, or 64 lent ones.",
+        "Maximum number of held-out long documents; none: 16 and at most a quarter of the text, or 64 from another corpus.",
         identity=None,
         ge=0,
         le=MAX_COUNT,
     )
     heldout: str | None = knob_outside_id(
-        None, "Corpus, or folder or file of text, that gives the long documents of the probes; none: the corpus itself."
+        None, "Corpus, folder or file that supplies the long documents of the probes; none: the corpus itself."
     )
     heldout_tokens: Int = knob_outside_id(
-        65_601, "Tokens that a document needs to be held out for the length probes.", ge=2, le=MAX_LENGTH
+        65_601, "Minimum tokens of a document to be held out for the length probes.", ge=2, le=MAX_LENGTH
     )
-    fingerprint: str | None = knob(None, "SHA-256 of the tokenised splits, filled in when the corpus is prepared.")
+    fingerprint: str | None = knob(None, "SHA-256 of the tokenized splits, computed when the corpus is prepared.")
     shuffle: Flag = knob(
-        True, "Visit the rows of the stream in an order drawn from the seed; off reads in file order.", identity=True
+        True, "Read the rows in a random order that depends on the seed; off: in file order.", identity=True
     )
     whole_steps: Flag = knob(
         False,
-        "Each shard gives whole optimizer steps and its rest is left out, as in the published runs.",
+        "Use only complete optimizer steps of each shard and skip its remainder, as in the published runs.",
         identity=False,
     )
     settings: dict[str, dict[str, Any]] = knob_outside_id(
-        {}, "Settings by corpus name; the fingerprint follows from them.", identity={}
+        {}, "Settings by corpus name; they determine the fingerprint.", identity={}
     )
 
     def __hash__(self) -> int:
@@ -118,46 +120,48 @@ MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations
 
 
 class TrainConfig(Config):
-    """The training recipe (docs/mechanisms.md, "Training")."""
+    """Training recipe (docs/mechanisms.md, "Training")."""
 
     tokens: Int = knob(996_147_200, "Training tokens; steps = floor(tokens / batch_tokens).", ge=1, le=MAX_TOKENS)
-    seq_len: Int = knob(2048, "Tokens of one row.", ge=2, le=MAX_LENGTH)
+    seq_len: Int = knob(2048, "Tokens per row.", ge=2, le=MAX_LENGTH)
     batch_tokens: Int = knob(
-        524_288, "Tokens of one optimizer step; a multiple of seq_len * micro_batch.", ge=2, le=MAX_LENGTH
+        524_288, "Tokens per optimizer step; a multiple of seq_len * micro_batch.", ge=2, le=MAX_LENGTH
     )
-    micro_batch: Int = knob(4, "Rows of one forward pass; in the id because regularizers see it.", ge=1, le=MAX_COUNT)
+    micro_batch: Int = knob(
+        4, "Rows per forward pass; part of the cell id because regularizers depend on it.", ge=1, le=MAX_COUNT
+    )
     loss_reduction: Literal["mean", "sum"] = knob(
         "mean",
-        "Cross-entropy per token averaged, or summed over the micro-batch (the published runs).",
+        "Reduction of the cross-entropy per token: mean, or sum over the micro-batch (the published runs).",
         identity="mean",
     )
     loss_on: Literal["all", "marked"] = knob(
         "all",
-        "Targets whose cross-entropy is trained on, and validated: all, or those that the corpus marks.",
+        "Targets of the training and validation loss: all, or only those that the corpus marks.",
         identity="all",
     )
     warmup_steps: Int = knob(
         0,
-        "Steps over which the learning rate rises to its full value, in equal parts.",
+        "Steps of linear warm-up of the learning rate.",
         identity=0,
         ge=0,
         le=MAX_TOKENS,
     )
     schedule: Literal["cosine", "linear", "wsd"] = knob(
         "cosine",
-        "Decay of the learning rate to 0 after the constant part: half a cosine, a straight line, or wsd, 1 - sqrt.",
+        "Decay of the learning rate to 0 after the constant part: half a cosine, linear, or wsd (1 - sqrt).",
         identity="cosine",
     )
     constant: Float = knob(
-        0.3, "Fraction of the steps after the warm-up at the full learning rate.", identity=0.3, ge=0, le=1
+        0.3, "Fraction of the steps after the warm-up that run at the full learning rate.", identity=0.3, ge=0, le=1
     )
-    clip: Float = knob(1.0, "Largest global gradient norm.", identity=1.0, gt=0, le=MAX_FLOAT)
+    clip: Float = knob(1.0, "Maximum global gradient norm.", identity=1.0, gt=0, le=MAX_FLOAT)
     optimizer: Literal["muon", "adamw"] = knob(
-        "muon", "Optimizer of the matrices inside blocks; the rest always has AdamW.", identity="muon"
+        "muon", "Optimizer of the matrices inside blocks; all other parameters use AdamW.", identity="muon"
     )
     matrix_lr: Float = knob(
         3e-4,
-        "AdamW learning rate of the matrices inside blocks, with optimizer: adamw.",
+        "AdamW learning rate of the matrices inside blocks, for optimizer: adamw.",
         identity=3e-4,
         ge=0,
         le=MAX_FLOAT,
@@ -176,52 +180,58 @@ class TrainConfig(Config):
     adam_eps: Float = knob(1e-10, "AdamW epsilon.", identity=1e-10, gt=0, le=MAX_FLOAT)
     adam_weight_decay: Float = knob(
         0.0,
-        "Decoupled weight decay of everything that AdamW has, biases and norms included.",
+        "Decoupled weight decay of all AdamW parameters, including biases and norms.",
         identity=0.0,
         ge=0,
         le=MAX_FLOAT,
     )
     regularizer: str = knob(
-        "baseline", "Representation regularizer on every block's output; baseline is none.", identity="baseline"
+        "baseline", "Representation regularizer on every block's output; baseline: none.", identity="baseline"
     )
     regularizer_source: str | None = knob(
         None, "SHA-256 of the plugin file that defines the regularizer.", identity=None
     )
-    regularizer_weight: Float = knob(0.01, "alpha: loss = (1 - alpha) CE + alpha reg.", identity=0.01, ge=0, le=1)
-    regularizer_sketch: Int = knob(64, "Random directions of the regularizer.", identity=64, ge=1, le=MAX_WIDTH)
+    regularizer_weight: Float = knob(
+        0.01, "Weight alpha of the regularizer: loss = (1 - alpha) CE + alpha reg.", identity=0.01, ge=0, le=1
+    )
+    regularizer_sketch: Int = knob(
+        64, "Number of random directions of the regularizer.", identity=64, ge=1, le=MAX_WIDTH
+    )
     distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
     distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0, le=MAX_FLOAT)
     distractor_count: Int | None = knob(
-        None, "Distractor vectors per row; none means seq_len.", identity=None, ge=0, le=MAX_LENGTH
+        None, "Distractor vectors per row; none: seq_len.", identity=None, ge=0, le=MAX_LENGTH
     )
     deterministic: Flag = knob(
-        False, "Only operations that repeat bit for bit, on CUDA slower; the CPU always repeats.", identity=False
+        False, "Use only bit-reproducible operations; slower on CUDA. The CPU is always reproducible.", identity=False
     )
     compile: Annotated[Flag | Literal["blocks"], BeforeValidator(_compile_setting)] = knob(
         True,
-        "Compile the network on CUDA; rounding and speed change, nothing else. blocks: one graph for each kind of block, "
-        "sooner compiled and less fused, for networks that the compiler works on for minutes.",
+        "Compile the network on CUDA; changes only rounding and speed. blocks: one graph per kind of block, which compiles "
+        "faster and fuses less, for networks that take minutes to compile.",
         identity=True,
     )
     graphs: Literal["auto", "on", "off"] = knob_outside_id(
         "auto",
-        "Replay steps as CUDA graphs, with train.deterministic to the same bits: on, off, or auto, where queuing a micro-batch may take longer than its work.",
+        "Replay steps as CUDA graphs: on, off, or auto (if launching a micro-batch may take longer than computing it). With train.deterministic, results are bit-identical.",
         identity="auto",
     )
     kernels: Literal["auto", "torch"] = knob(
-        "auto", "The best kernels for the machine, or torch's own operations alone, to compare with.", identity="auto"
+        "auto",
+        "auto: the best kernels for the machine; torch: only torch's own operations, for comparison.",
+        identity="auto",
     )
 
     activations: Literal["auto", "bfloat16", "float32"] = knob(
         "auto",
-        "Type of activations; auto: bfloat16 on CUDA, float32 on the CPU, where the other is slow.",
+        "Data type of activations; auto: bfloat16 on CUDA, float32 on the CPU (where bfloat16 is slow).",
         identity="auto",
     )
 
     precision: Literal["bf16", "fp16", "fp8"] = knob(
         "bf16",
-        "Numbers of a step on CUDA: bf16; fp16 with loss scaling, for GPUs without bf16; fp8 for the projections' "
-        "products, the rest bf16 (Ada, Hopper and later). The CPU computes in float32 and takes bf16 alone.",
+        "Precision of a step on CUDA: bf16; fp16 with loss scaling, for GPUs without bf16; fp8 for the projections and "
+        "bf16 for the rest (Ada, Hopper and later). The CPU allows only bf16 and computes in float32.",
         identity="bf16",
     )
 
@@ -289,31 +299,35 @@ ever added.
 
 
 class SamplesConfig(Config):
-    """Text that the network writes at every validation, to be read. None without prompts."""
+    """Sample texts generated at every validation; disabled without prompts."""
 
-    prompts: tuple[str, ...] = knob((), 'How each text begins; "" begins a text. None writes nothing.')
-    tokens: Int = knob(64, "Tokens of a text at most; the end of a text ends it before.", ge=1, le=MAX_LENGTH)
-    temperature: Float = knob(0.8, "Below 1 bolder, above 1 wilder; 0: always the likeliest token.", ge=0, le=MAX_FLOAT)
-    top_p: Float = knob(1.0, "Draws from the fewest tokens that have this probability together.", gt=0, le=1)
+    prompts: tuple[str, ...] = knob(
+        (), 'Prompts to continue; "" starts an empty text. Without prompts, nothing is generated.'
+    )
+    tokens: Int = knob(64, "Maximum tokens per text; an end-of-text token stops it earlier.", ge=1, le=MAX_LENGTH)
+    temperature: Float = knob(0.8, "Sampling temperature; 0: always the most likely token.", ge=0, le=MAX_FLOAT)
+    top_p: Float = knob(
+        1.0, "Nucleus sampling: draw from the smallest set of tokens with this total probability.", gt=0, le=1
+    )
 
 
 class EvalConfig(Config):
-    """Measurements. Outside the id: changing them never retrains a cell."""
+    """Measurements. Not part of the cell id: changing them never retrains a cell."""
 
     probes: tuple[str, ...] = knob(("val", "clean", "junk", "needle"), "Probes to run, by name.")
     lengths: tuple[Annotated[Int, Field(le=MAX_LENGTH)], ...] = knob(
-        (2048, 4096, 8192, 16384, 32768, 65536), "Context lengths in tokens, rising.", max_length=MAX_VALUES
+        (2048, 4096, 8192, 16384, 32768, 65536), "Context lengths in tokens, in ascending order.", max_length=MAX_VALUES
     )
     validate_every: Int = knob(125, "Optimizer steps between points of the validation curve.", ge=1, le=MAX_TOKENS)
     validation_tokens: Int = knob(
-        2_097_152, "Tokens of the validation loss, from the start of the split.", ge=2, le=MAX_TOKENS
+        2_097_152, "Tokens of the validation loss, from the start of the validation split.", ge=2, le=MAX_TOKENS
     )
-    documents: Int = knob(16, "Held-out documents of the probes that read documents.", ge=1, le=MAX_COUNT)
+    documents: Int = knob(16, "Number of held-out documents for the probes that read documents.", ge=1, le=MAX_COUNT)
     settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
-    samples: SamplesConfig = knob(SamplesConfig(), "Text that the network writes at every validation.")
+    samples: SamplesConfig = knob(SamplesConfig(), "Sample texts generated at every validation.")
     chunk_tokens: Int = knob(
         8192,
-        "Tokens that an evaluation works through at a time; bounds memory, changes numbers by rounding.",
+        "Tokens that an evaluation processes at once; limits memory, and changes results only by rounding.",
         ge=1,
         le=MAX_LENGTH,
     )
@@ -369,25 +383,24 @@ MIN_GPUS, MAX_GPUS = 0.01, 1
 
 
 class Resources(Config):
-    """Resources of one attempt. Outside the id."""
+    """Resources of one attempt. Not part of the cell id."""
 
     gpus: Float = knob(
         0,
-        "0 hides every GPU; 1 requires CUDA and gives an attempt a GPU of its own; 0.5 half of one, shared.",
+        "GPUs per attempt: 0 runs on the CPU and hides all GPUs; 1 reserves a whole GPU and requires CUDA; 0.5 shares one.",
         ge=0,
         le=MAX_GPUS,
     )
-    gpu_type: str | None = knob(None, "A word of the GPU's name, such as H200, that it must have; none: any GPU.")
-    cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1, le=MAX_CPUS)
-    memory_gb: Float | None = knob(
-        None, "Memory in GiB that an attempt is given room for; none: not counted.", gt=0, le=MAX_GIB
-    )
+    gpu_type: str | None = knob(None, "Word that the GPU's name must contain, such as H200; none: any GPU.")
+    cpus: Int = knob(1, "CPU cores and torch threads per attempt.", ge=1, le=MAX_CPUS)
+    memory_gb: Float | None = knob(None, "Memory in GiB reserved per attempt; none: no reservation.", gt=0, le=MAX_GIB)
     on_cuda_oom: Literal["fail", "halve"] = knob(
-        "fail", "When a training runs out of GPU memory: give up, or once more with half the micro-batch, marked so."
+        "fail",
+        "Action when training runs out of GPU memory: fail, or retry once with half the micro-batch and record it (halve).",
     )
     order: Literal["longest", "pairs", "contrasts", "grid"] = knob(
         "longest",
-        "Which cells start first: the longest; matched pairs, so that half a sweep can be read; those of declared contrasts; as listed.",
+        "Order of cells: longest first; matched pairs early, so that a partial sweep is usable; pairs of declared contrasts early; or as listed (grid).",
     )
     hang_minutes: Float = knob(
         30.0, "Minutes without any progress after which an attempt is killed and retried.", gt=0, le=MAX_MINUTES
@@ -404,13 +417,13 @@ class Resources(Config):
 
 
 class CheckpointConfig(Config):
-    """Saving of a running attempt: how often, and what stays. Outside the id."""
+    """Checkpoints of a running attempt: interval, and files to keep. Not part of the cell id."""
 
     every_minutes: Float = knob(10.0, "Minutes between checkpoints.", gt=0, le=MAX_MINUTES)
     every_steps: Int | None = knob(
-        None, "Optimizer steps between checkpoints, besides the minutes.", ge=1, le=MAX_TOKENS
+        None, "Optimizer steps between checkpoints, in addition to every_minutes.", ge=1, le=MAX_TOKENS
     )
-    keep: Literal["nothing", "weights", "everything"] = knob("weights", "What stays on disk when the cell is done.")
+    keep: Literal["nothing", "weights", "everything"] = knob("weights", "Files to keep on disk when the cell is done.")
     path: str | None = knob(
         None, "Folder or fsspec URL (s3://bucket/...) for checkpoints and kept weights; none: the attempt's own folder."
     )
@@ -420,16 +433,16 @@ class Plugin(Config):
     """A Python file outside the package that registers mixers, memories, position schemes, regularizers, corpora or probes."""
 
     path: str = knob(..., "Absolute path of the file.")
-    sha256: str = knob(..., "Hash of the file's bytes when the grid was read.")
+    sha256: str = knob(..., "SHA-256 of the file when the grid was read.")
 
 
 class CellConfig(Config):
-    """Everything that one cell is. `model`, `data`, `train` and `seed` make the id."""
+    """Complete config of one cell. `model`, `data`, `train` and `seed` determine its id."""
 
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
-    seed: Int = knob(0, "Replicate; every random draw is a function of it.", ge=0, le=MAX_INT64)
+    seed: Int = knob(0, "Seed of the replicate; every random draw depends on it.", ge=0, le=MAX_INT64)
     eval: EvalConfig = EvalConfig()
     resources: Resources = Resources()
     checkpoint: CheckpointConfig = CheckpointConfig()

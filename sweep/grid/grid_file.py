@@ -510,17 +510,17 @@ class ContrastKeys(Section):
     must = "must map measure, axis, level and more"
     needs = "a contrast needs measure, axis, level"
     measure: FullMeasure
-    """What is compared: probe.metric, probe.metric@LENGTH, or probe.metric@avg for the length-weighted average."""
+    """Metric to compare: probe.metric, probe.metric@LENGTH, or probe.metric@avg for the length-weighted average."""
     axis: AxisName
     """An axis of this grid."""
     level: Scalar
-    """The level that is held against the reference."""
+    """Level to compare with the reference."""
     reference: Scalar = None
-    """The level that it is held against; by default off, baseline, else the axis's first."""
+    """Reference level; by default off or baseline, else the first level of the axis."""
     within: LevelsByAxis = {}
-    """Axis to level: only cells that stand there."""
+    """Axis mapped to a level: use only cells with these levels."""
     margin: Margin = None
-    """The difference that would not matter, in the measure's own unit (0.05 of an accuracy is 5 points)."""
+    """Equivalence margin: differences below it do not matter. In the measure's own unit (0.05 of an accuracy is 5 points)."""
 
 
 class StopKeys(Section):
@@ -529,29 +529,29 @@ class StopKeys(Section):
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["ci"]}, {"required": ["sure"]}]})
     needs = "stop needs contrast, metric, and ci or sure"
     contrast: AxisName
-    """An axis of this grid, whose levels are compared."""
+    """Axis of this grid whose levels are compared."""
     level: Scalar = None
-    """The level that is held against the reference; needed where the axis has more than two."""
+    """Level to compare with the reference; required if the axis has more than two levels."""
     reference: Scalar = None
-    """The level that it is held against; by default off, baseline, else the axis's first."""
+    """Reference level; by default off or baseline, else the first level of the axis."""
     within: LevelsByAxis = {}
-    """Axis to level: only cells that stand there."""
+    """Axis mapped to a level: use only cells with these levels."""
     metric: ShortMeasure
-    """What is compared: probe.metric, probe.metric@LENGTH or probe.metric@avg; needle@65536 is the probe's main number."""
+    """Metric to compare: probe.metric, probe.metric@LENGTH or probe.metric@avg; needle@65536 is the probe's main metric."""
     ci: Width = None
-    """Enough is an interval that is at most so wide, from end to end, in the unit that tables print: points of a share, nats of a loss."""
+    """Stop when the interval is at most this wide, from end to end, in the unit of the tables: points for a share, nats for a loss."""
     sure: Switch = False
-    """Enough is, too, an interval that leaves out zero."""
+    """Stop also when the interval excludes zero."""
     min_seeds: SeedCount = _optional(
-        description=f"Seeds at the first look; by default {DEFAULT_FIRST_SEEDS}, or as many as the grid's seeds."
+        description=f"Seeds at the first look; by default {DEFAULT_FIRST_SEEDS}, or the number of the grid's seeds if larger."
     )
     max_seeds: SeedCount = Field(
         DEFAULT_MAX_SEEDS, description=f"Seeds at the last look; by default {DEFAULT_MAX_SEEDS}."
     )
     wave: Annotated[int, integer(1, MAX_SEEDS)] = 1
-    """Seeds that are added between two looks."""
+    """Seeds added between two looks."""
     spending: Annotated[str, choice("spending", SPENDINGS)] = OBRIEN_FLEMING
-    """How the level of 5% is shared out among the looks: little at first, or about the same at each."""
+    """Spending of the 5% significance level over the looks: little at first (obrien-fleming), or about equal (pocock)."""
 
     @field_validator("ci", mode="before")
     @classmethod
@@ -578,15 +578,15 @@ class DesignKeys(Section):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in SIZES]})
     fraction: Share = None
-    """A share of them, such as 1/4: a regular fraction where there is one that keeps main effects apart, else d-optimal."""
+    """Fraction of the combinations, such as 1/4: a regular fraction if one separates the main effects, else d-optimal."""
     runs: Annotated[int | None, integer(1, limits="of combinations, at least 1")] = None
-    """How many, d-optimal; a larger number takes all that a smaller one does, and more."""
+    """Number of combinations, d-optimal; a larger design contains the smaller ones."""
     resolution: Resolution = None
-    """The smallest regular fraction of that resolution: III (main effects apart from each other), IV (and from interactions of two axes), V (and these from each other)."""
+    """Smallest regular fraction of this resolution: III separates main effects from each other, IV also from two-axis interactions, V also two-axis interactions from each other."""
     method: Annotated[str | None, choice("method", METHODS)] = None
-    """regular: by products of axes with two levels; d-optimal: whichever cells tell most."""
+    """regular: defined by products of two-level axes; d-optimal: the most informative cells."""
     model: Annotated[str, choice("model", MODELS)] = "main"
-    """What is estimated: main effects, or interactions of two axes too; in either case those that contrasts are about."""
+    """Effects to estimate: main effects, or also two-axis interactions (two-way); in both cases those that contrasts need."""
 
     @model_validator(mode="after")
     def _has_a_size(self) -> DesignKeys:
@@ -596,7 +596,7 @@ class DesignKeys(Section):
 
 
 class IntervalKeys(Section):
-    """A range of numbers of `search` or `tune`."""
+    """Range of numbers in `search` or `tune`."""
 
     needs = "a range needs low and high"
     low: Annotated[float, number("must be a number")]
@@ -640,21 +640,21 @@ class SearchKeys(Section):
     needs = "a study needs objective and ranges"
     lacking = (None, False, "", [], {})
     sampler: SamplerName = "tpe"
-    """How trials are proposed: tpe (the default), random, cmaes (numbers alone), nsga2 (several objectives)."""
+    """Method that proposes trials: tpe (the default), random, cmaes (numbers only), nsga2 (several objectives)."""
     trials: Trials = 20
-    """How many there are in all; more later go on with the same study."""
+    """Total number of trials; raise it later to continue the same study."""
     objective: Objectives
-    """The number that is searched for, such as val_loss or needle@65536; several map to minimize or maximize."""
+    """Metric to optimize, such as val_loss or needle@65536; for several, map each to minimize or maximize."""
     ranges: dict[str, Annotated[Any, Checked(_range, {})]]
-    """What varies, by setting of model or train or by axis: {low, high, log, step}, or a list of levels."""
+    """Settings of model or train, or axes, to vary, each mapped to {low, high, log, step} or a list of levels."""
     pruner: PrunerName = None
-    """Ends trials whose validation loss falls behind: asha, median or hyperband; without it all run to their end."""
+    """Rule that stops trials with a poor validation loss: asha, median or hyperband; without it all trials finish."""
     seed: Annotated[int, integer(0)] = 0
-    """Of the sampler's random numbers."""
+    """Seed of the sampler's random numbers."""
     startup: Trials = _optional()
-    """Trials at random before tpe or cmaes begins."""
+    """Random trials before tpe or cmaes begins."""
     population: Annotated[int, integer(2, MOST_TRIALS)] = _optional()
-    """Trials of a generation of cmaes or nsga2."""
+    """Trials per generation of cmaes or nsga2."""
 
     @field_validator("ranges", mode="before")
     @classmethod
@@ -730,11 +730,11 @@ class TuneKeys(SearchKeys):
 
     model_config = ConfigDict(json_schema_extra={"required": ["per", "objective", "ranges"]})
     per: AxisName = None
-    """The axis of this grid each of whose levels has a study of its own."""
+    """Axis of this grid; each of its levels gets its own study."""
     trials: Trials = 20
-    """How many every level gets."""
+    """Number of trials per level."""
     at: LevelsByAxis = {}
-    """Where other axes stand meanwhile; without it where the base has them."""
+    """Levels of other axes during the studies; by default those of the base."""
 
     @model_validator(mode="before")
     @classmethod
@@ -758,36 +758,34 @@ class TuneKeys(SearchKeys):
 class GridFile(Section):
     """A grid file; a base has the keys BASE_KEYS alone."""
 
-    name: str = Field("", description=f"Name of the sweep in the database: {NAME_RULE}; not {PUBLISHED_PREFIX}..., the paper's numbers.", json_schema_extra={"pattern": f"^(?!{PUBLISHED_PREFIX}){NAME.pattern}$"})  # fmt: skip
+    name: str = Field("", description=f"Name of the sweep in the database: {NAME_RULE}; not {PUBLISHED_PREFIX}..., which is reserved for the paper's numbers.", json_schema_extra={"pattern": f"^(?!{PUBLISHED_PREFIX}){NAME.pattern}$"})  # fmt: skip
     description: str = ""
-    extends: str = Field(
-        "", description=f"A base: {', '.join(shipped('base'))}, or a file of your own beside the grid."
-    )
+    extends: str = Field("", description=f"Base: {', '.join(shipped('base'))}, or your own file next to the grid.")
     axes: dict[str, Any] = {}
-    """Factors and their levels; the cells are all combinations, the last axis fastest."""
+    """Factors and their levels; cells are all combinations, with the last axis varying fastest."""
     levels: dict[str, Any] = {}
-    """What a level of an axis sets besides: axis, level, settings."""
+    """Additional settings of a level: axis, level, settings."""
     exclude: list[Rule] = []
-    """Drops the cells that match all keys of a rule; seed: [3, 4] is a key, too."""
+    """Drops the cells that match all keys of a rule; seed is a key too, such as seed: [3, 4]."""
     include: list[Rule] = []
-    """Adds combinations, after exclude."""
+    """Combinations to add after exclude."""
     seeds: Seeds = Field(1, validate_default=True)
-    """How many seeds (3 means 0, 1, 2), or which."""
+    """Number of seeds (3 means 0, 1, 2), or a list of seeds."""
     set: dict[str, Any] = {}
-    """Settings of every cell, over those of the base."""
+    """Settings of every cell; they override those of the base."""
     resources: dict[str, Any] = {}
     plugins: list[Annotated[Any, WithJsonSchema({"type": "string"})]] = []
-    """Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes."""
+    """Python files next to the grid that register mixers, memories, position schemes, regularizers, corpora or probes."""
     contrasts: list[ContrastKeys] = []
-    """The differences that the sweep is launched to see: tested and corrected together; all else is exploratory."""
+    """Confirmatory comparisons, tested and corrected as one family; everything else is exploratory."""
     design: DesignKeys = _optional()
-    """Which part of the combinations is launched; seeds and include come on top. Without it, all are."""
+    """Part of the combinations to launch; seeds and include apply on top. By default all combinations."""
     stop: StopKeys = _optional()
-    """Seeds are added to the cells of this contrast until its interval is narrow enough (docs/designs.md)."""
+    """Adds seeds to the cells of this contrast until its interval is narrow enough (docs/designs.md)."""
     search: SearchKeys = _optional()
-    """A study instead of a factorial: each trial is a cell, proposed from the results of those before."""
+    """Study instead of a factorial: each trial is a cell, proposed from the results of earlier trials."""
     tune: TuneKeys = _optional()
-    """Studies before the factorial, one for each level of an axis; its cells have the best settings of their level."""
+    """Studies before the factorial, one per level of an axis; the cells use the best settings of their level."""
 
     @model_validator(mode="before")
     @classmethod

@@ -94,7 +94,7 @@ def _config() -> tuple[dict[str, Any], dict[str, Any]]:
         own = {name: schema for name, schema in parts.items() if schema.get("properties")}
         definitions[section]["properties"]["settings"]["properties"] = own
     for former, (probe, field) in MOVED_PROBE_SETTINGS.items():
-        note = {"description": f"The former name of settings.{probe}.{field}."}
+        note = {"description": f"Former name of settings.{probe}.{field}."}
         definitions["EvalConfig"]["properties"][former] = probes[probe]["properties"][field] | note
     return {name: node for name, node in config["properties"].items() if name not in COMPUTED}, definitions
 
@@ -121,7 +121,7 @@ def grid_schema() -> dict[str, Any]:
                 "type": "object",
                 "minProperties": 1,
                 "additionalProperties": {"type": "object"},
-                "description": "An axis of your own: by level, what it sets.",
+                "description": "A custom axis: level names mapped to the settings of each level.",
             },
         },
         "additionalProperties": False,
