@@ -187,7 +187,7 @@ def test_predicted_cost_of_resumed_and_evaluated_cells(cells: Callable[..., list
 
 def test_cells_must_agree_on_the_order(cells: Callable[..., list[Cell]]) -> None:
     grid_cells = cells("include:\n  - {attn_type: nope}\n  - {attn_type: rope, resources.order: pairs}\n")
-    with pytest.raises(GridError, match=r"resources\.order: is longest and pairs"):
+    with pytest.raises(GridError, match=r"resources\.order: differs between cells \(longest and pairs\)"):
         ordered(trainings(grid_cells), grid_cells, [], {})
 
 
