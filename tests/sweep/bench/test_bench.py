@@ -188,7 +188,7 @@ def test_an_unknown_grid_or_setting(command: Command) -> None:
 def test_bench_kernels_refuses_an_unknown_op(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = command("bench", "kernels", "polar", "treshold")
     assert (code, out) == (2, "")
-    assert "no kernel 'treshold' is timed" in err
+    assert "no operation 'treshold'" in err
     assert err.strip().endswith("did you mean threshold?")
     # the names are those of the cases
     monkeypatch.setattr(kernel_variants, "gated_available", lambda *_, **__: {})

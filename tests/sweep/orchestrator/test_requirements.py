@@ -242,7 +242,7 @@ def test_inherited_lender_of_long_documents_is_named(
     path = write("name: g\nextends: large\nset: {data.corpus: stdlib}\n")
     lines = command("launch", str(path))[2].splitlines()
     assert lines[3] == (
-        f"  text  data.heldout: finepdfs (inherited from base large, {base}:3), which lends corpus 'stdlib' long documents, "
+        f"  text  data.heldout: finepdfs (inherited from base large, {base}:3), the source of long documents for corpus 'stdlib', "
         f"is not prepared in {tmp_path}/atma-runs/corpora: about 286 MiB to download"
     )
     assert lines[4].endswith("--prepare, or set data.heldout: null in g.yaml to hold out documents of 'stdlib' itself")
