@@ -146,7 +146,7 @@ def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         dtype: Dtype of the activations; only bfloat16 and float16 have kernels.
     """
     if _DispatchState.torch_only:
-        return "asked for by train.kernels"
+        return "train.kernels is torch"
     if device.type != "cuda":
         return f"Triton needs CUDA, the device is {device.type}"
     if dtype not in SIXTEEN_BITS:
@@ -260,7 +260,7 @@ def gluon_choice(
     return (
         BackendChoice("gluon", ours.reason)
         if why is None
-        else BackendChoice("triton", f"{ours.reason}; not Gluon: {why}")
+        else BackendChoice("triton", f"{ours.reason}; Gluon not used: {why}")
     )
 
 
@@ -280,7 +280,7 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype not in SIXTEEN_BITS:
         return f"fla computes in 16 bits, the activations are {dtype}"
     if torch.are_deterministic_algorithms_enabled():
-        return "fla tunes its tiles by the clock, so another process may round otherwise"
+        return "fla chooses its tile sizes by timing, so results may differ between processes"
     if importlib.util.find_spec("fla") is None or importlib.util.find_spec("triton") is None:
         return "flash-linear-attention is not installed"
     return None

@@ -21,7 +21,7 @@ def squared_relu_gate(ag: Tensor) -> Tensor:
         ValueError: The last axis is odd.
     """
     if ag.shape[-1] % 2:
-        raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
+        raise ValueError(f"the last axis must have an even number of entries (two halves), got {ag.shape[-1]}")
     return _SquaredReluGate.apply(ag)
 
 
@@ -34,7 +34,7 @@ def swish_gate(ag: Tensor) -> Tensor:
         ValueError: The last axis is odd.
     """
     if ag.shape[-1] % 2:
-        raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
+        raise ValueError(f"the last axis must have an even number of entries (two halves), got {ag.shape[-1]}")
     return _SwishGate.apply(ag)
 
 

@@ -24,7 +24,9 @@ def check_rotary(kind: Kind | Literal["none"], head_dim: int) -> None:
     if kind == "full" and head_dim % 2:
         raise ValueError(f"full rotary needs an even head_dim, got {head_dim}")
     if kind == "half-truncated" and (head_dim % 4 or head_dim < 8):
-        raise ValueError(f"half-truncated rotary needs a head_dim of at least 8 that 4 divides, got {head_dim}")
+        raise ValueError(
+            f"half-truncated rotary needs a head_dim that is a multiple of 4 and at least 8, got {head_dim}"
+        )
 
 
 def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:

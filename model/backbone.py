@@ -277,11 +277,13 @@ class Backbone(nn.Module):
             raise ValueError(f"tokens must be [B, T], got shape {tuple(tokens_BT.shape)}")
         rows, length = tokens_BT.shape
         if self._max_tokens is not None and length > self._max_tokens:
-            raise ValueError(f"positions {self.config.positions} has {self._max_tokens} places, got {length} tokens")
+            raise ValueError(
+                f"position scheme {self.config.positions} supports at most {self._max_tokens} tokens, got {length}"
+            )
         window = self.config.window_size if self.config.window and not full_context else None
         if chunk is not None:
             if auxiliary is not None:
-                raise ValueError("auxiliary terms are not computed in chunks; leave out one of the two")
+                raise ValueError("auxiliary terms cannot be computed in chunks; pass either chunk or auxiliary")
             embedded_BTD = self._embed(tokens_BT, self._evaluation_positions(length))
             return Features(self._evaluate(embedded_BTD, window, chunk))
         if auxiliary is None:
@@ -667,7 +669,7 @@ class Backbone(nn.Module):
         if not registry.MIXERS.load(self.config.attn_type).has_distractor:
             raise ValueError(f"mixer {self.config.attn_type!r} has no distractor loss; switch distractor off")
         if not self.config.n_global_layers:
-            raise ValueError("the network has no global layer, so no distractor loss; switch distractor off")
+            raise ValueError("the network has no global layer, which the distractor loss needs; switch distractor off")
 
 
 def build(

@@ -23,7 +23,7 @@ class CompileError(RuntimeError):
         contexts = [line.partition(": ")[2] for line in lines if line.startswith("Developer debug context: ")]
         self.why = ": ".join([*lines[:1], *contexts[:1]]) or type(refused).__name__
         super().__init__(
-            f"the network cannot be compiled: {self.why}; train.compile: off trains it without the compiler"
+            f"the network cannot be compiled: {self.why}; set train.compile: off to train without the compiler"
         )
 
 

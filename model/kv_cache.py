@@ -288,7 +288,7 @@ class PageAllocator:
                 changed.
         """
         if not self._free_slots:
-            raise CacheFull(f"all {self.capacity.slots} texts are under way; close one first")
+            raise CacheFull(f"all {self.capacity.slots} sequence slots are in use; close a sequence first")
         slot = int(self._free_slots.pop())
         self._is_open[slot] = True
         try:
@@ -342,14 +342,16 @@ class PageAllocator:
         """
         if (end > self._pages_per_text).any():
             got = length[np.argmax(end > self._pages_per_text)]
-            raise CacheFull(f"a text may have {self._pages_per_text * self.capacity.page_size} tokens here, got {got}")
+            raise CacheFull(
+                f"a sequence may have at most {self._pages_per_text * self.capacity.page_size} tokens, got {got}"
+            )
         old_first, old_end = self._first[rows], self._end[rows]
         freed = _cells(rows, old_first, np.minimum(first, old_end))
         added = _cells(rows, np.maximum(first, old_end), end)
         short = len(added[0]) - len(freed[0]) - len(self._free_pages)
         if short > 0:
-            problem = f"all {self.capacity.pages - 1} pages of {self.capacity.page_size} tokens are taken"
-            raise CacheFull(f"{problem}, {short} more are needed; close a text first")
+            problem = f"all {self.capacity.pages - 1} pages of {self.capacity.page_size} tokens are in use"
+            raise CacheFull(f"{problem}, {short} more are needed; close a sequence first")
         self._free_pages.extend(self._table[freed][::-1].tolist())
         num_remaining_free = len(self._free_pages) - len(added[0])
         self._table[freed] = DUMMY
@@ -376,7 +378,9 @@ class PageAllocator:
         """
         rows = np.asarray(slots, np.int64)
         if (self._length[rows] < tokens).any() or self._first[rows].any():
-            raise ValueError(f"a text of which the first {tokens} tokens are not kept cannot go back to them")
+            raise ValueError(
+                f"cannot truncate to {tokens} tokens: a sequence is shorter, or its first pages were freed (sliding window)"
+            )
         self._length[rows] = tokens
         self.page_tables.lengths_R[torch.from_numpy(rows).to(self.capacity.device)] = tokens
 

@@ -81,7 +81,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
             ValueError: the name is reserved, or (when decorating) belongs to another module's part.
         """
         if name in self._reserved:
-            raise ValueError(f"no {self.kind} can be named {name!r}, which means something else; choose another name")
+            raise ValueError(f"the {self.kind} name {name!r} is reserved; choose another name")
 
         def register(part: Any) -> Any:
             """Register `part`, for the plugin that is being loaded or else for its defining module, and return it.

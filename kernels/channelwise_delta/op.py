@@ -74,7 +74,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     call for a case runs.
     """
     device = torch.device(device)
-    why = "asked for by train.kernels" if is_torch_only() else _why_no_fla(device, dtype, head_dim)
+    why = "train.kernels is torch" if is_torch_only() else _why_no_fla(device, dtype, head_dim)
     why = why or self_test_failure("channelwise delta", _error, device, dtype, head_dim, "fla")
     return BackendChoice("fla", f"fla {version('fla-core')}") if why is None else BackendChoice("torch", why)
 

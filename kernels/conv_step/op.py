@@ -108,7 +108,7 @@ def canon_step(
     x = w_CW.shape[0] // (h + 2 * j)
     if w_CW.shape[0] != (h + 2 * j) * x or x_BE.shape[1] < h * head_stride + 2 * j * x or head_stride < x:
         raise ValueError(
-            f"x has {x_BE.shape[1]} channels, the filters {w_CW.shape[0]}, for {h} query heads {head_stride} apart and {j} KV heads"
+            f"x has {x_BE.shape[1]} channels and w has {w_CW.shape[0]}, which do not fit {h} query heads at stride {head_stride} and {j} KV heads"
         )
     if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
         return heads_step(x_BE, tails_RWC, slots_B, w_CW, h, j, head_stride, norm)

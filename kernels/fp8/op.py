@@ -57,7 +57,7 @@ def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, back
     """
     _check(x, w_NK, backend)
     if w_NK.shape[0] % 2:
-        raise ValueError(f"w must have rows for two halves, got shape {tuple(w_NK.shape)}")
+        raise ValueError(f"w must have an even number of rows (two halves), got shape {tuple(w_NK.shape)}")
     backend = backend or choose_backend(x.device).backend
     y_MF: Tensor = _GatedLinear.apply(x.reshape(-1, x.shape[-1]), w_NK, b_N, backend)
     return y_MF.view(*x.shape[:-1], w_NK.shape[0] // 2)
@@ -75,7 +75,7 @@ def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
         raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
     backend_name = backend or choose_backend(x.device).backend
     if backend_name == "scaled_mm" and (w_NK.shape[0] % MULTIPLE or w_NK.shape[1] % MULTIPLE):
-        raise ValueError(f"inputs and outputs must be multiples of {MULTIPLE}, got w of shape {tuple(w_NK.shape)}")
+        raise ValueError(f"rows and columns of w must be multiples of {MULTIPLE}, got shape {tuple(w_NK.shape)}")
 
 
 def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:

@@ -185,7 +185,7 @@ def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window:
     if chunk < 1 or window < 1:
         raise ValueError(f"chunk and window must be at least 1, got {chunk} and {window}")
     if state.weights_BHS.shape != (b, h, window - 1) or state.layers[0].shape[-1] != f:
-        raise ValueError(f"the state does not fit {b} rows, {h} heads, a window of {window} and {f} columns")
+        raise ValueError(f"the state must be for {b} rows, {h} heads, a window of {window} and {f} feature columns")
 
 
 @compile_time_constant
@@ -216,11 +216,11 @@ def choose_backend(
     device = torch.device(device)
     why = why_no_triton(device, dtype)
     if why is None and size not in CHANNELS:
-        why = "the kernels need one matrix of 16, 32, 64 or 128 rows and as many columns"
+        why = "the kernels need a memory of one square matrix with 16, 32, 64 or 128 rows"
     if why is None and orthogonal == "token":
-        why = "the kernels take no orthogonal step at each token"
+        why = "the kernels do not support orthogonal: token"
     if why is None and (chunk > MAX_CHUNK_TOKENS or chunk + window - 1 > MAX_PAIRS):
-        why = f"the kernels take chunks to {MAX_CHUNK_TOKENS}, to {MAX_PAIRS} with the window's tokens before, got {chunk} and {window}"
+        why = f"the kernels support chunks of at most {MAX_CHUNK_TOKENS} tokens, {MAX_PAIRS} with the window's earlier tokens; got chunk {chunk}, window {window}"
     return triton_or_torch(
         why or self_test_failure("omega", _error, device, dtype, size, window, chunk, orthogonal, has_momentum)
     )

@@ -148,7 +148,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """
     if page < MIN_PAGE_TOKENS or page & (page - 1):
         return BackendChoice(
-            "torch", f"the kernels need a page that is a power of two from {MIN_PAGE_TOKENS}, got {page}"
+            "torch", f"the kernels need a page size that is a power of two of at least {MIN_PAGE_TOKENS}, got {page}"
         )
     return attention_choice("paged attention", torch.device(device), dtype, head_dim, _error)
 

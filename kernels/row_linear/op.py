@@ -107,7 +107,7 @@ def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
     """
     backend = backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
     if backend == "triton" and len(x_BD) > MAX_ROWS:
-        raise ValueError(f"the kernel is for one row, got {len(x_BD)}")
+        raise ValueError(f"the kernel supports a single row, got {len(x_BD)}; use backend torch")
     return backend == "triton"
 
 
@@ -124,7 +124,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) ->
         rows: Number of rows B.
     """
     if rows > MAX_ROWS:
-        return BackendChoice("torch", f"the kernel is for one row, got {rows}")
+        return BackendChoice("torch", f"the kernel supports a single row, got {rows}")
     device = torch.device(device)
     return triton_or_torch(
         why_no_triton(device, dtype) or self_test_failure("the product of one row", _error, device, dtype)

@@ -48,7 +48,7 @@ def sketch(
     """
     if s_LKD.ndim != 3 or len(xs) != len(s_LKD) or any(x.shape != (*xs[0].shape[:1], s_LKD.shape[2]) for x in xs):
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
-        raise ValueError(f"x must be L times [N, D] and s [L, K, D], got {shapes} and {tuple(s_LKD.shape)}")
+        raise ValueError(f"x must be L tensors [N, D] and s [L, K, D], got {shapes} and {tuple(s_LKD.shape)}")
     if (backend or choose_backend(xs[0].device, xs[0].dtype).backend) == "triton":
         z_LNK, square_LN = sketch_forward(list(xs), split_precision(s_LKD.float(), xs[0].dtype), squares)
         return z_LNK, square_LN

@@ -81,7 +81,7 @@ class PagedDecoder:
         """
         reason = model.no_step_reason()
         if reason is not None:
-            raise ValueError(f"{reason} has no form for one token at a time")
+            raise ValueError(f"{reason} cannot decode one token at a time")
         self.window = model.config.window_size if model.config.window and not full_context else None
         pages_per_text = -(-tokens // page)
         capacity = CacheCapacity(
@@ -100,7 +100,7 @@ class PagedDecoder:
         self.not_compiled: str | None = None
         """Reason why steps run without the compiler although `compiled` was set; None otherwise."""
         if compiled and not is_capturable:
-            self.not_compiled = "a part of the network works its texts out one by one"
+            self.not_compiled = "a part of the network processes its sequences one by one"
         self._prepared_steps: dict[tuple[int, bool], PreparedStep] = {}
 
     @torch.inference_mode()
@@ -395,7 +395,7 @@ class RecomputeDecoder:
             CacheFull: no slot is free, or the sequence is too long; nothing has changed.
         """
         if not self._free:
-            raise CacheFull(f"all {len(self._texts)} texts are under way; close one first")
+            raise CacheFull(f"all {len(self._texts)} sequence slots are in use; close a sequence first")
         slot = self._free.pop()
         self._texts[slot] = tokens_T.new_empty(0)
         try:
@@ -442,7 +442,7 @@ class RecomputeDecoder:
     def _check(self, length: int) -> None:
         """Raise CacheFull if a sequence of `length` tokens is too long."""
         if length > self._tokens:
-            raise CacheFull(f"a text may have {self._tokens} tokens here, got {length}")
+            raise CacheFull(f"a sequence may have at most {self._tokens} tokens, got {length}")
 
 
 def make_decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False) -> Decoder:

@@ -114,7 +114,7 @@ class Omega(Recurrent):
             state = 4 * sum(o * i for o, i in cls.layers(model, config)) * model.n_heads
             raise ValueError(
                 f"features ({config.features}) of {model.head_dim} channels have {columns:,} columns, and the memory of a "
-                f"layer {state / 2**20:,.0f} MiB a row; make sketch or model.head_dim smaller"
+                f"layer {state / 2**20:,.0f} MiB per row; reduce sketch or model.head_dim"
             )
 
     @classmethod
@@ -124,7 +124,7 @@ class Omega(Recurrent):
         Such a window would never be full. The text says what to set.
         """
         if config.window > tokens:
-            return f"window ({config.window}) is more than the {tokens} tokens of a row, so none is ever full; set it to {tokens} at most"
+            return f"window ({config.window}) exceeds the {tokens} tokens of a row, so it is never full; set it to at most {tokens}"
         return None
 
     @classmethod
@@ -296,8 +296,8 @@ class Atlas(Omega):
         """
         if config.orthogonal == "chunk" and config.chunk >= tokens:
             return (
-                f"chunk ({config.chunk}) is not below the {tokens} tokens of a row, and what a chunk writes is read after it alone, "
-                "so nothing would be read; set a smaller one, or orthogonal to token or none"
+                f"chunk ({config.chunk}) is not below the {tokens} tokens of a row; writes are read only after their chunk, "
+                "so nothing would be read: set a smaller chunk, or orthogonal to token or none"
             )
         return super().unfit(config, tokens)
 

@@ -38,7 +38,7 @@ class Recurrent(Memory):
 
     def add_rates(self, model: ModelConfig) -> None:
         """Create the projections of the update rates, which read the block's input; called by `__init__`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no rates")
+        raise NotImplementedError(f"{type(self).__name__} defines no add_rates")
 
     def read_rates(self, x_BTD: Tensor) -> Any:
         """Return the update rates of each token, computed from the block's input, as a named tuple.
@@ -46,7 +46,7 @@ class Recurrent(Memory):
         Its fields are tensors [B, T, H] or [B, T, H, X], or None for a missing rate. The first is the natural logarithm
         of the fraction of the state that is kept.
         """
-        raise NotImplementedError(f"{type(self).__name__} reads no rates")
+        raise NotImplementedError(f"{type(self).__name__} defines no read_rates")
 
     def write(self, rates: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Update the state with a sequence and read it with the queries, token by token.

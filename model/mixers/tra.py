@@ -56,7 +56,7 @@ class TRA(QueryBlockMixer):
     def check(cls, model: ModelConfig, config: TRAConfig) -> None:
         """Raise ValueError for `scale: 0`, with which no key would survive."""
         if config.scale == 0:
-            raise ValueError("scale must not be 0: a key survives when its score is above 0, and none would be")
+            raise ValueError("scale must not be 0: a key survives only with a score above 0, so none would")
 
     @classmethod
     def num_gates(cls, model: ModelConfig, config: TRAConfig) -> int:

@@ -230,7 +230,7 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
         (r"but the distractors are", softmax_distractor_loss, (*QKV, (2, 3, 2, 4), (2, 2, 2, 4), QKV[0]), {}),
         (r"\(2, 5, 2, 4\).*\(2, 5, 2, 3\)", softmax_distractor_loss, (*QKV, *((2, 5, 2, 3),) * 2, QKV[0]), {"backend": "triton"}),
         (r"\(2, 5, 2, 4\), but w \(2, 4, 2, 4\), beta \(2, 5, 2\)", path_attention, (*QKV, (2, 4, 2, 4), (2, 5, 2)), {}),
-        (r"backend fla has no window", path_attention, (*QKV, (2, 5, 2, 4), (2, 5, 2)), {"window": 3, "backend": "fla"}),
+        (r"backend fla does not support a window", path_attention, (*QKV, (2, 5, 2, 4), (2, 5, 2)), {"window": 3, "backend": "fla"}),
         (r"needs 16-bit CUDA tensors", gated_delta, (*QKV, GATES, GATES), {"backend": "fla"}),
         (r"unknown backend 'cuda'", gated_delta, (*QKV, GATES, GATES), {"backend": "cuda"}),
         (r"beta has shape \(2, 4, 4\), but q needs \[2, 5, 4\]", gated_delta, (*QKV, GATES, (2, 4, 4)), {}),
@@ -260,7 +260,7 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
         (r"x must be \[B, D\] and w \[E, D\] of one type, got \(2, 4\) torch.float32 and", row_linear,
          ((2, 4), torch.zeros(6, 4).double()), {}),
         (r"x must be \[B, D\]", row_linear, ((2, 4), (6, 3)), {}),
-        (r"the kernel is for one row, got 2", row_linear, ((2, 4), (6, 4)), {"backend": "triton"}),
+        (r"the kernel supports a single row, got 2", row_linear, ((2, 4), (6, 4)), {"backend": "triton"}),
         *((message, linear, ((3, inputs), w), {"backend": "scaled_mm"})
           for linear in (fp8_linear, fp8_gated_linear) for inputs, w, message in (
             (16, (16,), "but w has shape"), (16, (32, 17), "but w has shape"), (24, (32, 24), "multiples of 16"))),

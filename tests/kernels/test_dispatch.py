@@ -83,9 +83,9 @@ def test_plain_torch_is_torch_everywhere(name: str, monkeypatch: pytest.MonkeyPa
     use_torch_backend()
     assert is_torch_only()
     for device, dtype in ((CUDA, BF16), (CPU, torch.float32)):
-        assert CHOOSERS[name](device, dtype) == ("torch", "asked for by train.kernels")
+        assert CHOOSERS[name](device, dtype) == ("torch", "train.kernels is torch")
     use_torch_backend(False)
-    assert CHOOSERS[name](CPU, BF16).reason != "asked for by train.kernels"
+    assert CHOOSERS[name](CPU, BF16).reason != "train.kernels is torch"
 
 
 @pytest.mark.usefixtures("hopper")
@@ -240,7 +240,7 @@ def test_attention_on_hopper(op: Any, name: str, more: tuple[float, ...], monkey
     assert op.choose_backend("cuda", BF16, 64, *more) == ("gluon", ours)
     assert calls == [(CUDA, BF16, 64, None)]
     assert op.choose_backend(CUDA, BF16, 64, *more, 300).backend == "gluon"
-    assert op.choose_backend(CUDA, BF16, 64, *more, 9) == ("triton", f"{ours}; not Gluon: no room")
+    assert op.choose_backend(CUDA, BF16, 64, *more, 9) == ("triton", f"{ours}; Gluon not used: no room")
     assert [available(), available(9)] == (
         [["gluon", "triton", "torch"], ["triton", "torch"]] if op is polar else [[], []]
     )

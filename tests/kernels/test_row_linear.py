@@ -150,5 +150,5 @@ def test_kernels_that_start_early_wait_for_what_they_read() -> None:
 
 
 def test_several_rows_choose_torch() -> None:
-    assert choose_backend("cuda", torch.bfloat16, 17) == ("torch", "the kernel is for one row, got 17")
+    assert choose_backend("cuda", torch.bfloat16, 17) == ("torch", "the kernel supports a single row, got 17")
     assert choose_backend("cpu", torch.bfloat16, 1).backend == "torch"

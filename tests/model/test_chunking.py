@@ -86,7 +86,7 @@ def test_impossible_pieces(awake: Awake, rows: Tensor, auxiliary: Callable[..., 
         model.features(rows, chunk=0)
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         model.token_losses(model.features(rows).hidden_BTD, rows, chunk=0)
-    with pytest.raises(ValueError, match="auxiliary terms are not computed in chunks"):
+    with pytest.raises(ValueError, match="auxiliary terms cannot be computed in chunks"):
         model.features(rows, chunk=8, auxiliary=auxiliary(regularizer="weak"))
 
 

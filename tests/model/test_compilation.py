@@ -321,7 +321,7 @@ def test_compile_error_names_the_setting() -> None:
         sizes = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 29}
         model = build(ModelConfig(**sizes, attn_type="asks"), seed=0)  # type: ignore[arg-type]
         model.compile_blocks("eager")
-        with pytest.raises(CompileError, match=r"cannot be compiled: .*; train\.compile: off"):
+        with pytest.raises(CompileError, match=r"cannot be compiled: .*; set train\.compile: off"):
             model.features(torch.randint(29, (2, 19)))
     finally:
         torch._dynamo.reset()
@@ -364,5 +364,5 @@ def test_compile_error_of_a_single_block(wake: Callable[[Backbone], None]) -> No
     forward = mlp.forward
     mlp.forward = lambda x: forward(x) if x.sum().item() < 1e30 else x  # type: ignore[method-assign]
     model.compile_blocks("aot_eager", regional=True)
-    with pytest.raises(CompileError, match=r"cannot be compiled: .*; train\.compile: off"):
+    with pytest.raises(CompileError, match=r"cannot be compiled: .*; set train\.compile: off"):
         numbers(model, None)

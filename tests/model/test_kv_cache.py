@@ -72,7 +72,7 @@ def test_truncated_sequence_keeps_its_pages() -> None:
     slots = [ours.allocate(length) for length in (3, 5)]
     ours.extend(slots, 9)
     before = [ours.pages(slot).tolist() for slot in slots]
-    with pytest.raises(ValueError, match="first 13 tokens are not kept"):
+    with pytest.raises(ValueError, match="cannot truncate to 13 tokens"):
         ours.truncate(slots, 13)
     ours.truncate(slots, 2)
     assert [ours.length(slot) for slot in slots] == [2, 2]
@@ -112,9 +112,9 @@ def test_a_text_may_not_outgrow_its_row() -> None:
     ours = book(pages=100)
     slots = [ours.allocate(MOST * PAGE - 1), ours.allocate(3)]
     ours.extend(slots)
-    with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 25"):
+    with pytest.raises(CacheFull, match="a sequence may have at most 24 tokens, got 25"):
         ours.extend(slots)
     assert [ours.length(slot) for slot in slots] == [24, 4]
-    with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 30"):
+    with pytest.raises(CacheFull, match="a sequence may have at most 24 tokens, got 30"):
         ours.allocate(30)
     assert ours.num_used_pages == 7

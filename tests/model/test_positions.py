@@ -159,7 +159,7 @@ def test_text_longer_than_the_table_is_refused(awake: Awake, tokens: Tensor, aux
     assert longest_text(model.config) == 11
     assert model.features(tokens[:, :11]).hidden_BTD.shape[1] == 11
     for options in ({}, {"auxiliary": auxiliary()}, {"chunk": 4}):
-        with pytest.raises(ValueError, match=f"positions {name} has 11 places, got 12 tokens"):
+        with pytest.raises(ValueError, match=f"position scheme {name} supports at most 11 tokens, got 12"):
             model.features(tokens, **options)
 
 

@@ -66,7 +66,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     positions. The kernels must pass a self-test, which the first call for a case runs.
     """
     if positions > MAX_POSITIONS:
-        return BackendChoice("torch", f"the kernels hold {MAX_POSITIONS} positions, these are {positions}")
+        return BackendChoice("torch", f"the kernels support at most {MAX_POSITIONS} positions, got {positions}")
     return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
 
 

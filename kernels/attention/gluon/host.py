@@ -77,11 +77,11 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int, window: int
     if _missing:
         return _missing
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return "not a GPU of compute capability 9.0"
+        return "needs a GPU of compute capability 9.0"
     if dtype not in (torch.bfloat16, torch.float16):
-        return f"{dtype}, neither bfloat16 nor float16"
+        return f"needs bfloat16 or float16, got {dtype}"
     if head_dim not in (64, 128):
-        return f"head size {head_dim}, not 64 or 128"
+        return f"needs a head size of 64 or 128, got {head_dim}"
     if window is not None and window < TILE:
-        return f"window {window} cuts inside the diagonal's tile of {TILE}"
+        return f"window {window} is smaller than the {TILE}-token tile"
     return None

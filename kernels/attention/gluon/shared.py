@@ -24,7 +24,7 @@ try:
 except (ImportError, AttributeError) as error:
     gluon = gl = mbarrier = tma = fence_async_shared = None
     warpgroup_mma = warpgroup_mma_init = warpgroup_mma_wait = TensorDescriptor = _barrier = None
-    _missing = f"Triton without Hopper's Gluon: {error}"
+    _missing = f"this Triton has no Gluon for Hopper: {error}"
 
 TINY = 1e-6
 LN2 = 0.6931471805599453

@@ -66,7 +66,7 @@ def path_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=window is not None).backend
     if backend == "fla":
         if window is not None:
-            raise ValueError("backend fla has no window; use torch")
+            raise ValueError("backend fla does not support a window; use backend torch")
         return fla_forward(q_BTHX, k_BTJX, v_BTJX, w_BTJX.float(), beta_BTJ.float(), scale)
     maps = _HouseholderMaps(k_BTJX, w_BTJX, beta_BTJ, min(chunk, t), statistics_dtype(q_BTHX.dtype))
 
@@ -159,10 +159,10 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowe
         windowed: True for a window shorter than T, which fla does not take.
     """
     if is_torch_only():
-        return "asked for by train.kernels"
+        return "train.kernels is torch"
     why = why_no_fla(device, dtype)
     if why is None and windowed:
-        why = "fla has no window here"
+        why = "fla does not support a window"
     if why is None and head_dim not in SIZES:
         why = f"fla needs a head_dim of {', '.join(map(str, SIZES))}, got {head_dim}"
     return why

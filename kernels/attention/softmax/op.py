@@ -122,12 +122,12 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
     """
     major, minor = torch.cuda.get_device_capability(device)
     if major < 9:
-        return BackendChoice("torch", f"torch's own choice on compute capability {major}.{minor}")
+        return BackendChoice("torch", f"torch chooses its own kernel on compute capability {major}.{minor}")
     if torch.are_deterministic_algorithms_enabled():
         return ours
     why = self_test_failure("cuDNN attention", _error, device, dtype, head_dim, "cudnn")
     if why is not None:
-        return BackendChoice(ours.backend, f"{ours.reason}; not cuDNN: {why}")
+        return BackendChoice(ours.backend, f"{ours.reason}; cuDNN not used: {why}")
     return BackendChoice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
 
 
@@ -304,7 +304,7 @@ def log_sum(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 def _save_log_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     if ctx.needs_input_grad[1]:
-        raise ValueError("log_sum has no gradient for its keys; detach them")
+        raise ValueError("log_sum is not differentiable in k; pass k.detach()")
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
 

@@ -89,11 +89,12 @@ def choose_backend(
     if steepest is None or steepest > STEEPEST:
         limit = "no limit" if steepest is None else f"the limit {steepest:g}"
         return BackendChoice(
-            "torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {limit}"
+            "torch", f"the kernels support gates that fall by at most {STEEPEST} per token; these have {limit}"
         )
     if dtype == torch.float16:
         return BackendChoice(
-            "torch", "inside a block of tokens q and k are scaled by up to 2^80, which leaves the range of float16"
+            "torch",
+            "the kernels scale q and k by up to 2^80 within a block of tokens, which exceeds the range of float16",
         )
     return gluon_choice("wall attention", torch.device(device), dtype, head_dim, window, _error)
 

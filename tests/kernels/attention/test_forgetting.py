@@ -114,7 +114,7 @@ def test_hopper_forward_and_backward_share_the_row_anchor() -> None:
             for keys in (1, 2048, 8192, 65536):
                 assert load_kernels(softmax.__package__).tiles_for("forward", keys, d, dtype, True).rows == tile
     args = [x.detach().bfloat16() for x in inputs(200, 2, 1, d=64)]
-    with pytest.raises(ValueError, match="window 127 is below 128"):
+    with pytest.raises(ValueError, match="window 127 is smaller than the 128-token tile"):
         forgetting_attention(*args, window=127, backend="gluon")
 
 

@@ -307,7 +307,7 @@ def test_step_runs_eagerly_if_compilation_fails(awake: Awake, monkeypatch: pytes
 
     model = awake(attn_type="wall", memory="omega").eval()
     paged = small_page(model, tokens=12, compiled=True)
-    assert paged.not_compiled == "a part of the network works its texts out one by one"
+    assert paged.not_compiled == "a part of the network processes its sequences one by one"
     assert torch.equal(after(paged), after(small_page(model, tokens=12)))
 
     def refuses(part: Any) -> Any:
@@ -453,9 +453,9 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
     first, second = texts(8, 8)
     paged = small_page(model, texts=2, tokens=12, pages=5)
     slots = [paged.begin(text)[0] for text in (first, second)]
-    with pytest.raises(CacheFull, match="all 2 texts are under way"):
+    with pytest.raises(CacheFull, match="all 2 sequence slots are in use"):
         paged.begin(first)
-    with pytest.raises(CacheFull, match="all 5 pages of 4 tokens are taken, 1 more are needed; close a text first"):
+    with pytest.raises(CacheFull, match="all 5 pages of 4 tokens are in use, 1 more are needed; close a sequence first"):
         paged.step(slots, torch.tensor([1, 2]))
     assert [paged.allocator.length(slot) for slot in slots] == [8, 8]
     paged.close(slots[1])
@@ -463,7 +463,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
         logits = paged.step(slots[:1], torch.tensor([token]))
     text = torch.cat([first, torch.tensor([1, 2, 3, 4])])
     near(logits[0], logits_at_once(model, text)[-1])
-    with pytest.raises(CacheFull, match="a text may have 12 tokens here, got 13"):
+    with pytest.raises(CacheFull, match="a sequence may have at most 12 tokens, got 13"):
         paged.step(slots[:1], torch.tensor([5]))
 
 
@@ -474,7 +474,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
 def test_network_without_step_recomputes_sequences(awake: Awake, changes: dict[str, Any]) -> None:
     model = awake(**changes).eval()
     assert model.no_step_reason() in ("mixer PaTH", "positions label")
-    with pytest.raises(ValueError, match="has no form for one token at a time"):
+    with pytest.raises(ValueError, match="cannot decode one token at a time"):
         PagedDecoder(model, tokens=4)
     assert isinstance(make_decoder(model, tokens=TOKENS), RecomputeDecoder)
 

@@ -354,7 +354,7 @@ def test_register_probe_adds_probe() -> None:
     [
         ("Glow", {}, ValueError, "no probe can be named 'Glow'; use small letters"),
         ("table-6", {}, ValueError, "no probe can be named 'table-6'"),
-        ("throughput", {}, ValueError, "which means something else"),
+        ("throughput", {}, ValueError, "name 'throughput' is reserved"),
         ("clean", {}, ValueError, "a probe named 'clean' exists already"),
         ("glow", {"metrics": ()}, TypeError, "must have `metrics`"),
         ("glow", {"metrics": ("nats",)}, TypeError, "must have `metrics`"),
