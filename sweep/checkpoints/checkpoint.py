@@ -172,7 +172,7 @@ def load_newest(folder: str | Path, log: Callable[[str], None] = lambda line: No
             try:
                 facts = read_verified_facts(path, name)
             except DamagedCheckpoint as error:
-                log(f"{storage.join(folder, name)} is damaged and passed over: {error}")
+                log(f"{storage.join(folder, name)} is damaged and was skipped: {error}")
                 continue
             return _load(path, facts)
     return None
@@ -233,8 +233,8 @@ def check_unclaimed(folder: str | Path) -> None:
     location = storage.open_storage(folder)
     if any(name.startswith(PREFIX) or name == WEIGHTS for name in location.names()):
         raise storage.StorageOccupied(
-            f"{folder} already holds a training that this database does not know; remove it, or name another place "
-            "with checkpoint.path"
+            f"{folder} already holds a training that is not in this database; remove it, or set checkpoint.path "
+            "to another location"
         )
     location.check()
 

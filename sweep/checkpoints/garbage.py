@@ -103,11 +103,11 @@ class GarbageReport:
         listed = sorted(self.things, key=lambda item: (-item.bytes, item.address))
         lines = [f"{item.address}: {item.kind}, {size(item.bytes)}" for item in listed[:MAX_LINES]]
         lines += [f"... and {len(listed) - MAX_LINES} more"] if len(listed) > MAX_LINES else []
-        done = "freed" if self.removed else "nobody owns"
+        done = "freed" if self.removed else "unowned:"
         count = len(self.things) - len(self.problems)
-        lines.append(f"{done} {size(self.bytes)}, {counted(count, 'file')} or folders of {self.runs}")
+        lines.append(f"{done} {size(self.bytes)} in {counted(count, 'file')} or folders of {self.runs}")
         lines += [
-            f"not looked into: {address}; if no other database uses it: atma-sweep gc --place {address}"
+            f"not scanned: {address}; if no other database uses it, run: atma-sweep gc --place {address}"
             for address in self.elsewhere
         ]
         return lines + self.problems
@@ -132,7 +132,7 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
         StorageError: A storage location cannot be read.
     """
     if staged := sorted(runs.glob(f"{STAGING}*")):
-        raise SweepError(f"{staged[0]} belongs to an import; wait for its end, or remove it if that was killed")
+        raise SweepError(f"{staged[0]} belongs to an unfinished import; wait until it ends, or remove the folder if the import was killed")
     # files are listed before the database is read, so that a new attempt is unlisted or has its owner
     local_attempts, plugins, logs = (
         list(_attempts_in(runs)),
@@ -144,7 +144,7 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
     attempts = {folder for folder, _ in local_attempts} | {folder for _, folder in remote_attempts}
     if attempts and not attempts & owned.folders and not owned.deleted:
         raise SweepError(
-            f"none of the {counted(len(attempts), 'attempt')} under {runs} is one of {store}; name both with --db and --runs"
+            f"none of the {counted(len(attempts), 'attempt')} under {runs} is in the database {store}; give a matching pair of --db and --runs"
         )
     unowned = [UnownedFile(kind="attempt", address=str(path), bytes=size_on_disk(path), folder=folder)
               for folder, path in local_attempts if folder not in owned.folders]  # fmt: skip
@@ -196,18 +196,18 @@ def remove_garbage(store: Store, report: GarbageReport) -> GarbageReport:
         except SweepError as error:
             problem = " ".join(str(error).split())
         except OSError as error:
-            problem = f"{error.strerror}; make it writable, then collect again"
+            problem = f"{error.strerror}; make it writable, then run atma-sweep gc again"
         results.append(replace(item, problem=problem))
     result = replace(report, things=tuple(results), removed=True)
     n_removed = len(results) - len(result.problems)
     if n_removed:
         store.add_event(
-            "collected", f"{counted(n_removed, 'file')} and folders that nobody owned, {size(result.bytes)}"
+            "collected", f"{counted(n_removed, 'file')} and folders without an owner, {size(result.bytes)}"
         )
     return result
 
 
-_OWNED_NOW = "is owned by now, and stays"
+_OWNED_NOW = "now belongs to an attempt in the database and was kept"
 
 
 def _remove_folder(path: Path, is_owned: Callable[[], bool]) -> str:

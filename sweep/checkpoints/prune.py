@@ -106,7 +106,7 @@ class PruneReport:
             if cell.problem:
                 lines.append(f"{cell.cell_id} {cell.slug} ({cell.standing}): {cell.problem}")
         done = "would free" if self.dry else "freed"
-        running_note = f"; {len(self.running)} running cells left alone" if self.running else ""
+        running_note = f"; {len(self.running)} running cells skipped" if self.running else ""
         return [
             *lines,
             f"{self.sweep}: {done} {size(self.bytes)} of {counted(len(self.cells), 'cell')} (keep {self.keep}){running_note}",
@@ -296,9 +296,9 @@ class _CellPruner:
             unexpected |= {"a link"} if path.is_symlink() else set() if path.is_dir() else {"no folder"}
         if unexpected:
             problem = (
-                f"{storage.join(location.address, name)} is not as a checkpoint is ({', '.join(sorted(unexpected))})"
+                f"{storage.join(location.address, name)} is not a plain checkpoint ({', '.join(sorted(unexpected))})"
             )
-            self.problems.append(f"{problem} and stays; take out what is yours, then prune again")
+            self.problems.append(f"{problem} and was kept; move your own files elsewhere, then prune again")
         return not unexpected
 
     def _remove(self, location: storage.Storage, name: str, dry: bool) -> None:

@@ -70,10 +70,10 @@ def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
     content = _read_seal(bundle)
     hashes = content.pop("sha256", None)
     if not isinstance(hashes, dict) or set(hashes) != _PARTS:
-        raise DamagedCheckpoint(f"{SEAL} does not name its files")
+        raise DamagedCheckpoint(f"{SEAL} does not list its files")
     facts = _check_facts(content)
     if name != name_of(facts.step):
-        raise DamagedCheckpoint(f"{SEAL} is of step {facts.step}")
+        raise DamagedCheckpoint(f"{SEAL} belongs to step {facts.step}")
     try:
         current = map_in_threads(sha256, [bundle / part for part in hashes])
     except OSError as error:
@@ -129,7 +129,7 @@ def _check_facts(content: Mapping[str, Any]) -> CheckpointFacts:
         and (pending is None or len(numbers) == 4)
     )
     if not is_valid:
-        raise DamagedCheckpoint(f"{SEAL} holds values that no training has")
+        raise DamagedCheckpoint(f"{SEAL} holds impossible values")
     return CheckpointFacts(step, tokens, wall_s, tuple(pending) if pending else None)  # type: ignore[arg-type]
 
 

@@ -101,11 +101,11 @@ def check_address(address: str) -> None:
         return
     if "::" in address:
         raise StorageAddressError(
-            f"{address}: is a chain of addresses; name a folder or one fsspec URL such as s3://..."
+            f"{address}: chained addresses (::) are not supported; name a folder or one fsspec URL such as s3://..."
         )
     if scheme not in SCHEMES:
         raise StorageAddressError(
-            f"{address}: Protocol not known: {scheme}; name a folder or an fsspec URL such as s3://..."
+            f"{address}: unknown protocol {scheme}; name a folder or an fsspec URL such as s3://..."
         )
 
 
@@ -269,8 +269,8 @@ class Storage(ABC):
     def _unwritable(self, error: Exception) -> StorageError:
         """Return the StorageError for a failed write; it is not raised here."""
         return StorageError(
-            f"{self.address} cannot be written: {_first_line(error)}; make room there or name another place with "
-            "checkpoint.path, then launch again"
+            f"{self.address} cannot be written: {_first_line(error)}; free space there or set checkpoint.path to "
+            "another location, then launch again"
         )
 
 
@@ -515,7 +515,7 @@ class RemoteStorage(Storage):
             return _write_files(folder, writers)
         except OSError as error:
             raise StorageError(
-                f"{folder} cannot be written: {_first_line(error)}; make room there or let TMPDIR name another folder"
+                f"{folder} cannot be written: {_first_line(error)}; free space there or set TMPDIR to another folder"
             ) from error
 
     def _upload(self, local: Path, remote: str, expected: str) -> None:
@@ -532,7 +532,7 @@ class RemoteStorage(Storage):
         self._fs.put_file(str(local), remote)
         with self._fs.open(remote, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                raise StorageError(f"{self.address} gave back other bytes than were written; name another place")
+                raise StorageError(f"{self.address}: a file that was read back differs from what was written; use another location")
 
     def _download(self, remote: str, local: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -555,7 +555,7 @@ class RemoteStorage(Storage):
         """Return the StorageError for a failed access; it is not raised here."""
         return StorageError(
             f"{self.address} cannot be used: {_first_line(error)}; check the address, the credentials and the network, or "
-            "name another place with checkpoint.path, then launch again"
+            "set checkpoint.path to another location, then launch again"
         )
 
 

@@ -56,7 +56,7 @@ class Rows(ABC):
         """
         start, end, step = part.indices(len(self))
         if step != 1:
-            raise ValueError("rows are read forwards, one token after the other")
+            raise ValueError(f"computed rows support contiguous slices only, got step {step}")
         return self.pieces(np.array([start]), max(0, end - start))[0]
 
     def pieces(self, starts: np.ndarray, count: int) -> np.ndarray:

@@ -40,7 +40,7 @@ LAYOUT = 1
 """Version that enters the fingerprint; raise it when the same text would be split or tokenised differently."""
 
 UNMARKED = (
-    "it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin a NAME.marks.bin"
+    "it marks no tokens, but train.loss_on is marked; set that to all, or add a NAME.marks.bin for each shard NAME.bin"
 )
 
 _PREPARE_AGAIN = "remove {folder} and prepare the corpus again"
@@ -180,7 +180,7 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
         return None
     if _is_training_text(data.heldout, data):
         raise CorpusError(
-            f"data.heldout: {data.heldout} is what is trained on; name other text, or leave it out to hold some of it back"
+            f"data.heldout: {data.heldout} is also the training text; name other text, or remove data.heldout to hold out part of it"
         )
     source = CORPORA.load(data.heldout).lent() if data.heldout in CORPORA else None
     if source is not None:
@@ -188,7 +188,7 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
     if not os.path.exists(data.heldout):  # also False for an invalid path, such as an overlong name
         long_corpora = ", ".join(name for name, kind in all_kinds().items() if kind.lent() is not None)
         raise CorpusError(
-            f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "
+            f"data.heldout: {data.heldout} is neither a file, a folder nor a corpus with long documents: "
             f"{long_corpora}"
         )
     return FileSource(Path(data.heldout), "data.heldout")
@@ -208,7 +208,7 @@ def request(data: DataConfig) -> dict[str, Any]:
     """
     kind = CORPORA.load(data.corpus)
     if data.validation_tokens is not None and (kind.ready or kind.tokenizer is not None):
-        raise CorpusError(f"data.validation_tokens: corpus {data.corpus!r} has splits of its own; remove it")
+        raise CorpusError(f"data.validation_tokens: corpus {data.corpus!r} has its own splits; remove data.validation_tokens")
     if kind.tokenizer is not None:
         return computed.request(data, kind)
     source, heldout = source_of(data), heldout_source(data)
@@ -526,7 +526,7 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
         )
     if fingerprint_of(facts) != fingerprint:
         raise CorpusError(
-            f"{folder}: the fingerprint does not follow from the manifest; {_PREPARE_AGAIN.format(folder=folder)}"
+            f"{folder}: the fingerprint does not match the manifest; {_PREPARE_AGAIN.format(folder=folder)}"
         )
     common = {
         "fingerprint": fingerprint,
@@ -624,7 +624,7 @@ def _open_checked_shard(folder: Path, shard: dict[str, Any]) -> np.ndarray:
         raise ShardError(f"{error}; {advice}") from error
     if len(tokens) != shard["tokens"]:
         raise ShardError(
-            f"{folder / shard['file']}: {len(tokens)} tokens, not the {shard['tokens']} that were prepared; {advice}"
+            f"{folder / shard['file']}: {len(tokens)} tokens instead of the {shard['tokens']} that were prepared; {advice}"
         )
     return tokens
 
@@ -663,7 +663,7 @@ def verify(folder: Path) -> list[str]:
                 problems.append(str(error))
                 continue
             problems += [
-                f"{folder / shard['file']}: {name} is {current[name]}, the manifest says {shard[name]}"
+                f"{folder / shard['file']}: {name} is {current[name]}, but {shard[name]} in the manifest"
                 for name in ("tokens", "sha256", "largest")
                 if current[name] != shard[name]
             ]
@@ -671,7 +671,7 @@ def verify(folder: Path) -> list[str]:
     if not tokenizers.is_unchanged(tokenizer, folder):
         problems.append(f"{folder / tokenizer['file']}: {tokenizers.CHANGED}")
     if fingerprint_of(recorded) != recorded["fingerprint"] or folder.name != recorded["fingerprint"][:16]:
-        problems.append(f"{folder}: the fingerprint does not follow from the manifest")
+        problems.append(f"{folder}: the fingerprint does not match the manifest")
     return [f"{line}; {_PREPARE_AGAIN.format(folder=folder)}" for line in problems]
 
 
@@ -758,7 +758,7 @@ def find_folders(root: Path, selector: str) -> list[Path]:
     matches = [folder for folder in prepared_folders if folder.name.startswith(selector[:16])]
     if len(matches) != 1 or (len(selector) > 16 and not read_manifest(matches[0])["fingerprint"].startswith(selector)):
         count_text = "more than one corpus" if len(matches) > 1 else "no corpus"
-        raise CorpusError(f"{count_text} {selector!r} is prepared in {root}; atma-sweep data list shows them")
+        raise CorpusError(f"{count_text} {selector!r} is prepared in {root}; list them with atma-sweep data list")
     return matches
 
 

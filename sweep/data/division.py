@@ -109,7 +109,7 @@ class Division:
         unassigned.sort(key=lambda index: (name_digest(documents[index].name), index))
         total = sum(document.tokens for document in documents)
         if len(unassigned) < len(documents) and self.validation_tokens is not None:
-            raise CorpusError(f"data.validation_tokens: corpus {self.corpus!r} has splits of its own; remove it")
+            raise CorpusError(f"data.validation_tokens: corpus {self.corpus!r} has its own splits; remove data.validation_tokens")
         self._hold_out(documents, unassigned, splits, total)
         if "validation" not in splits:
             remaining = [index for index in unassigned if splits[index] == "train"]
@@ -159,8 +159,8 @@ class Division:
         available = sum(documents[index].tokens for index in remaining)
         if self.validation_tokens is not None and available <= target:
             raise CorpusError(
-                f"corpus {self.corpus!r} has {available} tokens beside the held-out documents, and data.validation_tokens asks for "
-                f"{target} of them, which leaves none to train on: lower it, or add text"
+                f"corpus {self.corpus!r} has {available} tokens besides the held-out documents, and data.validation_tokens asks for "
+                f"{target}, which leaves none for training: lower it, or add text"
             )
         n_training, tokens = len(remaining), 0
         for index in remaining:

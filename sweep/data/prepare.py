@@ -104,9 +104,9 @@ def prepare(
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
     is_computed = kind is not None and kind.tokenizer is not None
     if name is not None and is_computed:
-        raise CorpusError(f"--name: corpus {data.corpus} is worked out as it is read; a grid names it as it is")
+        raise CorpusError(f"--name: corpus {data.corpus} is generated, not prepared, and takes no name; set data.corpus: {data.corpus} in the grid")
     if name is not None and (name in CORPORA or not is_valid_name(name)):
-        raise CorpusError(f"--name: {quoted_short(name)} must be {NAME_RULE}; and not the name of a known corpus")
+        raise CorpusError(f"--name: {quoted_short(name)} must be {NAME_RULE}, and must not be the name of a known corpus")
     with translate_os_errors(root, "use"):
         fingerprint = corpora.find_fingerprint(data, root)
         if fingerprint is None:
@@ -524,7 +524,7 @@ class Preparation:
         if not self._state["names"] and max_documents:
             raise CorpusError(
                 f"data.heldout: {self.data.heldout} has no document of {self.data.heldout_tokens} tokens; "
-                "lower data.heldout_tokens or name another"
+                "lower data.heldout_tokens or name another text"
             )
 
     def _write_heldout(self, *, sort: bool) -> list[ShardFacts]:
@@ -605,7 +605,7 @@ class Preparation:
         self._link_shard(path, target)
         facts = read_shard_facts(target)
         if facts.largest > 1:
-            raise CorpusError(f"{path}: holds {facts.largest}; a mark is 0 or 1")
+            raise CorpusError(f"{path}: holds the value {facts.largest}, but marks must be 0 or 1")
         return facts
 
     def _open_foreign_shard(self, path: Path) -> np.ndarray:
@@ -613,7 +613,7 @@ class Preparation:
         try:
             return open_shard(path)
         except ShardError as error:
-            raise ShardError(f"{error}; fetch it again, or leave it out") from error
+            raise ShardError(f"{error}; fetch the file again, or remove it") from error
 
     def _link_shard(self, path: Path, target: Path) -> None:
         """Make a shard available at `target`, in place of what is there.
@@ -647,7 +647,7 @@ class Preparation:
         if facts.largest >= self.tokenizer.vocabulary:
             raise CorpusError(
                 f"{path}: holds token {facts.largest}, but tokenizer {self.data.tokenizer} has {self.tokenizer.vocabulary} "
-                "tokens; name the one that made it with data.tokenizer"
+                "tokens; set data.tokenizer to the one that made the shard"
             )
         self._new_tokens += facts.tokens
         self._report_progress("reading shards")

@@ -113,7 +113,7 @@ def open_shard(path: Path) -> np.ndarray:
     count = int(header[2])
     need = HEADER_BYTES + np.dtype(kind).itemsize * count
     if size != need:
-        raise ShardError(f"{path}: cut short or overlong, {size} bytes where {count} tokens need {need}")
+        raise ShardError(f"{path}: truncated or too long: {size} bytes, but {count} tokens need {need}")
     if count == 0:
         return np.zeros(0, dtype=kind)
     return np.memmap(path, dtype=kind, mode="r", offset=HEADER_BYTES, shape=(count,))
@@ -178,7 +178,7 @@ class SplitWriter:
             return file
         need = HEADER_BYTES + self._count * self.dtype.itemsize
         if not path.is_file() or path.stat().st_size < need:
-            raise ShardError(f"{path}: lost what was written there; remove {self.folder} and prepare the corpus again")
+            raise ShardError(f"{path}: shorter than the saved progress says; remove {self.folder} and prepare the corpus again")
         file = path.open("r+b")
         file.truncate(need)
         file.seek(0, os.SEEK_END)
@@ -256,7 +256,7 @@ def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
     validation = [path for path in files if "val" in path.name and "train" not in path.name]
     for shards, kind in ((train, "train"), (validation, "val")):
         if not shards:
-            raise CorpusError(f"data.path: {folder} holds no *{kind}*.bin; shards are told apart by their names")
+            raise CorpusError(f"data.path: {folder} holds no *{kind}*.bin; training and validation shards are recognised by name")
     return train, validation
 
 
@@ -269,7 +269,7 @@ def find_mark_shards(shards: Sequence[Path]) -> list[Path]:
     marks = [path.with_suffix(MARKS) for path in shards]
     missing = [path for path in marks if not path.is_file()]
     if missing and len(missing) < len(marks):
-        raise CorpusError(f"data.path: {missing[0]} is missing, and other shards have marks; mark all of them or none")
+        raise CorpusError(f"data.path: {missing[0]} is missing, but other shards have marks; add marks for all shards or none")
     return [] if missing else marks
 
 

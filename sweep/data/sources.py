@@ -136,7 +136,7 @@ class StdlibSource(CountingSource):
         root = Path(sysconfig.get_paths()["stdlib"])
         if not (root / "argparse.py").is_file():
             raise MachineError(
-                f"this Python keeps no standard library sources under {root}; use `data.corpus: files` with text of your own"
+                f"this Python has no standard library sources under {root}; use `data.corpus: files` with your own text"
             )
         return root
 
@@ -481,7 +481,7 @@ class HubSource:
             )
         return MachineError(
             f"{self.spec.repository} cannot be read from the Hugging Face hub ({type(error).__name__}: {cause}); "
-            f"run again to go on where it stopped, or give {self.setting}, a folder with a copy of it"
+            f"run again to resume, or set {self.setting} to a folder with a copy of it"
         )
 
     def key(self) -> Any:

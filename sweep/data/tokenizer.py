@@ -126,7 +126,7 @@ class FlipFlopTokenizer(_WithoutFile):
         """
         unknown = next((letter for letter in text if letter not in FLIPFLOP), None)
         if unknown is not None:
-            raise TokenizerError(f"tokenizer flipflop knows the letters {FLIPFLOP} alone, got {unknown!r}")
+            raise TokenizerError(f"tokenizer flipflop supports only the letters {FLIPFLOP}, got {unknown!r}")
         return np.array([FLIPFLOP.index(letter) for letter in text], dtype=np.uint16)
 
     def token_bytes(self, token: int) -> bytes:
@@ -167,7 +167,7 @@ class RecallTokenizer(_WithoutFile):
         if kind in ("k", "v") and number.isdecimal() and int(number) < (self.KEYS if kind == "k" else self.VALUES):
             return 1 + int(number) + (0 if kind == "k" else self.KEYS)
         raise TokenizerError(
-            f"tokenizer mqar knows k0 to k{self.KEYS - 1}, v0 to v{self.VALUES - 1} and _, got {word!r}"
+            f"tokenizer mqar supports only k0 to k{self.KEYS - 1}, v0 to v{self.VALUES - 1} and _, got {word!r}"
         )
 
 
@@ -235,7 +235,7 @@ def _gpt2_download() -> dict[bytes, int]:
     except (OSError, ValueError, requests.RequestException) as error:
         raise MachineError(
             f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({type(error).__name__}); "
-            "connect once, point TIKTOKEN_CACHE_DIR at a folder that holds them, or set data.tokenizer_file"
+            "connect to the network once, set TIKTOKEN_CACHE_DIR to a folder that holds them, or set data.tokenizer_file"
         ) from error
     return ranks
 
@@ -311,7 +311,7 @@ class JsonTokenizer:
         end_tokens = [(name, number) for name in names if (number := self._model.token_to_id(name)) is not None]
         if not end_tokens:
             raise TokenizerError(
-                f"data.tokenizer_file: {file} has no token {' or '.join(names)} to end a text with; "
+                f"data.tokenizer_file: {file} has no end-of-text token {' or '.join(names)}; "
                 "name its own in data.end_of_text"
             )
         # if the file lists it as an ordinary added token, texts could otherwise produce it
@@ -392,7 +392,7 @@ def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None =
         MachineError: A download failed.
     """
     if name not in TOKENIZERS:
-        raise SweepError(f"no tokenizer {name!r}; there are: {', '.join(TOKENIZERS)}")
+        raise SweepError(f"no tokenizer {name!r}; allowed: {', '.join(TOKENIZERS)}")
     return TOKENIZERS[name].create(Path(file) if file else None, end_of_text)
 
 

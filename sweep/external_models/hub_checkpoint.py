@@ -76,8 +76,8 @@ class HubCheckpoint:
         """
         if not cuda and self.family in GPU_FAMILIES and importlib.util.find_spec("fla") is not None:
             raise MachineError(
-                f"{self.name} is of the family {self.family}, whose linear attention needs an NVIDIA GPU where flash-linear-attention is "
-                "installed; measure it beside a sweep whose resources have gpus: 1"
+                f"{self.name} is of the family {self.family}, whose linear attention needs an NVIDIA GPU when flash-linear-attention is "
+                "installed; evaluate it with a sweep whose resources have gpus: 1"
             )
 
     def dtype(self, *, cuda: bool) -> str:
@@ -114,7 +114,7 @@ def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckp
     if local.is_dir():
         if revision is not None:
             raise InvalidCheckpoint(
-                f"--revision {revision}: {local} is a folder, which has only one; name a repository of the hub"
+                f"--revision {revision}: {local} is a folder, which has no revisions; name a repository of the hub"
             )
         return _describe(local.resolve().name, local.resolve(), None)
     if local.exists() or not REPOSITORY.fullmatch(name):
@@ -163,8 +163,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
         cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise WeightsUnavailable(
-            f"the weights of {name} are neither in {constants.HF_HUB_CACHE} nor to be had from the hub ({cause}); where the "
-            f"hub can be reached run `hf download {name}{revision_option} --local-dir {name.rpartition('/')[2]}`, bring that folder here "
+            f"the weights of {name} are not in {constants.HF_HUB_CACHE} and could not be downloaded ({cause}); where the "
+            f"hub is reachable, run `hf download {name}{revision_option} --local-dir {name.rpartition('/')[2]}`, copy that folder here "
             f"and evaluate {PREFIX}{name.rpartition('/')[2]}"
         ) from error
 
@@ -192,8 +192,8 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
         if pickled:
             raise InvalidCheckpoint(
-                f"{folder} holds its weights as {pickled[0]} alone, a format that can run code; ask its authors for safetensors, "
-                "or convert it where you trust it"
+                f"{folder} holds its weights only as {pickled[0]}, a format that can run code; ask its authors for safetensors, "
+                "or convert the file if you trust it"
             )
         if commit is not None:
             raise InvalidCheckpoint(
@@ -255,10 +255,10 @@ def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
         return family
     near = closest_match(family, list(KNOWN))
     raise InvalidCheckpoint(
-        f"{folder}: model type {family!r} is no language model that transformers {transformers.__version__} knows"
-        + (", and its own code is never run" if config.get("auto_map") else "")
-        + (f"; the nearest is {near!r}" if near else "")
-        + "; a newer transformers may know it"
+        f"{folder}: transformers {transformers.__version__} has no language model of type {family!r}"
+        + ("; code that comes with a checkpoint is never run" if config.get("auto_map") else "")
+        + (f"; the nearest type is {near!r}" if near else "")
+        + "; a newer transformers may have it"
     )
 
 
@@ -273,7 +273,7 @@ def _check_all_shards(folder: Path) -> None:
         missing = sorted(name for name in named if not (folder / name).is_file())
         if missing:
             raise WeightsUnavailable(
-                f"{folder} lacks {len(missing)} of the {len(named)} files of weights that {index.name} names: {missing[0]}"
+                f"{folder} lacks {len(missing)} of the {len(named)} weight files that {index.name} names, such as {missing[0]}"
             )
 
 

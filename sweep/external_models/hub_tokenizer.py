@@ -44,7 +44,7 @@ class HubTokenizer:
         except (OSError, ValueError, AttributeError, ImportError) as error:
             first = str(error).strip().splitlines()[0]
             raise SweepError(
-                f"{folder} has no tokenizer that can be used: {first}; it needs a tokenizer.json"
+                f"{folder} has no usable tokenizer: {first}; it needs a tokenizer.json"
             ) from error
         self._model.no_truncation()
         self._model.no_padding()
@@ -52,7 +52,7 @@ class HubTokenizer:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if start is None:
             raise SweepError(
-                f"{folder}: its tokenizer has neither a first nor a last token, so nothing can lead a text"
+                f"{folder}: the tokenizer defines neither a BOS nor an EOS token, one of which must start a text"
             )
         self._by_bytes = isinstance(self._model.decoder, decoders.ByteLevel)
         self.name = f"hf:{folder.name}"
@@ -130,8 +130,8 @@ def check_lossless(tokenizer: Tokenizer) -> None:
     """
     if tokenizer.name.split(":")[0] not in LOSSLESS_TOKENIZERS:
         raise SweepError(
-            f"the sweep's corpus is written in tokens of {tokenizer.name}, which do not give the text back byte for byte, as a model "
-            f"with another tokenizer needs it; corpora of {' and '.join(LOSSLESS_TOKENIZERS)} do"
+            f"the sweep's corpus uses tokenizer {tokenizer.name}, which does not reproduce the text byte for byte, as a model "
+            f"with another tokenizer requires; use a corpus of tokenizer {' or '.join(LOSSLESS_TOKENIZERS)}"
         )
 
 

@@ -52,7 +52,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     missing = sorted({*loading_info["missing_keys"], *(str(key[0]) for key in loading_info.get("mismatched_keys", ()))})
     if missing:
         raise SweepError(
-            f"{folder} lacks weights of its model, {len(missing)} of them, such as {missing[0]}; get it anew"
+            f"{folder} lacks weights of its model ({len(missing)}, such as {missing[0]}); download it again"
         )
     return model.to(device).eval()
 

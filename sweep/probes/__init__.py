@@ -54,7 +54,7 @@ def register_probe(name: str) -> Callable[[Registered], Registered]:
             abstract method is missing.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"no probe can be named {name!r}; use small letters, digits and _, a letter first")
+        raise ValueError(f"invalid probe name {name!r}; use lower-case letters, digits and _, starting with a letter")
     register = PROBES.register(name)
 
     def register_checked(probe: Registered) -> Registered:
@@ -63,7 +63,7 @@ def register_probe(name: str) -> Callable[[Registered], Registered]:
         names = [metric.name for metric in metrics if isinstance(metric, Metric)]
         if not names or len(names) < len(metrics) or len(set(names)) < len(names):
             raise TypeError(
-                f"probe {name!r} must have `metrics`, a tuple of at least one Metric, each with its own name"
+                f"probe {name!r} must have `metrics`, a tuple of at least one Metric with distinct names"
             )
         if missing := sorted(getattr(probe, "__abstractmethods__", ())):
             raise TypeError(f"probe {name!r} must define {' and '.join(missing)}")

@@ -103,7 +103,7 @@ class Probe(ABC):
         longest = self.longest(corpus)
         if longest is None or length <= longest:
             return None
-        return f"the text, which {PROBE_PLACEHOLDER}, allows lengths of {longest} tokens at most: lower eval.lengths"
+        return f"the text, which {PROBE_PLACEHOLDER}, allows lengths of at most {longest} tokens: lower eval.lengths"
 
     def inapplicable(self) -> str | None:
         """Return why the probe can never measure a network of this config, or None, the default.
@@ -263,7 +263,7 @@ class DocumentProbe(LengthwiseProbe):
         Only the first `eval.documents` documents count. A computed corpus has none, which gives a message of its own.
         """
         if corpus.computed:
-            return f"it has no long documents, which {PROBE_PLACEHOLDER}: leave them out of eval.probes"
+            return f"it has no long documents, which {PROBE_PLACEHOLDER}: remove these probes from eval.probes"
         n_documents = self.config.eval.documents
         n_long = sum(len(document) > length for document in corpus.heldout[:n_documents])
         if n_long >= n_documents:
@@ -271,7 +271,7 @@ class DocumentProbe(LengthwiseProbe):
         return (
             f"of the first {n_documents} held-out documents, which {PROBE_PLACEHOLDER}, {'only ' if n_long else ''}{n_long or 'none'} "
             f"{'has' if n_long == 1 else 'have'} {length + 1} tokens (it holds {len(corpus.heldout)}): "
-            "lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
+            "lower eval.documents or eval.lengths, or provide longer documents with data.heldout"
         )
 
 

@@ -65,12 +65,12 @@ class Extrapolation(LengthwiseProbe):
         """Return a message if the validation split is shorter than the span, or the span than `length`, else None."""
         if len(corpus.validation) <= self._span:
             return (
-                f"the validation split, which {PROBE_PLACEHOLDER}, has {len(corpus.validation)} tokens, and {self._span + 1} are asked for: lower "
+                f"the validation split, which {PROBE_PLACEHOLDER}, has {len(corpus.validation)} tokens, but {self._span + 1} are needed: lower "
                 f"eval.settings.{self.name}.span"
             )
         if length > self._span:
             return (
-                f"the text, which {PROBE_PLACEHOLDER}, is cut into windows of {self._span} tokens at most: raise eval.settings.{self.name}.span or "
+                f"the text, which {PROBE_PLACEHOLDER}, is cut into windows of at most {self._span} tokens: raise eval.settings.{self.name}.span or "
                 "lower eval.lengths"
             )
         return None
@@ -86,9 +86,9 @@ class Extrapolation(LengthwiseProbe):
 
         span, available = self._span, len(subject.corpus.validation)
         if available <= span:
-            return f"too-short: the validation split has {available} tokens of {span + 1}"
+            return f"too-short: the validation split has {available} of {span + 1} tokens"
         if length > span:
-            return f"n/a: the text of {span} targets holds no window of {length}"
+            return f"n/a: the text of {span} targets is shorter than a window of {length} tokens"
         if (reason := subject.beyond(length)) is not None:
             return reason
         losses_N = torch.cat(list(self._window_losses(subject, length))).double()

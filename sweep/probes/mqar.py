@@ -66,7 +66,7 @@ class MqarProbe(LengthwiseProbe):
         if (reason := subject.beyond(corpus.length - 1)) is not None:
             return reason
         if subject.tokenizer.name != RecallTokenizer.name:
-            return f"n/a: tokenizer {subject.tokenizer.name} has no keys and values; the corpus mqar has"
+            return f"n/a: tokenizer {subject.tokenizer.name} has no keys and values; use the corpus mqar"
         rows = MqarRows(self.settings.rows, corpus, split="validation")
         mark = functools.partial(mark_answers, pairs=corpus.pairs)
         _, right = subject.right_answers(rows, mark, full_context=False)

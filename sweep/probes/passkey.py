@@ -150,7 +150,7 @@ class Passkey(DigitsRecalled):
             for depth in self.settings.depths:
                 prompt = build_prompt(trial, text, length, depth, subject.tokenizer)
                 if isinstance(prompt, int):
-                    return f"n/a: a value and its question take {prompt} tokens, more than a context of {length}"
+                    return f"n/a: a value and its question take {prompt} tokens, more than the context of {length}"
                 prompts.append(prompt)
         measured, examples = self.scored(length, subject.answers(prompts))
         share, n = constant_share(prompts)

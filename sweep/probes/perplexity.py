@@ -330,9 +330,9 @@ class SameTail(DocumentProbe):
 
         last, end = self._resolved_settings.last, self._resolved_settings.end
         if length > end:
-            return f"n/a: before token {end}, where the text ends, there are no {length} tokens"
+            return f"n/a: the text ends at token {end}, which fewer than {length} tokens precede"
         if length < last:
-            return f"n/a: {last} tokens are scored, more than a context of {length}"
+            return f"n/a: {last} tokens are scored, more than the context of {length}"
         if (reason := subject.beyond(length) or subject.lacking(end + 1)) is not None:
             return reason
         rows = torch.from_numpy(np.stack([d[end - length : end + 1] for d in subject.documents]).astype(np.int64))

@@ -97,10 +97,10 @@ class AttentionMap(LengthwiseProbe):
             layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)
         ]
         if unknown := [layer for layer in requested if layer not in attention_layers]:
-            return f"n/a: layer {unknown[0]} has no attention; those that have: {', '.join(map(str, attention_layers)) or 'none'}"
+            return f"n/a: layer {unknown[0]} has no attention; layers with attention: {', '.join(map(str, attention_layers)) or 'none'}"
         available = len(subject.corpus.validation)
         if available <= count:
-            return f"too-short: the validation split has {available} tokens of {count + 1}"
+            return f"too-short: the validation split has {available} of {count + 1} tokens"
         if (beyond := subject.beyond(count)) is not None:
             return beyond
         if not attention_layers:
@@ -144,7 +144,7 @@ def attention_maps(subject: CellSubject, tokens_BT: Tensor, layers: list[int]) -
         args, options = calls[index]
         map_HTS = _attention_map(mixers[index], *args, **options)
         if map_HTS is None:
-            return f"n/a: mixer {subject.config.model.attn_type} is not linear in its values, nor up to their size"
+            return f"n/a: mixer {subject.config.model.attn_type} is not linear in its values, even up to a scale factor"
         maps[layer] = map_HTS
     return maps
 

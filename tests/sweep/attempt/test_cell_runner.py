@@ -130,7 +130,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     assert (second.state, ours.curve(second)) == ("done", plain.curve(uninterrupted))
     assert [event.message for event in ours.store.events() if event.kind == "resumed"] == ["from step 2 of attempt 1"]
     out = capsys.readouterr().out
-    assert f"{seal.parent} is damaged and passed over: state.json " in out
+    assert f"{seal.parent} is damaged and was skipped: state.json " in out
 
     def nats(of: Room) -> dict[tuple[str, int | None], float | None]:
         return {(v.probe, v.length): v.value for v in of.store.measurements(of.cell.id) if v.metric == "nats"}

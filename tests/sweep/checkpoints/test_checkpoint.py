@@ -152,7 +152,7 @@ def test_seal_rejects_implausible_facts(tmp_path: Path, facts: dict[str, object]
     assert loaded is not None
     assert loaded.step == 5
     (line,) = log
-    assert line.startswith(f"{tmp_path}/checkpoint-00000010 is damaged and passed over: state.json ")
+    assert line.startswith(f"{tmp_path}/checkpoint-00000010 is damaged and was skipped: state.json ")
 
 
 def test_seal_rejects_wrong_name(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_save_on_full_disk_keeps_old_checkpoint(tmp_path: Path, sizes: tuple[str
         [sys.executable, "-c", FULL, str(tmp_path), *sizes], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.stdout.startswith(f"3 {tmp_path} cannot be written: "), done.stdout + done.stderr
-    assert done.stdout.endswith("checkpoint.path, then launch again\n")
+    assert done.stdout.endswith("set checkpoint.path to another location, then launch again\n")
     assert len(done.stdout.splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-00000005"]
     assert newest_step(tmp_path) == 5

@@ -161,7 +161,7 @@ def test_gc_rejects_runs_folder_of_unrelated_database(case: GarbageCase, tmp_pat
     with pytest.raises(SweepError, match="none of the 4 attempts"):
         garbage.find_garbage(second_store, case.runs)
     (case.runs / ".import-x").mkdir()
-    with pytest.raises(SweepError, match="belongs to an import"):
+    with pytest.raises(SweepError, match="belongs to an unfinished import"):
         garbage.find_garbage(case.store, case.runs)
     assert case.files() == before
     second_store.close()
@@ -213,5 +213,5 @@ def test_gc_command_confirms_and_reports(run, tmp_path: Path) -> None:  # type: 
     assert (payload["removed"], payload["bytes"], len(payload["things"])) == (True, 2536, 5)
     assert run("gc")[:2] == (
         0,
-        f"nobody owns 0 B, 0 files or folders of {case.runs}\nnot looked into: {case.storage_folder}; if no other database uses it: atma-sweep gc --place {case.storage_folder}\n",
+        f"unowned: 0 B in 0 files or folders of {case.runs}\nnot scanned: {case.storage_folder}; if no other database uses it, run: atma-sweep gc --place {case.storage_folder}\n",
     )

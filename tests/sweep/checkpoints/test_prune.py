@@ -222,9 +222,9 @@ def test_prune_keeps_unexpected_files(bench: Bench, tmp_path: Path) -> None:
     assert len(list(mine.iterdir())) == 3
     assert report.cells[0].checkpoints == 2
     (problem,) = report.problems
-    assert "checkpoint-00000010 is not as a checkpoint is (notes.txt) and stays" in problem
-    assert "checkpoint-00000030 is not as a checkpoint is (a link)" in problem
-    assert "checkpoint-00000040 is not as a checkpoint is (no folder)" in problem
+    assert "checkpoint-00000010 is not a plain checkpoint (notes.txt) and was kept" in problem
+    assert "checkpoint-00000030 is not a plain checkpoint (a link)" in problem
+    assert "checkpoint-00000040 is not a plain checkpoint (no folder)" in problem
     assert any("notes.txt" in line for line in report.lines())
 
 
@@ -293,7 +293,7 @@ def test_prune_report_as_text_and_json(bench: Bench) -> None:
     assert re.fullmatch(
         r"c{12} slug-c \(interrupted\): 5 checkpoints, \d\.\d KiB; starts over at the next launch", lines[2]
     )
-    assert re.fullmatch(r"s: would free \d+ KiB of 4 cells \(keep weights\); 1 running cells left alone", lines[-1])
+    assert re.fullmatch(r"s: would free \d+ KiB of 4 cells \(keep weights\); 1 running cells skipped", lines[-1])
     payload = report.as_json()
     assert json.loads(json.dumps(payload)) == payload
     assert (payload["bytes"], payload["dry"], payload["running"]) == (report.bytes, True, ["slug-d"])

@@ -157,7 +157,7 @@ def test_claim_checks_writable_and_leaves_nothing(address: str) -> None:
     checkpoint.check_unclaimed(address)
     assert storage.open_storage(address).names() == []
     put(address, 5)
-    with pytest.raises(StorageError, match="already holds a training that this database does not know; remove it"):
+    with pytest.raises(StorageError, match="already holds a training that is not in this database; remove it"):
         checkpoint.check_unclaimed(address)
     assert newest(address) == (5, 0.0)
     checkpoint.remove_checkpoints(address)
@@ -195,10 +195,10 @@ def test_free_bytes_of_local_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("address", "message"), [
     ("file://data/x", "file://data/x: needs an absolute path, as in file:///data/checkpoints"),
-    ("reference::file:///x", "reference::file:///x: is a chain of addresses; name a folder or one fsspec URL such as s3://..."),
-    ("s3://bucket/x::file:///y", "s3://bucket/x::file:///y: is a chain of addresses; name a folder or one fsspec URL such as s3://..."),
-    ("reference://x", "reference://x: Protocol not known: reference; name a folder or an fsspec URL such as s3://..."),
-    ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
+    ("reference::file:///x", "reference::file:///x: chained addresses (::) are not supported; name a folder or one fsspec URL such as s3://..."),
+    ("s3://bucket/x::file:///y", "s3://bucket/x::file:///y: chained addresses (::) are not supported; name a folder or one fsspec URL such as s3://..."),
+    ("reference://x", "reference://x: unknown protocol reference; name a folder or an fsspec URL such as s3://..."),
+    ("nosuch://bucket/x", "nosuch://bucket/x: unknown protocol nosuch; name a folder or an fsspec URL such as s3://..."),
 ])  # fmt: skip
 def test_storage_rejects_invalid_address(address: str, message: str) -> None:
     assert refused(lambda: storage.open_storage(address), StorageAddressError) == message
@@ -223,7 +223,7 @@ def test_storage_reports_unwritable_folder_briefly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     message = refused(lambda: storage.open_storage(tmp_path / "file" / "inside").check(), StorageError)
     assert message.startswith(f"{tmp_path}/file/inside cannot be written: ")
-    assert message.endswith("make room there or name another place with checkpoint.path, then launch again")
+    assert message.endswith("free space there or set checkpoint.path to another location, then launch again")
 
 
 def test_storage_uploads_seal_last(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_storage_detects_failed_read_back(memory: str, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "put_file", garble)
-        with pytest.raises(StorageError, match=r"memory://.* gave back other bytes than were written"):
+        with pytest.raises(StorageError, match=r"memory://.*: a file that was read back differs from what was written"):
             put(memory, 10, 2.0)
     assert newest(memory) == (5, 1.0)
 
@@ -301,8 +301,8 @@ def test_storage_reports_unreachable_location(memory: str, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, call, fail)
         assert refused(lambda: USES[call](memory), StorageError) == (
-            f"{memory} cannot be used: connection reset; check the address, the credentials and the network, or name "
-            "another place with checkpoint.path, then launch again"
+            f"{memory} cannot be used: connection reset; check the address, the credentials and the network, or set "
+            "checkpoint.path to another location, then launch again"
         )
     assert newest(memory) == (5, 0.0)
 

@@ -126,7 +126,7 @@ def test_prepare_requires_an_unusual_end_of_text_to_be_named(text: Path, tmp_pat
     arguments = ("data", "prepare", str(text), "--tokenizer", "json", "--tokenizer-file", "own.json")
     code, _, err = command(*arguments)
     assert code == 2
-    assert err.endswith("[SEP] to end a text with; name its own in data.end_of_text\n")
+    assert err.endswith("[SEP]; name its own in data.end_of_text\n")
     code, out, _ = command(*arguments, "--end-of-text", "[fin]", "--json")
     assert code == 0
     corpus = open_corpus(corpora(tmp_path), json.loads(out)[0]["fingerprint"])
@@ -207,9 +207,9 @@ def test_prepare_without_a_network_fails_at_once(tmp_path: Path) -> None:
         outputs[name] = err
     start = "atma-sweep: {} cannot be read from the Hugging Face hub ("
     assert outputs["fineweb-edu"].startswith(start.format("HuggingFaceFW/fineweb-edu"))
-    assert outputs["fineweb-edu"].endswith("or give data.path, a folder with a copy of it\n")
+    assert outputs["fineweb-edu"].endswith("or set data.path to a folder with a copy of it\n")
     assert outputs["lender"].startswith(start.format("codelion/finepdfs-100M"))
-    assert outputs["lender"].endswith("or give data.heldout, a folder with a copy of it\n")
+    assert outputs["lender"].endswith("or set data.heldout to a folder with a copy of it\n")
     assert outputs["fineweb-edu-shards"].startswith(
         "atma-sweep: kjj0/finewebedu10B-gpt2/finewebedu_train_000001.bin cannot be downloaded ("
     )
@@ -294,7 +294,7 @@ def test_verify_exits_with_1_after_a_flipped_byte(text: Path, tmp_path: Path, co
 def test_verify_of_nothing_and_of_what_is_not_there(tmp_path: Path, command: Command) -> None:
     assert command("data", "verify") == (0, f"no corpus is prepared in {corpora(tmp_path)}\n", "")
     assert command("data", "verify", "mine") == (
-        2, "", f"atma-sweep: no corpus 'mine' is prepared in {corpora(tmp_path)}; atma-sweep data list shows them\n",
+        2, "", f"atma-sweep: no corpus 'mine' is prepared in {corpora(tmp_path)}; list them with atma-sweep data list\n",
     )  # fmt: skip
 
 

@@ -224,7 +224,7 @@ def test_find_reports_missing_paths(tmp_path: Path) -> None:
     assert find(corpus="fineweb-edu-shards", path=f"{tmp_path}/gone") == (
         f"data.path: {tmp_path}/gone is no folder with token shards"
     )
-    assert find(corpus="wikitext-103", heldout="finepdfss").startswith("data.heldout: finepdfss is neither a file or ")
+    assert find(corpus="wikitext-103", heldout="finepdfss").startswith("data.heldout: finepdfss is neither a file, ")
 
 
 def test_find_rejects_unknown_names(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_find_by_request_and_by_name(small: tuple[DataConfig, Path, Path]) -> No
         assert corpora.find_folders(root, word) == [folder]
     for word in ("nine", "zzz", "stdlib", f"{number[:16]}zzz"):
         assert refused(lambda word=word: corpora.find_folders(root, word)) == (  # type: ignore[misc]
-            f"no corpus {word!r} is prepared in {root}; atma-sweep data list shows them"
+            f"no corpus {word!r} is prepared in {root}; list them with atma-sweep data list"
         )
 
 
@@ -355,13 +355,13 @@ def test_open_corpus_and_verify_detect_cut_shards(small: tuple[DataConfig, Path,
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     count = (len(content) - 1024) // 2
-    cut = f"{path}: cut short or overlong, {len(content) - 1} bytes where {count} tokens need {len(content)}{again(folder)}"
+    cut = f"{path}: truncated or too long: {len(content) - 1} bytes, but {count} tokens need {len(content)}{again(folder)}"
     assert refused(lambda: open_corpus(root, number)) == cut
     assert corpora.verify(folder) == [cut]
     # a valid shard with one token less
     path.write_bytes(content[:8] + (count - 1).to_bytes(4, "little") + content[12:-2])
     assert refused(lambda: open_corpus(root, number)) == (
-        f"{path}: {count - 1} tokens, not the {count} that were prepared{again(folder)}"
+        f"{path}: {count - 1} tokens instead of the {count} that were prepared{again(folder)}"
     )
     path.write_bytes(content)
     assert corpora.verify(folder) == []
@@ -377,7 +377,7 @@ def test_open_corpus_rejects_wrong_fingerprint_in_folder(small: tuple[DataConfig
     renamed_folder = root / ("0" * 16)
     os.rename(folder, renamed_folder)
     assert corpora.verify(renamed_folder) == [
-        f"{renamed_folder}: the fingerprint does not follow from the manifest{again(renamed_folder)}"
+        f"{renamed_folder}: the fingerprint does not match the manifest{again(renamed_folder)}"
     ]
 
 
@@ -390,7 +390,7 @@ def test_verify_lists_differences(small: tuple[DataConfig, Path, Path]) -> None:
     shard_facts = corpora.read_manifest(folder)["shards"]["train"][0]
     digest = hashlib.sha256(changed[1024:]).hexdigest()
     assert corpora.verify(folder) == [
-        f"{path}: sha256 is {digest}, the manifest says {shard_facts['sha256']}{again(folder)}"
+        f"{path}: sha256 is {digest}, but {shard_facts['sha256']} in the manifest{again(folder)}"
     ]
     tokenizer = folder / "tokenizer.json"
     tokenizer.unlink()

@@ -114,8 +114,8 @@ def test_prepared_splits_match_naive_division(
 def test_division_rejects_excessive_validation_tokens(tmp_path: Path) -> None:
     put(tmp_path / "t", ["text", "more text"])
     assert preparation_error(files(tmp_path / "t", validation_tokens=15), tmp_path / "c") == (
-        "corpus 'files' has 15 tokens beside the held-out documents, and data.validation_tokens asks for 15 of them, "
-        "which leaves none to train on: lower it, or add text"
+        "corpus 'files' has 15 tokens besides the held-out documents, and data.validation_tokens asks for 15, "
+        "which leaves none for training: lower it, or add text"
     )
     corpus = prepare_corpus(files(tmp_path / "t", validation_tokens=5), tmp_path / "c")
     assert (corpus.train_tokens, len(corpus.validation)) == (10, 5)
@@ -126,7 +126,7 @@ def test_corpora_with_splits_reject_validation_tokens(tmp_path: Path, corpus: st
     data = DataConfig(corpus=corpus, validation_tokens=100)
     assert (
         preparation_error(data, tmp_path / "c")
-        == f"data.validation_tokens: corpus {corpus!r} has splits of its own; remove it"
+        == f"data.validation_tokens: corpus {corpus!r} has its own splits; remove data.validation_tokens"
     )
 
 

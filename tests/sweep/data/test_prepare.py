@@ -301,7 +301,7 @@ def test_prepare_rejects_invalid_names(tmp_path: Path, name: str) -> None:
     data = files(put(tmp_path / "t", prose(3)))
     message = preparation_error(data, tmp_path / "c", name=name)
     assert message.startswith(f"--name: {quoted_short(name)} must be letters, digits, '.', '_' and '-', at most 100")
-    assert message.endswith("and not the name of a known corpus")
+    assert message.endswith("and must not be the name of a known corpus")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
@@ -431,13 +431,13 @@ def test_heldout_source_rejects_unusable_text(tmp_path: Path) -> None:
     put(text / "long", ["long " * 99])
     providers = "stdlib, fineweb-edu, finepdfs, wikitext-103"
     assert preparation_error(files(text, heldout="finepdf"), root) == (
-        f"data.heldout: finepdf is neither a file or folder nor one of the corpora that lend long documents: {providers}"
+        f"data.heldout: finepdf is neither a file, a folder nor a corpus with long documents: {providers}"
     )
     for inside in (text, text / "long", tmp_path):
         assert preparation_error(files(text, heldout=str(inside)), root) == (
-            f"data.heldout: {inside} is what is trained on; name other text, or leave it out to hold some of it back"
+            f"data.heldout: {inside} is also the training text; name other text, or remove data.heldout to hold out part of it"
         )
-    assert "stdlib is what is trained on" in preparation_error(DataConfig(heldout="stdlib"), root)
+    assert "stdlib is also the training text" in preparation_error(DataConfig(heldout="stdlib"), root)
     short_texts = put(tmp_path / "other", ["short"])
     assert preparation_error(files(text, heldout=str(short_texts), heldout_tokens=7), root) == (
         f"data.heldout: {short_texts} has no document of 7 tokens; lower data.heldout_tokens or name another"
@@ -460,7 +460,7 @@ def test_prepare_resumes_after_failed_heldout_source(tmp_path: Path, monkeypatch
         return answer
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    with pytest.raises(MachineError, match=r"run again to go on where it stopped, or give data\.heldout, a folder"):
+    with pytest.raises(MachineError, match=r"run again to resume, or set data\.heldout to a folder"):
         prepare.prepare(data, root)
     heard: list[PrepareProgress] = []
     corpus = prepare_corpus(data, root, report=heard.append)

@@ -87,17 +87,17 @@ def damage(path: Path, at: int, value: int) -> None:
 def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
     path = small_shards(tmp_path / "s") / which
     content, count = path.read_bytes(), {"x_train_000002.bin": 20, "x_val_000000.bin": 4}[which]
-    mend = "; fetch it again, or leave it out"
+    mend = "; fetch the file again, or remove it"
 
     def error_text() -> str:
         return preparation_error(ready(tmp_path / "s"), tmp_path / "c")
 
     path.write_bytes(content[:-1])
     size = 1024 + 2 * count
-    assert error_text() == f"{path}: cut short or overlong, {size - 1} bytes where {count} tokens need {size}{mend}"
+    assert error_text() == f"{path}: truncated or too long: {size - 1} bytes, but {count} tokens need {size}{mend}"
     path.write_bytes(content)
     damage(path, 8, count + 1)
-    assert error_text() == f"{path}: cut short or overlong, {size} bytes where {count + 1} tokens need {size + 2}{mend}"
+    assert error_text() == f"{path}: truncated or too long: {size} bytes, but {count + 1} tokens need {size + 2}{mend}"
     path.write_bytes(b"x" * 2000)
     assert error_text() == f"{path}: not a token shard (expected magic 20240520 or 20240801){mend}"
     path.write_bytes(content)
@@ -106,7 +106,7 @@ def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
     path.write_bytes(content)
     damage(path, 1024, 300 + (1 << 16))
     assert error_text() == (
-        f"{path}: holds token 300, but tokenizer bytes has 257 tokens; name the one that made it with data.tokenizer"
+        f"{path}: holds token 300, but tokenizer bytes has 257 tokens; set data.tokenizer to the one that made the shard"
     )
     path.write_bytes(content)
     assert prepare_corpus(ready(tmp_path / "s"), tmp_path / "c").train_tokens == 60
@@ -115,7 +115,7 @@ def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
 def test_ready_shards_reject_folder_without_shards(tmp_path: Path) -> None:
     gone, folder = tmp_path / "gone", tmp_path / "s"
     assert preparation_error(ready(gone), tmp_path / "c") == f"data.path: {gone} is no folder with token shards"
-    advice = "; shards are told apart by their names"
+    advice = "; training and validation shards are recognised by name"
     published_shard(folder / "val.bin", [1])
     assert preparation_error(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *train*.bin{advice}"
     (folder / "val.bin").rename(folder / "train_val.bin")
@@ -209,5 +209,5 @@ def test_hub_shards_report_failed_download(tmp_path: Path, monkeypatch: pytest.M
         lambda: prepare.prepare(DataConfig(corpus="fineweb-edu-shards", train_tokens=1), tmp_path / "c"), MachineError
     ) == (
         f"kjj0/finewebedu10B-gpt2/finewebedu_train_000001.bin cannot be downloaded ({type(error).__name__}); "
-        "run again to go on where it stopped, or give data.path, a folder that holds the shards"
+        "run again to resume, or set data.path to a folder with the shards"
     )

@@ -76,7 +76,7 @@ def test_shard_facts_match_hash_of_bytes(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 FOREIGN = "not a token shard (expected magic 20240520 or 20240801)"
-SIZE = "cut short or overlong, {} bytes where {} tokens need {}"
+SIZE = "truncated or too long: {} bytes, but {} tokens need {}"
 
 
 def with_header(raw: bytes, **fields: int) -> bytes:
@@ -192,7 +192,7 @@ def test_split_writer_rejects_lost_data(tmp_path: Path, damage: str) -> None:
     else:
         path.write_bytes(path.read_bytes()[:-2])
     assert refused(lambda: SplitWriter(tmp_path, "train", np.uint16, state=state), ShardError) == (
-        f"{path}: lost what was written there; remove {tmp_path} and prepare the corpus again"
+        f"{path}: shorter than the saved progress says; remove {tmp_path} and prepare the corpus again"
     )
 
 

@@ -94,8 +94,8 @@ def test_stdlib_source_resumes_and_key_has_version() -> None:
 def test_stdlib_source_rejects_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     assert refused(lambda: list(StdlibSource().documents()), MachineError) == (
-        f"this Python keeps no standard library sources under {tmp_path}; "
-        "use `data.corpus: files` with text of your own"
+        f"this Python has no standard library sources under {tmp_path}; "
+        "use `data.corpus: files` with your own text"
     )
 
 
@@ -400,8 +400,8 @@ def test_hub_source_reports_unreachable_hub(monkeypatch: pytest.MonkeyPatch, err
     source = HubSource(FinePDFs.spec, setting="data.heldout")
     assert refused(lambda: list(source.documents()), MachineError) == (
         "codelion/finepdfs-100M cannot be read from the Hugging Face hub "
-        f"({type(error).__name__}: no route to host); run again to go on where it stopped, or give data.heldout, "
-        "a folder with a copy of it"
+        f"({type(error).__name__}: no route to host); run again to resume, or set data.heldout "
+        "to a folder with a copy of it"
     )
 
 

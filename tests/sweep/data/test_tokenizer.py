@@ -95,7 +95,7 @@ def test_byte_tokenizer_end_of_text(tmp_path: Path) -> None:
 
 def test_load_tokenizer_rejects_unknown_name() -> None:
     assert (
-        refused(lambda: load_tokenizer("byte")) == "no tokenizer 'byte'; there are: bytes, gpt2, json, mqar, flipflop"
+        refused(lambda: load_tokenizer("byte")) == "no tokenizer 'byte'; allowed: bytes, gpt2, json, mqar, flipflop"
     )
 
 
@@ -207,8 +207,8 @@ def test_gpt2_reports_failed_download(tmp_path: Path, monkeypatch: pytest.Monkey
         Gpt2Tokenizer()
     kind = "ConnectionError" if failure == "disconnected" else "ValueError"
     assert str(caught.value) == (
-        f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({kind}); connect once, point "
-        "TIKTOKEN_CACHE_DIR at a folder that holds them, or set data.tokenizer_file"
+        f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({kind}); connect to the network once, set "
+        "TIKTOKEN_CACHE_DIR to a folder that holds them, or set data.tokenizer_file"
     )
 
 
@@ -349,10 +349,10 @@ def test_json_tokenizer_needs_name_of_unusual_end(tmp_path: Path) -> None:
     path = save(word_level("a", end="fin:is:"), tmp_path / "t.json")
     end_tokens = "<|endoftext|> or <|end_of_text|> or </s> or <eos> or <|im_end|> or [SEP]"
     assert refused(lambda: JsonTokenizer(path)) == (
-        f"data.tokenizer_file: {path} has no token {end_tokens} to end a text with; name its own in data.end_of_text"
+        f"data.tokenizer_file: {path} has no end-of-text token {end_tokens}; name its own in data.end_of_text"
     )
     assert refused(lambda: JsonTokenizer(path, "<fin>")) == (
-        f"data.tokenizer_file: {path} has no token <fin> to end a text with; name its own in data.end_of_text"
+        f"data.tokenizer_file: {path} has no end-of-text token <fin>; name its own in data.end_of_text"
     )
     tokenizer = JsonTokenizer(path, "fin:is:")
     assert (tokenizer.eot, tokenizer.name.split(":", 2)[2]) == (1, "fin:is:")

@@ -178,7 +178,7 @@ def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> N
     facts = json.loads((folder / "manifest.json").read_text())
     facts["shards"]["train"][0]["sha256"] = "0" * 64
     corpora.write_json(folder / "manifest.json", corpora.with_checksum(facts))
-    with pytest.raises(CorpusError, match="does not follow from the manifest"):
+    with pytest.raises(CorpusError, match="does not match the manifest"):
         corpora.open_corpus(root, corpus_id)
 
 

@@ -70,7 +70,7 @@ def error_text(word: str, error: type[Exception], revision: str | None = None) -
 def test_checkpoint_rejects_pickled_weights(tmp_path: Path) -> None:
     path = folder(tmp_path / "m")
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    assert "holds its weights as pytorch_model.bin alone, a format that can run code" in error_text(
+    assert "holds its weights only as pytorch_model.bin, a format that can run code" in error_text(
         str(path), InvalidCheckpoint
     )
 
@@ -79,8 +79,8 @@ def test_checkpoint_rejects_custom_code(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", model_type="qwen33", auto_map={"AutoModelForCausalLM": "modeling.Model"})
     (path / "modeling.py").write_text("raise SystemExit('ran')")
     message = error_text(str(path), InvalidCheckpoint)
-    assert "'qwen33' is no language model" in message
-    assert "its own code is never run; the nearest is 'qwen3" in message
+    assert "has no language model of type 'qwen33'" in message
+    assert "code that comes with a checkpoint is never run; the nearest type is 'qwen3" in message
 
 
 def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
         json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     )
     (path / "model-1.safetensors").write_bytes(b"")
-    assert "lacks 1 of the 2 files of weights" in error_text(str(path), WeightsUnavailable)
+    assert "lacks 1 of the 2 weight files" in error_text(str(path), WeightsUnavailable)
     (path / "model-2.safetensors").write_bytes(b"")
     (path / "tokenizer.json").unlink()
     assert "has no tokenizer" in error_text(str(path), InvalidCheckpoint)

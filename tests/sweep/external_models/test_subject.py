@@ -228,7 +228,7 @@ def test_native_subject_reads_rows_of_its_own_tokens(hub_tokenizer: HubTokenizer
 
 def test_subject_rejects_lossy_corpus_tokenizer(hub_tokenizer: HubTokenizer) -> None:
     theirs = SimpleNamespace(name="json:0123", eot=0, dtype=np.uint16, encode=lambda text: np.zeros(400, np.uint16))
-    with pytest.raises(SweepError, match="tokens of json:0123, which do not give the text back"):
+    with pytest.raises(SweepError, match="uses tokenizer json:0123, which does not reproduce the text"):
         subject_of(Fake(uniform), hub_tokenizer, theirs)
 
 

@@ -122,7 +122,7 @@ DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
     ("data: {corpus: books, tokenizer_file: other.json}", "set.data.tokenizer_file", DIFFERS.format("books", "{own}", "{other}")),
     ("data: {corpus: books, end_of_text: '7'}", "set.data.end_of_text", DIFFERS.format("books", "{own}", "{own}:7")),
     ("data: {corpus: books, end_of_text: nosuch}", "set.data.end_of_text",
-     "data.tokenizer_file: {copy} has no token nosuch to end a text with; name its own in data.end_of_text"),
+     "data.tokenizer_file: {copy} has no end-of-text token nosuch; name its own in data.end_of_text"),
     ("{data.corpus: books, model.vocab_size: 299}", "set.model.vocab_size",
      "model.vocab_size is 299, but corpus 'books' was prepared with tokenizer {own} of 300 tokens"),
 ])  # fmt: skip

@@ -380,7 +380,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     second_weights.parent.mkdir()
     second_weights.write_text("of another database")
     output = bench.launch(*arguments, "--db", "other.db", code=1)
-    assert f"{second_weights.parent} already holds a training that this database does not know" in output
+    assert f"{second_weights.parent} already holds a training that is not in this database" in output
     assert second_weights.read_text() == "of another database"
     Path(str(weights)).unlink()
     bench.edit("lengths: [32, 64, 128]", "lengths: [32, 64, 256]")
@@ -388,8 +388,8 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
 
 
 @pytest.mark.parametrize(("path", "code", "message"), [
-    ("nosuch://bucket/x", 2, "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL"),
-    ("micro.yaml/inside", 3, "make room there or name another place with checkpoint.path, then launch again"),
+    ("nosuch://bucket/x", 2, "nosuch://bucket/x: unknown protocol nosuch; name a folder or an fsspec URL"),
+    ("micro.yaml/inside", 3, "free space there or set checkpoint.path to another location, then launch again"),
 ])  # fmt: skip
 def test_unusable_checkpoint_path_is_refused_before_training(bench: Bench, path: str, code: int, message: str) -> None:
     bench.edit("every_steps: 7", f"every_steps: 7, path: '{path}'")

@@ -249,8 +249,8 @@ def test_inherited_lender_of_long_documents_is_named(
     write("name: g\nextends: large\nset: {data.corpus: finepdfs}\n")
     assert command("launch", str(path))[::2] == (
         2,
-        f"atma-sweep: {base}:3: set.data.heldout: finepdfs is what is trained on; name other text, or leave it out to hold "
-        "some of it back; inherited from base large: set data.heldout in g.yaml to change it\n",
+        f"atma-sweep: {base}:3: set.data.heldout: finepdfs is also the training text; name other text, or remove data.heldout to "
+        "hold out part of it; inherited from base large: set data.heldout in g.yaml to change it\n",
     )
 
 

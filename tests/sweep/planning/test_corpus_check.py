@@ -61,7 +61,7 @@ def test_corpus_check_accepts_just_enough_text() -> None:
 def long(count: str, have: int = 3, read: str = "clean and needle read") -> str:
     return (
         f"of the first 3 held-out documents, which {read}, {count} 17 tokens (it holds {have}): "
-        "lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
+        "lower eval.documents or eval.lengths, or provide longer documents with data.heldout"
     )
 
 
@@ -284,9 +284,9 @@ def test_an_unknown_corpus_names_line_and_nearest(
     ("corpus: files", "data.corpus: files needs data.path, the folder or file that holds the text"),
     ("corpus: finepdfs, path: gone", "data.path: {}/gone is no folder with a copy of codelion/finepdfs-100M"),
     ("corpus: files, path: text, heldout: ./gone",
-     "data.heldout: {}/gone is neither a file or folder nor one of the corpora that lend long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
+     "data.heldout: {}/gone is neither a file, a folder nor a corpus with long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
     ("corpus: files, path: text, heldout: ./text",
-     "data.heldout: {}/text is what is trained on; name other text, or leave it out to hold some of it back"),
+     "data.heldout: {}/text is also the training text; name other text, or remove data.heldout to hold out part of it"),
 ])  # fmt: skip
 @pytest.mark.parametrize("dry", [("--dry-run",), ()])
 def test_dry_run_reports_invalid_paths(
@@ -431,7 +431,7 @@ def test_tokens_beyond_the_vocabulary(grid: Callable[[str], Path], tmp_path: Pat
     assert command("launch", str(path), "--executor", "local")[::2] == (
         2,
         f"atma-sweep: {tmp_path}/s/a_val_1.bin: holds token 257, but tokenizer bytes has 257 tokens; "
-        "name the one that made it with data.tokenizer\n",
+        "set data.tokenizer to the one that made the shard\n",
     )
     assert not (tmp_path / "atma.db").exists()
     number = prepare(files(tmp_path / "text", heldout_tokens=200), tmp_path / "c")
@@ -454,7 +454,7 @@ def test_a_damaged_corpus_ends_the_launch_before_it_begins(
     shard.write_bytes(shard.read_bytes()[:-1])
     code, _, err = command("launch", str(path), "--executor", "local")
     assert code == 2
-    assert err.startswith(f"atma-sweep: {shard}: cut short or overlong, ")
+    assert err.startswith(f"atma-sweep: {shard}: truncated or too long: ")
     assert err.endswith(f"; remove {folder} and prepare the corpus again\n")
     assert not (tmp_path / "atma.db").exists()
 
@@ -494,7 +494,7 @@ def test_corpus_check_reports_all_shortfalls_together(
     lacks = [
         "corpus 'files': the validation split has 2263 tokens, but eval.validation_tokens needs 4097: lower it",
         "corpus 'files': of the first 20 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16): "
-        "lower eval.documents or eval.lengths, or lend longer ones with data.heldout",
+        "lower eval.documents or eval.lengths, or provide longer documents with data.heldout",
         "corpus 'files': the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 30: lower "
         "eval.settings.junk.rows or eval.lengths",
         "to prepare the text with splits that are large enough, set data.validation_tokens: 4097 and data.heldout_documents: 20 "

@@ -251,28 +251,28 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
 
 
 @pytest.mark.parametrize(("name", "model", "settings", "length", "reason"), [
-    ("same_tail", {}, {}, 65, "n/a: before token 64, where the text ends, there are no 65 tokens"),
-    ("same_tail", {}, {"last": 17}, 16, "n/a: 17 tokens are scored, more than a context of 16"),
+    ("same_tail", {}, {}, 65, "n/a: the text ends at token 64, which fewer than 65 tokens precede"),
+    ("same_tail", {}, {"last": 17}, 16, "n/a: 17 tokens are scored, more than the context of 16"),
     ("same_tail", {}, {"end": 300}, 16, "too-few-docs: 2 of 3 held-out documents have 301 tokens"),
     ("position_nll", {}, {}, 303, "too-few-docs: 0 of 3 held-out documents have 304 tokens"),
     ("passkey", {}, {}, 301, "too-few-docs: 2 of 3 held-out documents have 301 tokens"),
-    ("passkey", {}, {}, 80, "n/a: a value and its question take 96 tokens, more than a context of 80"),
-    ("extrapolation", {}, {"span": 700}, 16, "too-short: the validation split has 700 tokens of 701"),
-    ("extrapolation", {}, {"span": 60}, 61, "n/a: the text of 60 targets holds no window of 61"),
-    ("attention_map", SEVEN, {"layers": [1]}, 0, "n/a: layer 1 has no attention; those that have: 2, 6"),
-    ("attention_map", SEVEN, {"tokens": 512}, 0, "too-short: the validation split has 300 tokens of 513"),
-    ("attention_map", SHORT, {"tokens": 31}, 0, "n/a: positions ape has 30 places, fewer than 31 tokens"),
+    ("passkey", {}, {}, 80, "n/a: a value and its question take 96 tokens, more than the context of 80"),
+    ("extrapolation", {}, {"span": 700}, 16, "too-short: the validation split has 700 of 701 tokens"),
+    ("extrapolation", {}, {"span": 60}, 61, "n/a: the text of 60 targets is shorter than a window of 61 tokens"),
+    ("attention_map", SEVEN, {"layers": [1]}, 0, "n/a: layer 1 has no attention; layers with attention: 2, 6"),
+    ("attention_map", SEVEN, {"tokens": 512}, 0, "too-short: the validation split has 300 of 513 tokens"),
+    ("attention_map", SHORT, {"tokens": 31}, 0, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),
     ("gates", {"attn_type": "fox"}, {}, 0, "too-short: the validation split holds 4 of 8 rows of 13 tokens"),
     ("state_norm", {}, {}, 16, "n/a: the network has no memory"),
     ("state_norm", {"memory": "gated_delta"}, {}, 4096, "too-few-docs: 0 of 3 held-out documents have 4096 tokens"),
     ("count_map", {"attn_type": "nope"}, {}, 0, "n/a: the network has no Polar layer"),
-    ("flipflop", SHORT, {"length": 32}, 0, "n/a: positions ape has 30 places, fewer than 31 tokens"),
-    ("mqar", {}, {}, 0, "n/a: tokenizer bytes has no keys and values; the corpus mqar has"),
+    ("flipflop", SHORT, {"length": 32}, 0, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),
+    ("mqar", {}, {}, 0, "n/a: tokenizer bytes has no keys and values; use the corpus mqar"),
     ("clean", {}, {}, 301, "too-few-docs: 1 of 3 held-out documents have 302 tokens"),
-    ("clean", SHORT, {}, 31, "n/a: positions ape has 30 places, fewer than 31 tokens"),
+    ("clean", SHORT, {}, 31, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),
     ("junk", {}, {}, 175, "too-short: the validation split holds 3 of 4 rows of 175 tokens"),
-    ("junk", SHORT, {}, 31, "n/a: positions ape has 30 places, fewer than 31 tokens"),
-    ("needle", SHORT, {}, 16, "n/a: positions ape has 30 places, fewer than 112 tokens"),
+    ("junk", SHORT, {}, 31, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),
+    ("needle", SHORT, {}, 16, "n/a: position scheme ape supports at most 30 tokens, fewer than 112"),
 ])  # fmt: skip
 def test_probe_gives_reason_if_not_measurable(
     name: str, model: Any, settings: Any, length: int, reason: str, network: Any, subject: Callable[..., CellSubject]
@@ -352,13 +352,13 @@ def test_register_probe_adds_probe() -> None:
 @pytest.mark.parametrize(
     ("name", "parts", "error", "message"),
     [
-        ("Glow", {}, ValueError, "no probe can be named 'Glow'; use small letters"),
-        ("table-6", {}, ValueError, "no probe can be named 'table-6'"),
+        ("Glow", {}, ValueError, "invalid probe name 'Glow'; use lower-case letters"),
+        ("table-6", {}, ValueError, "invalid probe name 'table-6'"),
         ("throughput", {}, ValueError, "name 'throughput' is reserved"),
         ("clean", {}, ValueError, "a probe named 'clean' exists already"),
         ("glow", {"metrics": ()}, TypeError, "must have `metrics`"),
         ("glow", {"metrics": ("nats",)}, TypeError, "must have `metrics`"),
-        ("glow", {"metrics": (Metric("a", "s"), Metric("a", "s"))}, TypeError, "each with its own name"),
+        ("glow", {"metrics": (Metric("a", "s"), Metric("a", "s"))}, TypeError, "with distinct names"),
         ("glow", {"tokens": Probe.tokens}, TypeError, "probe 'glow' must define tokens"),
     ],
 )

@@ -208,11 +208,11 @@ def test_marks_change_the_corpus_fingerprint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda folder: (folder / "x_train_2.marks.bin").unlink(),
-     "data.path: {}/x_train_2.marks.bin is missing, and other shards have marks; mark all of them or none"),
+     "data.path: {}/x_train_2.marks.bin is missing, but other shards have marks; add marks for all shards or none"),
     (lambda folder: published_shard(folder / "x_train_2.marks.bin", [0, 1]),
      "{}/x_train_2.marks.bin: has 2 marks for the 2000 tokens of its shard"),
     (lambda folder: published_shard(folder / "x_val_0.marks.bin", np.full(3000, 2)),
-     "{}/x_val_0.marks.bin: holds 2; a mark is 0 or 1"),
+     "{}/x_val_0.marks.bin: holds the value 2, but marks must be 0 or 1"),
 ])  # fmt: skip
 def test_marks_that_cannot_be(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
     folder = marked_shards(tmp_path / "s")
@@ -228,8 +228,8 @@ def test_shards_without_marks_are_refused_before_training(tmp_path: Path, grid: 
     sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]", "train.loss_on=marked")
     room = room_of(grid, tmp_path, *sets)
     assert refused(lambda: plan.check_corpora([room.cell], grid.parent / "corpora"), corpora.CorpusError) == (
-        "corpus 'shards': it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin "
-        "a NAME.marks.bin"
+        "corpus 'shards': it marks no tokens, but train.loss_on is marked; set that to all, or add a NAME.marks.bin "
+        "for each shard NAME.bin"
     )
 
 
