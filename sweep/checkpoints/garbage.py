@@ -132,7 +132,9 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
         StorageError: A storage location cannot be read.
     """
     if staged := sorted(runs.glob(f"{STAGING}*")):
-        raise SweepError(f"{staged[0]} belongs to an unfinished import; wait until it ends, or remove the folder if the import was killed")
+        raise SweepError(
+            f"{staged[0]} belongs to an unfinished import; wait until it ends, or remove the folder if the import was killed"
+        )
     # files are listed before the database is read, so that a new attempt is unlisted or has its owner
     local_attempts, plugins, logs = (
         list(_attempts_in(runs)),
@@ -201,9 +203,7 @@ def remove_garbage(store: Store, report: GarbageReport) -> GarbageReport:
     result = replace(report, things=tuple(results), removed=True)
     n_removed = len(results) - len(result.problems)
     if n_removed:
-        store.add_event(
-            "collected", f"{counted(n_removed, 'file')} and folders without an owner, {size(result.bytes)}"
-        )
+        store.add_event("collected", f"{counted(n_removed, 'file')} and folders without an owner, {size(result.bytes)}")
     return result
 
 

@@ -532,7 +532,9 @@ class RemoteStorage(Storage):
         self._fs.put_file(str(local), remote)
         with self._fs.open(remote, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                raise StorageError(f"{self.address}: a file that was read back differs from what was written; use another location")
+                raise StorageError(
+                    f"{self.address}: a file that was read back differs from what was written; use another location"
+                )
 
     def _download(self, remote: str, local: Path) -> None:
         with contextlib.suppress(FileNotFoundError):

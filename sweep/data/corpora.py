@@ -188,8 +188,7 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
     if not os.path.exists(data.heldout):  # also False for an invalid path, such as an overlong name
         long_corpora = ", ".join(name for name, kind in all_kinds().items() if kind.lent() is not None)
         raise CorpusError(
-            f"data.heldout: {data.heldout} is neither a file, a folder nor a corpus with long documents: "
-            f"{long_corpora}"
+            f"data.heldout: {data.heldout} is neither a file, a folder nor a corpus with long documents: {long_corpora}"
         )
     return FileSource(Path(data.heldout), "data.heldout")
 
@@ -208,7 +207,9 @@ def request(data: DataConfig) -> dict[str, Any]:
     """
     kind = CORPORA.load(data.corpus)
     if data.validation_tokens is not None and (kind.ready or kind.tokenizer is not None):
-        raise CorpusError(f"data.validation_tokens: corpus {data.corpus!r} has its own splits; remove data.validation_tokens")
+        raise CorpusError(
+            f"data.validation_tokens: corpus {data.corpus!r} has its own splits; remove data.validation_tokens"
+        )
     if kind.tokenizer is not None:
         return computed.request(data, kind)
     source, heldout = source_of(data), heldout_source(data)

@@ -109,7 +109,9 @@ class Division:
         unassigned.sort(key=lambda index: (name_digest(documents[index].name), index))
         total = sum(document.tokens for document in documents)
         if len(unassigned) < len(documents) and self.validation_tokens is not None:
-            raise CorpusError(f"data.validation_tokens: corpus {self.corpus!r} has its own splits; remove data.validation_tokens")
+            raise CorpusError(
+                f"data.validation_tokens: corpus {self.corpus!r} has its own splits; remove data.validation_tokens"
+            )
         self._hold_out(documents, unassigned, splits, total)
         if "validation" not in splits:
             remaining = [index for index in unassigned if splits[index] == "train"]

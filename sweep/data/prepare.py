@@ -104,9 +104,13 @@ def prepare(
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
     is_computed = kind is not None and kind.tokenizer is not None
     if name is not None and is_computed:
-        raise CorpusError(f"--name: corpus {data.corpus} is generated, not prepared, and takes no name; set data.corpus: {data.corpus} in the grid")
+        raise CorpusError(
+            f"--name: corpus {data.corpus} is generated, not prepared, and takes no name; set data.corpus: {data.corpus} in the grid"
+        )
     if name is not None and (name in CORPORA or not is_valid_name(name)):
-        raise CorpusError(f"--name: {quoted_short(name)} must be {NAME_RULE}, and must not be the name of a known corpus")
+        raise CorpusError(
+            f"--name: {quoted_short(name)} must be {NAME_RULE}, and must not be the name of a known corpus"
+        )
     with translate_os_errors(root, "use"):
         fingerprint = corpora.find_fingerprint(data, root)
         if fingerprint is None:

@@ -178,7 +178,9 @@ class SplitWriter:
             return file
         need = HEADER_BYTES + self._count * self.dtype.itemsize
         if not path.is_file() or path.stat().st_size < need:
-            raise ShardError(f"{path}: shorter than the saved progress says; remove {self.folder} and prepare the corpus again")
+            raise ShardError(
+                f"{path}: shorter than the saved progress says; remove {self.folder} and prepare the corpus again"
+            )
         file = path.open("r+b")
         file.truncate(need)
         file.seek(0, os.SEEK_END)
@@ -256,7 +258,9 @@ def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
     validation = [path for path in files if "val" in path.name and "train" not in path.name]
     for shards, kind in ((train, "train"), (validation, "val")):
         if not shards:
-            raise CorpusError(f"data.path: {folder} holds no *{kind}*.bin; training and validation shards are recognised by name")
+            raise CorpusError(
+                f"data.path: {folder} holds no *{kind}*.bin; training and validation shards are recognised by name"
+            )
     return train, validation
 
 
@@ -269,7 +273,9 @@ def find_mark_shards(shards: Sequence[Path]) -> list[Path]:
     marks = [path.with_suffix(MARKS) for path in shards]
     missing = [path for path in marks if not path.is_file()]
     if missing and len(missing) < len(marks):
-        raise CorpusError(f"data.path: {missing[0]} is missing, but other shards have marks; add marks for all shards or none")
+        raise CorpusError(
+            f"data.path: {missing[0]} is missing, but other shards have marks; add marks for all shards or none"
+        )
     return [] if missing else marks
 
 

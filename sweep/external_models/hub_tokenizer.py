@@ -43,9 +43,7 @@ class HubTokenizer:
             self._model = tokenizer.backend_tokenizer
         except (OSError, ValueError, AttributeError, ImportError) as error:
             first = str(error).strip().splitlines()[0]
-            raise SweepError(
-                f"{folder} has no usable tokenizer: {first}; it needs a tokenizer.json"
-            ) from error
+            raise SweepError(f"{folder} has no usable tokenizer: {first}; it needs a tokenizer.json") from error
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True

@@ -62,9 +62,7 @@ def register_probe(name: str) -> Callable[[Registered], Registered]:
         metrics = getattr(probe, "metrics", ())
         names = [metric.name for metric in metrics if isinstance(metric, Metric)]
         if not names or len(names) < len(metrics) or len(set(names)) < len(names):
-            raise TypeError(
-                f"probe {name!r} must have `metrics`, a tuple of at least one Metric with distinct names"
-            )
+            raise TypeError(f"probe {name!r} must have `metrics`, a tuple of at least one Metric with distinct names")
         if missing := sorted(getattr(probe, "__abstractmethods__", ())):
             raise TypeError(f"probe {name!r} must define {' and '.join(missing)}")
         return register(probe)

@@ -142,7 +142,9 @@ class CellSubject(Subject):
         longest = longest_text(self.config.model)
         if longest is None or tokens <= longest:
             return None
-        return f"n/a: position scheme {self.config.model.positions} supports at most {longest} tokens, fewer than {tokens}"
+        return (
+            f"n/a: position scheme {self.config.model.positions} supports at most {longest} tokens, fewer than {tokens}"
+        )
 
     def validation_rows(self, rows: int) -> Tensor | str:
         """Return the first rows of the validation split, int64 [rows, seq_len], or the reason why there are fewer.

@@ -136,7 +136,7 @@ def test_log_sum_over_every_key(t: int, r: int, h: int, j: int) -> None:
 @interpreted
 def test_log_sum_refuses_keys_that_want_a_gradient() -> None:
     q, k = normal(1, 3, 2, D).requires_grad_(), normal(1, 5, 1, D, seed=1).requires_grad_()
-    with pytest.raises(ValueError, match="not differentiable in k; pass k\.detach\(\)"):
+    with pytest.raises(ValueError, match=r"not differentiable in k; pass k\.detach\(\)"):
         softmax_op.log_sum(q, k)
 
 

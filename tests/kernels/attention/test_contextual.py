@@ -32,4 +32,7 @@ def test_equal_vectors_are_no_positions() -> None:
 def test_more_positions_than_the_kernels_hold_take_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contextual, "attention_choice", lambda *_: contextual.BackendChoice("triton", "Triton 3"))
     assert choose_backend("cuda", torch.bfloat16, 64, 128) == ("triton", "Triton 3")
-    assert choose_backend("cuda", torch.bfloat16, 64, 129) == ("torch", "the kernels support at most 128 positions, got 129")
+    assert choose_backend("cuda", torch.bfloat16, 64, 129) == (
+        "torch",
+        "the kernels support at most 128 positions, got 129",
+    )

@@ -455,7 +455,9 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
     slots = [paged.begin(text)[0] for text in (first, second)]
     with pytest.raises(CacheFull, match="all 2 sequence slots are in use"):
         paged.begin(first)
-    with pytest.raises(CacheFull, match="all 5 pages of 4 tokens are in use, 1 more are needed; close a sequence first"):
+    with pytest.raises(
+        CacheFull, match="all 5 pages of 4 tokens are in use, 1 more are needed; close a sequence first"
+    ):
         paged.step(slots, torch.tensor([1, 2]))
     assert [paged.allocator.length(slot) for slot in slots] == [8, 8]
     paged.close(slots[1])

@@ -440,7 +440,7 @@ def test_heldout_source_rejects_unusable_text(tmp_path: Path) -> None:
     assert "stdlib is also the training text" in preparation_error(DataConfig(heldout="stdlib"), root)
     short_texts = put(tmp_path / "other", ["short"])
     assert preparation_error(files(text, heldout=str(short_texts), heldout_tokens=7), root) == (
-        f"data.heldout: {short_texts} has no document of 7 tokens; lower data.heldout_tokens or name another"
+        f"data.heldout: {short_texts} has no document of 7 tokens; lower data.heldout_tokens or name another text"
     )
     (short_texts / "0.txt").unlink()
     assert preparation_error(files(text, heldout=str(short_texts)), root).startswith(

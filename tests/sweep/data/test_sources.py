@@ -94,8 +94,7 @@ def test_stdlib_source_resumes_and_key_has_version() -> None:
 def test_stdlib_source_rejects_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     assert refused(lambda: list(StdlibSource().documents()), MachineError) == (
-        f"this Python has no standard library sources under {tmp_path}; "
-        "use `data.corpus: files` with your own text"
+        f"this Python has no standard library sources under {tmp_path}; use `data.corpus: files` with your own text"
     )
 
 

@@ -88,7 +88,5 @@ def test_load_model_rejects_missing_weights(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        SweepError, match=r"lacks weights of its model \(1, such as model\.layers\.1\.mlp\.up_proj"
-    ):
+    with pytest.raises(SweepError, match=r"lacks weights of its model \(1, such as model\.layers\.1\.mlp\.up_proj"):
         load_model(folder, torch.float32, CPU)
