@@ -222,7 +222,7 @@ class ModelConfig(Config):
         {}, "Settings by mixer name; a cell stores only those of its own mixer.", identity={}
     )
     mixer_source: str | None = knob(None, "SHA-256 of the plugin file that defines the mixer.", identity=None)
-    memory: str = knob("none", "Recurrent memory beside the mixer, or none.", identity="none")
+    memory: str = knob("none", "Recurrent memory in parallel to the mixer, or none.", identity="none")
     memory_source: str | None = knob(None, "SHA-256 of the plugin file that defines the memory.", identity=None)
     memories: dict[str, dict[str, Any]] = knob({}, "Settings by memory name.", identity={})
     positions: str = knob(

@@ -27,14 +27,14 @@ from .recurrent import Recurrent
 class GatedDeltaConfig(MemoryConfig):
     """Settings of the gated delta memory."""
 
-    chunk: Int = knob(64, "Tokens solved together; changes rounding and speed only.", identity=64, ge=1, le=MAX_LENGTH)
+    chunk: Int = knob(64, "Tokens per chunk; affects rounding and speed only.", identity=64, ge=1, le=MAX_LENGTH)
 
 
 class KDAConfig(MemoryConfig):
     """Settings of the memory with a retention a channel."""
 
     chunk: Int = knob(
-        16, "Tokens solved together without a GPU; changes rounding and speed only.", identity=16, ge=1, le=MAX_LENGTH
+        16, "Tokens per chunk without a GPU; affects rounding and speed only.", identity=16, ge=1, le=MAX_LENGTH
     )
 
 

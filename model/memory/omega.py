@@ -29,45 +29,57 @@ MAX_COLUMNS = 1 << 16
 class OmegaConfig(MemoryConfig):
     """Settings of a memory that takes gradient steps on the last key-value pairs."""
 
-    window: Int = knob(16, "Tokens whose pairs are in the loss of each step.", identity=16, ge=1, le=MAX_LENGTH)
+    window: Int = knob(
+        16, "Number of latest tokens whose pairs are in the loss of each step.", identity=16, ge=1, le=MAX_LENGTH
+    )
     chunk: Int = knob(
-        16, "Tokens after which gradients are taken at the memory as it is then; 1 takes each where it stands.",
+        16, "Tokens per chunk, whose gradients are taken at the memory before the chunk; 1: at the memory before each token.",
         identity=16, ge=1, le=MAX_LENGTH,
     )  # fmt: skip
     features: Literal["identity", "poly2", "sketch"] = knob(
         "identity",
-        "Of keys and queries: as they are, all products of up to two channels, or random sums of products.",
+        "Features of keys and queries: unchanged, all products of up to two channels, or random sums of products.",
         identity="identity",
     )
     sketch: Int = knob(
-        16, "Random sums a head of `features: sketch`; the feature has their square.", identity=16, ge=1, le=MAX_WIDTH
+        16,
+        "Random sums per head with `features: sketch`; the features have the square of this number of columns.",
+        identity=16,
+        ge=1,
+        le=MAX_WIDTH,
     )
-    degree: Int = knob(2, "Channels that a column of a sketch multiplies, even.", identity=2, ge=2, le=MAX_WIDTH)
-    normalise: Flag = knob(True, "Features have length 1.", identity=True)
+    degree: Int = knob(
+        2, "Channels that are multiplied for a column of a sketch, an even number.", identity=2, ge=2, le=MAX_WIDTH
+    )
+    normalise: Flag = knob(True, "Scale features to length 1.", identity=True)
     memory: Literal["matrix", "mlp2"] = knob(
-        "matrix", "What learns the pairs: a matrix, or a network with one hidden layer.", identity="matrix"
+        "matrix", "Memory that learns the pairs: a matrix, or a network with one hidden layer.", identity="matrix"
     )
-    hidden: Int = knob(4, "Units of that layer, in head sizes.", identity=4, ge=1, le=MAX_RATIO)
-    keep_offset: Real = knob(3.9, "Initial logit of what a token keeps of the memory: 3.9 is 0.98.", identity=3.9)
-    step_offset: Real = knob(-1.0, "Initial logit of the step: -1 is 0.27.", identity=-1.0)
+    hidden: Int = knob(4, "Units of the hidden layer, in multiples of the head size.", identity=4, ge=1, le=MAX_RATIO)
+    keep_offset: Real = knob(3.9, "Initial logit of the memory's retention per token: 3.9 is 0.98.", identity=3.9)
+    step_offset: Real = knob(-1.0, "Initial logit of the step size: -1 is 0.27.", identity=-1.0)
 
 
 class AtlasConfig(OmegaConfig):
     """Settings of an omega memory with momentum, whose steps are orthogonalised."""
 
     chunk: Int = knob(
-        64, "Tokens after which gradients are taken at the memory as it is then.", identity=64, ge=1, le=MAX_LENGTH
+        64,
+        "Tokens per chunk, whose gradients are taken at the memory before the chunk.",
+        identity=64,
+        ge=1,
+        le=MAX_LENGTH,
     )
     keep_offset: Real = knob(
-        6.4, "Initial logit of what a token keeps of the memory: 6.4 keeps 0.9 in 64.", identity=6.4
+        6.4, "Initial logit of the memory's retention per token: 6.4 is 0.9 over 64 tokens.", identity=6.4
     )
-    step_offset: Real = knob(-1.1, "Initial logit of the step: -1.1 is 0.25.", identity=-1.1)
+    step_offset: Real = knob(-1.1, "Initial logit of the step size: -1.1 is 0.25.", identity=-1.1)
     momentum_offset: Real = knob(
-        2.94, "Initial logit of what a token keeps of the momentum: 2.94 is 0.95.", identity=2.94
+        2.94, "Initial logit of the momentum's retention per token: 2.94 is 0.95.", identity=2.94
     )
     orthogonal: Literal["chunk", "token", "none"] = knob(
         "chunk",
-        "Newton-Schulz on the momentum once a chunk, whose tokens then read the memory before it; at each token; or never.",
+        "Newton-Schulz on the momentum: once per chunk, whose tokens then read the memory before the chunk; at each token; or never.",
         identity="chunk",
     )
 

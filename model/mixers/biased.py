@@ -34,10 +34,10 @@ class ALiBiConfig(ScaledConfig):
 class RelConfig(ALiBiConfig):
     """Settings of the learned bias per head and distance."""
 
-    reach: Int = knob(512, "Distance from which on all have the last number.", identity=512, ge=1, le=MAX_LENGTH)
+    reach: Int = knob(512, "Distance from which all keys share the last bias.", identity=512, ge=1, le=MAX_LENGTH)
     buckets: Int | None = knob(
         None,
-        "Numbers a head: half for the first distances, half for ranges that grow up to reach. None: one a distance.",
+        "Biases per head: half for the first distances, half for ranges that grow up to reach. None: one per distance.",
         identity=None,
         ge=2,
         le=MAX_LENGTH,
@@ -48,7 +48,7 @@ class CoPEConfig(ALiBiConfig):
     """Settings of contextual positions, which count gates instead of tokens."""
 
     positions: Int = knob(
-        64, "Positions that have a vector; farther keys have the last.", identity=64, ge=1, le=MAX_LENGTH
+        64, "Number of positions with a vector; farther keys share the last.", identity=64, ge=1, le=MAX_LENGTH
     )
 
 

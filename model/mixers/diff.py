@@ -28,7 +28,9 @@ class DiffConfig(ScaledConfig):
 
     rotary: Literal["full", "half-truncated", "none"] = knob("full", "Rotary positions.", identity="full")
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
-    norm_eps: Float = knob(1e-5, "Epsilon of the norm of what a pair reads.", identity=1e-5, gt=0, le=MAX_FLOAT)
+    norm_eps: Float = knob(
+        1e-5, "Epsilon of the norm of the output of a pair of heads.", identity=1e-5, gt=0, le=MAX_FLOAT
+    )
 
 
 class Diff(QueryBlockMixer):

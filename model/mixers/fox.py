@@ -23,8 +23,10 @@ from .gates import Gate, cumulative_log_gate, decayed_attention
 class FoXConfig(ScaledConfig):
     """Settings of forgetting attention."""
 
-    gate_bias: Real = knob(0.0, "Initial bias of the gates' logits: 0 keeps a half.", identity=0.0)
-    gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
+    gate_bias: Real = knob(0.0, "Initial bias of the gates' logits: 0 is a gate of 0.5.", identity=0.0)
+    gate_std: Float = knob(
+        0.02, "Initial standard deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT
+    )
 
 
 class FoX(QueryBlockMixer):

@@ -30,14 +30,14 @@ class PaTHConfig(ScaledConfig):
 
     rank: Int | None = knob(
         32,
-        "Width between the two projections that w is made by; none is one projection alone.",
+        "Width between the two projections that compute w; none: a single projection.",
         identity=32,
         ge=1,
         le=MAX_WIDTH,
     )
     taps: Int = knob(3, "Taps of the convolution over w.", identity=3, ge=1, le=MAX_TAPS)
-    gate_bias: Real = knob(0.0, "Initial bias of beta's logits: 0 makes beta 1.", identity=0.0)
-    gate_std: Float = knob(0.02, "Initial deviation of beta's projection.", identity=0.02, ge=0, le=MAX_FLOAT)
+    gate_bias: Real = knob(0.0, "Initial bias of beta's logits: 0 is a beta of 1.", identity=0.0)
+    gate_std: Float = knob(0.02, "Initial standard deviation of beta's projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 
 class PaTH(QueryBlockMixer):

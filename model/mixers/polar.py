@@ -37,7 +37,7 @@ class PolarConfig(MixerConfig):
     )
     n_eff_floor_gradient: Literal["exact", "unbound"] = knob(
         "exact",
-        "Gradient where that bound holds: of the bounded n_eff, or as if it did not, as in the published runs.",
+        "Gradient where the bound applies: of the bounded n_eff, or of the unbounded one, as in the published runs.",
         identity="exact",
     )
 

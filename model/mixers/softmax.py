@@ -24,15 +24,15 @@ from ..kv_cache import KVView
 class SoftmaxConfig(ScaledConfig):
     """Settings of every softmax mixer."""
 
-    distractor_norm: Flag = knob(True, "RMS-norm distractor keys like real ones.", identity=True)
-    distractor_window: Flag = knob(True, "Keep the window in the distractor loss.", identity=True)
+    distractor_norm: Flag = knob(True, "RMS-norm distractor keys like the keys of tokens.", identity=True)
+    distractor_window: Flag = knob(True, "Apply the window in the distractor loss.", identity=True)
 
 
 class RoPEConfig(SoftmaxConfig):
     """Settings of RoPE; the published network has rotary half-truncated, base 1024, scale 0.12 and canon off."""
 
     rotary: Literal["full", "half-truncated"] = knob(
-        "full", "Rotate all pairs, or a quarter of the head size with the rest left still.", identity="full"
+        "full", "Pairs of channels to rotate: all, or as many as a quarter of the head size.", identity="full"
     )
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
 

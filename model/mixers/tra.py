@@ -26,15 +26,15 @@ class TRAConfig(ScaledConfig):
 
     empty: Literal["zero", "uniform"] = knob(
         "zero",
-        "What a query reads that no key survives for: nothing, or the mean of the values it sees.",
+        "Output of a query for which no key survives: zero, or the mean of its visible values.",
         identity="zero",
     )
     tie_gate: Literal["head", "shared"] = knob(
-        "head", "A gate for each head, or one for all heads of a token.", identity="head"
+        "head", "One gate per head and token, or one per token for all heads.", identity="head"
     )
     gate_bias: Float | None = knob(
         None,
-        "Initial bias of the gates' logits; none is drawn as that of any projection.",
+        "Initial bias of the gates' logits; none: drawn like that of other projections.",
         identity=None,
         ge=-MAX_FLOAT,
         le=MAX_FLOAT,

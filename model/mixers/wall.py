@@ -28,26 +28,24 @@ from .gates import Gate, cumulative_log_gate
 class WallConfig(ScaledConfig):
     """Settings of wall attention, which has a gate per channel and token."""
 
-    tie: Literal["head", "kv"] = knob(
-        "head", "Gates of their own for each query head, or for each KV head.", identity="head"
-    )
+    tie: Literal["head", "kv"] = knob("head", "Separate gates per query head, or per KV head.", identity="head")
     subdim: Int | None = knob(
         None,
-        "Channels of a head that have gates, the first ones; none is all of them.",
+        "Number of channels of a head that have gates, from the first on; none: all.",
         identity=None,
         ge=0,
         le=MAX_WIDTH,
     )
-    g_max: PositiveOrNone = knob(
-        0.86, "How far a token can let a channel fall at most, in nats, or none: without limit.", identity=0.86
+    g_max: PositiveOrNone = knob(0.86, "Largest decay of a channel per token, in nats; none: no limit.", identity=0.86)
+    gate_bias: Real = knob(6.0, "Initial bias of the gates' logits: 6 is a gate of 0.9975.", identity=6.0)
+    gate_std: Float = knob(
+        0.02, "Initial standard deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT
     )
-    gate_bias: Real = knob(6.0, "Initial bias of the gates' logits: 6 keeps 0.9975 of a token.", identity=6.0)
-    gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
     gate_source: Literal["input", "keys"] = knob(
-        "input", "What gates are projected from: the block's input, or the key of their KV head.", identity="input"
+        "input", "Input of the gates' projection: that of the block, or the key of the KV head.", identity="input"
     )
     rotary: Literal["none", "full", "half-truncated"] = knob(
-        "none", "Rotary positions beside the gates.", identity="none"
+        "none", "Rotary positions in addition to the gates.", identity="none"
     )
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
 

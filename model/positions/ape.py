@@ -20,7 +20,7 @@ class TableConfig(PositionConfig):
     """Settings of a scheme with one table."""
 
     length: Int = knob(
-        8192, "Places in the table; longer text can be neither trained on nor measured.", ge=1, le=MAX_LENGTH
+        8192, "Positions in the table; longer texts can be neither trained on nor measured.", ge=1, le=MAX_LENGTH
     )
     std: Float = knob(0.02, "Standard deviation of the table's initial values.", ge=0, le=MAX_FLOAT)
 

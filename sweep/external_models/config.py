@@ -30,14 +30,14 @@ class ExternalModelConfig(Config):
     tokenizer: str = knob(..., "SHA-256 of the tokenizer's files.")
     pairing: Literal["text", "native"] = knob(
         "text",
-        "text: cut at the same characters for every model; native: at as many of its own tokens, the published way.",
+        "text: contexts end at the same characters for every model; native: after the same number of the model's own tokens, as published.",
     )
     family: str = knob_outside_id("", "Model type of its config.json.")
     context: Int | None = knob_outside_id(
-        None, "Tokens that it was trained to read, as its config says.", ge=0, le=MAX_INT64
+        None, "Context length of its training in tokens, from its config.", ge=0, le=MAX_INT64
     )
-    places: Int | None = knob_outside_id(None, "Tokens beyond which it has no positions.", ge=0, le=MAX_INT64)
-    folder: str = knob_outside_id("", "Where its files lie.")
+    places: Int | None = knob_outside_id(None, "Number of tokens for which it has positions.", ge=0, le=MAX_INT64)
+    folder: str = knob_outside_id("", "Folder of its files.")
 
 
 class OpenWeightConfig(CellConfig):

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 class DecodeConfig(ProbeConfig):
     """Settings of the probe `decode`."""
 
-    texts: Int = knob(8, "Texts that are written at a time.", ge=1, le=MAX_COUNT)
-    steps: Int = knob(
-        8, "Tokens of each that are timed together; the middle of three such times counts.", ge=1, le=MAX_COUNT
-    )
+    texts: Int = knob(8, "Texts that are decoded in parallel.", ge=1, le=MAX_COUNT)
+    steps: Int = knob(8, "Tokens per text of one timing; the median of three timings counts.", ge=1, le=MAX_COUNT)
 
 
 class Decode(LengthwiseProbe):

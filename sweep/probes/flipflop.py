@@ -35,7 +35,7 @@ class FlipFlopProbeConfig(ProbeConfig):
     )
     items: Int = knob(
         1_000,
-        "Sequences of each split, the first ones, whose outcome is kept one by one; all of them are scored.",
+        "Number of first sequences per split whose outcomes are stored individually; all sequences are scored.",
         ge=0,
         le=MAX_COUNT,
     )

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class MqarProbeConfig(ProbeConfig):
     """Settings of the probe mqar. What a row is like is the corpus's to say."""
 
-    rows: Int = knob(2_000, "Rows that are asked, the first of the validation split.", ge=1, le=MAX_COUNT)
+    rows: Int = knob(2_000, "Number of rows that are scored, the first of the validation split.", ge=1, le=MAX_COUNT)
     items: Int = knob(
-        500, "Of these the first ones, whose share of right answers is kept one by one.", ge=0, le=MAX_COUNT
+        500, "Number of first rows whose shares of right answers are stored individually.", ge=0, le=MAX_COUNT
     )
 
 

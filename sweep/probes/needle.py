@@ -32,7 +32,7 @@ class NeedleConfig(ProbeConfig):
     trials: Int = knob(16, "Trials of the needle probe at each length.", ge=1, le=MAX_COUNT)
     digits: Int = knob(5, "Digits to be recalled.", ge=1, le=MAX_DIGITS)
     seed: Int = knob(
-        1234, "Seed of the needle keys and digits; the same needles for every cell.", ge=-MAX_INT64, le=MAX_INT64
+        1234, "Seed of the needles' keys and digits, which are the same for every cell.", ge=-MAX_INT64, le=MAX_INT64
     )
 
 

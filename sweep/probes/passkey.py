@@ -30,13 +30,13 @@ class PasskeyConfig(ProbeConfig):
     """Settings of the probe passkey."""
 
     kind: Literal["passkey", "niah"] = knob(
-        "passkey", "What is asked for: the access code of a record's number, or the magic number of one of six words."
+        "passkey", "Value to recall: the access code of a record's number, or the magic number of one of six words."
     )
     filler: Literal["documents", "grass"] = knob(
-        "documents", "The text around it: held-out documents, or five short sentences again and again."
+        "documents", "Surrounding text: held-out documents, or five short sentences that repeat."
     )
     depths: tuple[Float, ...] = knob(
-        (0.0, 0.25, 0.5, 0.75, 1.0), "Shares of the text that stand before the value, rising from 0 to 1."
+        (0.0, 0.25, 0.5, 0.75, 1.0), "Depths of the value, as shares of the text before it, rising within 0 to 1."
     )
     trials: Int = knob(8, "Trials at each depth and length.", ge=1, le=MAX_COUNT)
     digits: Int = knob(5, "Digits to be recalled.", ge=1, le=MAX_DIGITS)

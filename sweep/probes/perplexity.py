@@ -269,7 +269,7 @@ class SameTailConfig(ProbeConfig):
     )
     end: Int = knob(
         0,
-        "Place in the document, from 0, of the last token that is scored; 0: the longest of eval.lengths.",
+        "Position in the document, from 0, of the last scored token; 0: the longest of eval.lengths.",
         ge=0,
         le=MAX_LENGTH,
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class PositionNllConfig(ProbeConfig):
     """Settings of the probe position_nll."""
 
-    bin: Int = knob(256, "Tokens of a document that one item is the mean of.", ge=1, le=MAX_LENGTH)
+    bin: Int = knob(256, "Tokens of a document over which one item is the mean.", ge=1, le=MAX_LENGTH)
 
 
 class PositionNll(DocumentProbe):

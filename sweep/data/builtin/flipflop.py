@@ -27,7 +27,7 @@ class FlipFlopConfig(CorpusConfig):
 
     length: Int = knob(
         512,
-        "Tokens of a row, an even number; train.seq_len has to be the same.",
+        "Tokens per row, an even number; must equal train.seq_len.",
         ge=4,
         multiple_of=2,
         le=MAX_COMPUTED_ROW,
@@ -35,7 +35,7 @@ class FlipFlopConfig(CorpusConfig):
     ignore: Float = knob(0.8, "Probability of i; w and r share the rest.", ge=0, le=1)
     train_rows: Int = knob(1_600_000, "Rows of the training split.", ge=1, le=MAX_COUNT)
     validation_rows: Int = knob(16_000, "Rows of the validation split.", ge=1, le=MAX_COUNT)
-    seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0, le=MAX_INT64)
+    seed: Int = knob(0, "Seed of all rows; the same for every cell, regardless of its own seed.", ge=0, le=MAX_INT64)
 
 
 class FlipFlopRows(RandomRows):
@@ -92,9 +92,7 @@ class FlipFlopCorpus(CorpusKind):
     """Corpus of rows of instructions and bits; the bits that are read are marked."""
 
     Config: ClassVar[type[Config]] = FlipFlopConfig
-    description = (
-        "rows of bits that are written and read again, worked out from their numbers; the bits read are marked"
-    )
+    description = "rows of bits that are written and read again, generated from row numbers; the bits read are marked"
     tokenizer = "flipflop"
     may_mark = True
     at_hand = True

@@ -19,7 +19,7 @@ SHARDS = 99
 class FineWebEduShards(CorpusKind):
     """FineWeb-Edu as GPT-2 tokens in shards of 100M, used by the published runs, or a local copy under `data.path`."""
 
-    description = f"the same as GPT-2 tokens, ready-made ({REPOSITORY})"
+    description = f"FineWeb-Edu as ready-made GPT-2 tokens ({REPOSITORY})"
     preset: ClassVar = {"tokenizer": "gpt2", "train_tokens": 10**9, "heldout": "finepdfs"}
     ready = True
 

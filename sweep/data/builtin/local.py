@@ -15,8 +15,8 @@ class OwnShards(CorpusKind):
     """Token shards under `data.path`."""
 
     description = (
-        "token shards of your own under data.path: *train*.bin and *val*.bin with the 256-int32 header; "
-        "*.marks.bin beside each says with 0 and 1 which tokens count for train.loss_on: marked"
+        "your own token shards under data.path: *train*.bin and *val*.bin with the 256-int32 header; a *.marks.bin "
+        "for each marks with 1 the tokens that count for train.loss_on: marked, others with 0"
     )
     ready = True
     may_mark = True
@@ -42,7 +42,7 @@ class OwnFiles(CorpusKind):
     """Text files under `data.path`."""
 
     description = (
-        "text of your own under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder"
+        "your own text under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder"
     )
 
     @classmethod
@@ -60,7 +60,7 @@ class OwnFiles(CorpusKind):
 class StandardLibrary(CorpusKind):
     """Source files and help topics of the running Python."""
 
-    description = "the Python standard library's sources and help topics, always there"
+    description = "the Python standard library's sources and help topics, always available"
     at_hand = True
     by_tokens = False
 

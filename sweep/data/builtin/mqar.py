@@ -30,20 +30,23 @@ class MqarConfig(CorpusConfig):
 
     length: Int = knob(
         128,
-        "Tokens of a row, an even number; train.seq_len has to be the same.",
+        "Tokens per row, an even number; must equal train.seq_len.",
         ge=4,
         multiple_of=2,
         le=MAX_COMPUTED_ROW,
     )
-    pairs: Int = knob(8, "Pairs of a row, each asked for once.", ge=1, le=MAX_COMPUTED_ROW)
-    keys: Int = knob(64, "Keys that there are; those of a row differ.", ge=1, le=RecallTokenizer.KEYS)
-    values: Int = knob(64, "Values that there are.", ge=2, le=RecallTokenizer.VALUES)
+    pairs: Int = knob(8, "Pairs per row, each queried once.", ge=1, le=MAX_COMPUTED_ROW)
+    keys: Int = knob(64, "Number of different keys; those of a row differ.", ge=1, le=RecallTokenizer.KEYS)
+    values: Int = knob(64, "Number of different values.", ge=2, le=RecallTokenizer.VALUES)
     gap: Float = knob(
-        0.1, "Exponent a of the questions' places: the n-th place after the pairs has the weight n^(a - 1).", gt=0, le=1
+        0.1,
+        "Exponent a of the questions' positions: the n-th slot after the pairs has the weight n^(a - 1).",
+        gt=0,
+        le=1,
     )
     train_rows: Int = knob(1_000_000, "Rows of the training split.", ge=1, le=MAX_COUNT)
     validation_rows: Int = knob(4_000, "Rows of the validation split.", ge=1, le=MAX_COUNT)
-    seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0, le=MAX_INT64)
+    seed: Int = knob(0, "Seed of all rows; the same for every cell, regardless of its own seed.", ge=0, le=MAX_INT64)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> MqarConfig:
@@ -125,9 +128,7 @@ class MqarCorpus(CorpusKind):
     """Corpus of rows of pairs and questions; the answers are marked."""
 
     Config: ClassVar[type[Config]] = MqarConfig
-    description = (
-        "rows of keys and values whose keys are asked for again, worked out from their numbers; answers are marked"
-    )
+    description = "rows of key-value pairs and questions about the keys, generated from row numbers; answers are marked"
     tokenizer = "mqar"
     may_mark = True
     at_hand = True

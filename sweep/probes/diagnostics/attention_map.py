@@ -34,9 +34,9 @@ class AttentionMapConfig(ProbeConfig):
 
     tokens: Int = knob(64, "Tokens of the text, the first of the validation split.", ge=2, le=512)
     layers: tuple[Annotated[Int, Field(ge=0, lt=MAX_LAYERS)], ...] = knob(
-        (), "Layers whose maps are kept, as the network counts them from 0; empty: all that have some."
+        (), "Layers whose maps are stored, counted from 0 over the network; empty: all with attention."
     )
-    heads: Int = knob(8, "Heads of a layer whose maps are kept, from the first on.", ge=1, le=MAX_HEADS)
+    heads: Int = knob(8, "Heads per layer whose maps are stored, from the first on.", ge=1, le=MAX_HEADS)
 
 
 class AttentionMap(LengthwiseProbe):

@@ -37,7 +37,7 @@ class MemoryRecallConfig(ProbeConfig):
     """Settings of the probe memory_recall."""
 
     pairs: tuple[Annotated[Int, Field(le=MAX_WIDTH)], ...] = knob(
-        (), "Numbers of pairs, rising; none: the powers of two from 2 to four times the head size."
+        (), "Numbers of pairs, rising; empty: the powers of two from 2 to four times the head size."
     )
     draws: Int = knob(16, "Draws of keys and values for the memory alone, at each number of pairs.", ge=1, le=MAX_COUNT)
     rows: Int = knob(
