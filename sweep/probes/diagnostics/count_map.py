@@ -41,7 +41,7 @@ class CountMap(LengthwiseProbe):
             functional.softplus(mixer.mag_beta.detach().double()).cpu() for mixer in mixers if isinstance(mixer, Polar)
         ]
         if not betas:
-            return "n/a: the network has no Polar layer"
+            return "n/a: the network has no PoLAR layer"
         all_LH = torch.stack(betas)
         numbers = {"beta": all_LH.mean(), "beta_lowest": all_LH.min(), "beta_highest": all_LH.max()}
         return [self.value(metric, float(value), n=all_LH.numel()) for metric, value in numbers.items()], [

@@ -265,7 +265,7 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
     ("gates", {"attn_type": "fox"}, {}, 0, "too-short: the validation split holds 4 of 8 rows of 13 tokens"),
     ("state_norm", {}, {}, 16, "n/a: the network has no memory"),
     ("state_norm", {"memory": "gated_delta"}, {}, 4096, "too-few-docs: 0 of 3 held-out documents have 4096 tokens"),
-    ("count_map", {"attn_type": "nope"}, {}, 0, "n/a: the network has no Polar layer"),
+    ("count_map", {"attn_type": "nope"}, {}, 0, "n/a: the network has no PoLAR layer"),
     ("flipflop", SHORT, {"length": 32}, 0, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),
     ("mqar", {}, {}, 0, "n/a: tokenizer bytes has no keys and values; use the corpus mqar"),
     ("clean", {}, {}, 301, "too-few-docs: 1 of 3 held-out documents have 302 tokens"),
