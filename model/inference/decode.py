@@ -81,7 +81,7 @@ class PagedDecoder:
         """
         reason = model.no_step_reason()
         if reason is not None:
-            raise ValueError(f"{reason} cannot decode one token at a time")
+            raise ValueError(f"{reason} cannot decode token by token")
         self.window = model.config.window_size if model.config.window and not full_context else None
         pages_per_text = -(-tokens // page)
         capacity = CacheCapacity(

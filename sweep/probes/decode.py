@@ -51,7 +51,7 @@ class Decode(LengthwiseProbe):
 
         texts, new_tokens = self.settings.texts, 4 * self.settings.steps
         if (unsupported := subject.model.no_step_reason()) is not None:
-            return f"n/a: {unsupported} cannot decode one token at a time"
+            return f"n/a: {unsupported} cannot decode token by token"
         if (reason := subject.beyond(length + new_tokens)) is not None:
             return reason
         subject.pause()

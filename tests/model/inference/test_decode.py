@@ -476,7 +476,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
 def test_network_without_step_recomputes_sequences(awake: Awake, changes: dict[str, Any]) -> None:
     model = awake(**changes).eval()
     assert model.no_step_reason() in ("mixer PaTH", "positions label")
-    with pytest.raises(ValueError, match="cannot decode one token at a time"):
+    with pytest.raises(ValueError, match="cannot decode token by token"):
         PagedDecoder(model, tokens=4)
     assert isinstance(make_decoder(model, tokens=TOKENS), RecomputeDecoder)
 

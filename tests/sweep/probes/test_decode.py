@@ -36,4 +36,4 @@ def test_decode_counts_cache_bytes_exactly(network: Any, subject: Callable[..., 
 def test_decode_of_network_without_step_has_reason(network: Any, subject: Callable[..., Any]) -> None:
     who = subject(network(awake=True, vocab_size=264, attn_type="path").eval())
     ((measurements, _),) = run_probe("decode", replace(who), (16,))
-    assert {m.reason for m in measurements} == {"n/a: mixer PaTH cannot decode one token at a time"}
+    assert {m.reason for m in measurements} == {"n/a: mixer PaTH cannot decode token by token"}
