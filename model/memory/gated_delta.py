@@ -67,11 +67,11 @@ class DeltaMemory(Recurrent):
 
     def rate_projections(self) -> list[Linear]:
         """Return the projections of the block's input whose outputs `rates_from_logits` takes, in order."""
-        raise NotImplementedError(f"{type(self).__name__} reads no rates")
+        raise NotImplementedError(f"{type(self).__name__} defines no rate_projections")
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
         """Convert the outputs of `rate_projections`, [..., C] each, to update rates of the same leading axes."""
-        raise NotImplementedError(f"{type(self).__name__} reads no rates")
+        raise NotImplementedError(f"{type(self).__name__} defines no rates_from_logits")
 
     def read_rates(self, x_BTD: Tensor) -> DeltaRates:
         """Return the update rates of each token, computed from the block's input [B, T, D]."""
