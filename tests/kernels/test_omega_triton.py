@@ -190,8 +190,8 @@ def test_sizes_beyond_the_kernels_choose_torch_with_a_reason() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "window", "chunk", "orthogonal", "slow", "reason"), [
-    (2145, 16, 16, "none", False, "one matrix"), (128, 16, 16, "token", True, "each token"),
-    (128, 16, 128, "none", False, "chunks to 64"), (128, 66, 64, "none", False, "to 128"),
+    (2145, 16, 16, "none", False, "one square matrix"), (128, 16, 16, "token", True, "orthogonal: token"),
+    (128, 16, 128, "none", False, "chunks of at most 64"), (128, 66, 64, "none", False, "128 with the window"),
 ])  # fmt: skip
 def test_memories_without_kernels_choose_torch(
     size: int, window: int, chunk: int, orthogonal: Any, slow: bool, reason: str

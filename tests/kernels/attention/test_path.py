@@ -43,7 +43,7 @@ def test_the_naive_formula_of_fla_agrees() -> None:
 
 
 def test_choices() -> None:
-    for case, reason in (((torch.bfloat16, 64, True), "no window"), ((torch.float32, 64, False), "16 bits"),
+    for case, reason in (((torch.bfloat16, 64, True), "not support a window"), ((torch.float32, 64, False), "16 bits"),
                        ((torch.bfloat16, 256, False), "head_dim of 16, 32, 64, 128, got 256")):  # fmt: skip
         dtype, size, windowed = case
         assert reason in choose_backend("cuda", dtype, size, windowed=windowed).reason
