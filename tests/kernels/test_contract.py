@@ -256,7 +256,7 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
         (r"q must be \[B, H, X\] and a pool", paged_softmax, ((4, 6), POOL, POOL, TEXTS), {}),
         (r"the tails", conv_step, ((2, 5), (4, 3, 2), torch.arange(2), (5, 4)), {}),
         (r"but the states", delta_step, ((2, 4, 8), (2, 2, 8), (2, 2, 8), (2, 4), (2, 4), (5, 2, 8, 8), torch.arange(2)), {}),
-        (r"for 4 query heads", canon_step, ((3, 100), (5, 3, 96), torch.arange(3), (96, 4), [4, 2, 24]), {"norm": True}),
+        (r"do not fit 4 query heads", canon_step, ((3, 100), (5, 3, 96), torch.arange(3), (96, 4), [4, 2, 24]), {"norm": True}),
         (r"x must be \[B, D\] and w \[E, D\] of one type, got \(2, 4\) torch.float32 and", row_linear,
          ((2, 4), torch.zeros(6, 4).double()), {}),
         (r"x must be \[B, D\]", row_linear, ((2, 4), (6, 3)), {}),

@@ -85,7 +85,7 @@ def test_truncated_sequence_keeps_its_pages() -> None:
         ours.free(slot)
     assert ours.num_used_pages == 0
     windowed = ours.allocate(9, window=4)
-    with pytest.raises(ValueError, match="first 1 tokens"):
+    with pytest.raises(ValueError, match="cannot truncate to 1 tokens"):
         ours.truncate([windowed], 1)
 
 

@@ -134,7 +134,7 @@ def test_flipflop_stream_slices_like_array(of: Callable[[FlipFlopRows], Any]) ->
     starts = np.array([0, 7, 588, 24, 24])
     assert stream.pieces(starts, 13).tolist() == [expected[start : start + 13].tolist() for start in starts]
     assert stream.pieces(starts, 2).dtype == np.uint16
-    with pytest.raises(ValueError, match="forwards"):
+    with pytest.raises(ValueError, match="contiguous slices"):
         stream[::2]
 
 
@@ -158,7 +158,7 @@ def test_flipflop_corpus_stores_no_tokens(tmp_path: Path) -> None:
     tokenizer = corpus.load_tokenizer()
     assert text(tokenizer.encode("w1r1")) == "w1r1"
     assert b"".join(tokenizer.token_bytes(token) for token in range(6)) == LETTERS.encode()
-    with pytest.raises(TokenizerError, match="letters wri01 alone, got 'x'"):
+    with pytest.raises(TokenizerError, match="only the letters wri01, got 'x'"):
         tokenizer.encode("wx")
     assert load_tokenizer("flipflop").vocabulary == 6
     (row,) = corpora.listing(tmp_path)

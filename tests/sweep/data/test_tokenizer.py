@@ -372,7 +372,7 @@ def test_json_tokenizer_rejects_foreign_files(tmp_path: Path, content: bytes | N
 
 def test_json_tokenizer_rejects_empty_vocabulary(tmp_path: Path) -> None:
     path = save(tokenizers.Tokenizer(models.BPE()), tmp_path / "t.json")
-    assert "has no token <|endoftext|> or" in refused(lambda: JsonTokenizer(path))
+    assert "has no end-of-text token <|endoftext|> or" in refused(lambda: JsonTokenizer(path))
 
 
 def test_json_tokenizer_needs_file() -> None:
