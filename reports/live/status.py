@@ -43,9 +43,9 @@ class PauseState:
         Args:
             running: Whether the sweep has an owner, that is a process that runs it; if not, the advice is to launch it.
         """
-        state_text = f"paused since {_format_time(self.since)}" if self.since else "about to pause"
-        requester_text = f", asked {self.asked}" if self.asked else ""
-        advice = "atma-sweep resume lets it go on" if running else "nobody runs it; launch it again"
+        state_text = f"paused since {_format_time(self.since)}" if self.since else "pausing"
+        requester_text = f", requested {self.asked}" if self.asked else ""
+        advice = "continue with atma-sweep resume" if running else "not running; launch it again"
         return f"{state_text}{requester_text}; {advice}"
 
 
@@ -111,7 +111,7 @@ class SweepStatus:
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {study_text.describe_study(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
-            lines.append("  numbers of the paper: nothing of it runs or ran here; atma-sweep report shows them")
+            lines.append("  published numbers, nothing was run here; atma-sweep report shows them")
         if summary.owner:
             lines.append(f"  run by {summary.owner.name} on {summary.owner.host}, pid {summary.owner.pid}")
         if self.pause:
@@ -295,7 +295,7 @@ class CellDetails:
             settings = (f"{k}={value}" for k, value in cell.config.get(section, {}).items() if value not in (None, {}))
             lines.append(f"  {section}: {', '.join(settings)}")
         if self.source is not None:
-            lines.append(f"attempts: none here; these are numbers of {self.source}, as printed and as logged")
+            lines.append(f"attempts: none; published numbers of {self.source}, as printed and as logged")
             lines += self._curve_lines() if self.curve else []
         else:
             lines += [*self._attempt_lines(), *self._curve_lines()]
@@ -315,7 +315,7 @@ class CellDetails:
         if not self.samples:
             return []
         steps = sorted({sample.step for sample in self.samples})
-        rest_text = f", the last of {len(steps)} steps with samples; --json has all" if len(steps) > 1 else ""
+        rest_text = f", the last of {len(steps)} sampled steps; --json prints all" if len(steps) > 1 else ""
         last = [sample for sample in self.samples if sample.step == steps[-1]]
         quoted = partial(json.dumps, ensure_ascii=False)
         lines = (f"  {quoted(sample.prompt)} -> {quoted(sample.text)}" for sample in last)
@@ -384,7 +384,7 @@ def _measurement_line(value: records.MeasuredValue, constant: Mapping[int, float
     plugin = f", plugin {value.source[:12]}" if value.source else ""
     of_needle = (value.probe, value.metric) == DIGIT_ACCURACY or value.metric == ".".join(DIGIT_ACCURACY)
     baseline = constant.get(value.length) if of_needle else None
-    baseline_text = f"; the same digit everywhere: {baseline:.4g}" if baseline is not None else ""
+    baseline_text = f"; constant-digit baseline {baseline:.4g}" if baseline is not None else ""
     return f"{value.probe} {value.metric}{length_text}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{baseline_text}"
 
 

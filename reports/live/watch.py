@@ -231,15 +231,13 @@ def heading_lines(view: Mapping[str, Any]) -> list[str]:
     if view["owned"]:
         owner_text = f"run by {view['owner']} on {view['owner_host']}, pid {view['owner_pid']}"
         request = view["request"] or {}
-        owner_text += ", is stopping" if request.get("cancel") else ", paused" if request.get("pause") else ""
+        owner_text += ", stopping" if request.get("cancel") else ", paused" if request.get("pause") else ""
     elif view["owner"]:
-        owner_text = (
-            f"{view['owner']} on {view['owner_host']} (pid {view['owner_pid']}) is silent; launch again to continue"
-        )
+        owner_text = f"{view['owner']} on {view['owner_host']} (pid {view['owner_pid']}) does not respond; launch again to continue"
     else:
-        owner_text = "nobody runs it" if view["done"] < view["cells"] else "finished"
+        owner_text = "not running" if view["done"] < view["cells"] else "finished"
     speed, remaining_s = view["tokens_per_s"], view["seconds_left"]
-    parts = [f"{view['done']}/{view['cells']} done"]
+    parts = [f"{view['done']} of {view['cells']} done"]
     if view["tokens_left"]:
         parts.append(f"{format_tokens(view['tokens_left'])} tokens left")
     if speed:
@@ -276,7 +274,7 @@ def plain_view(view: Mapping[str, Any]) -> str:
     lines += ["  " + ", ".join(part for part in _running_columns(row) if part) for row in view["running"]]
     lines += [f"  {_failure_line(row)}" for row in view["failures"][:MAX_FAILURES]]
     if len(view["failures"]) > MAX_FAILURES:
-        lines.append(f"  and {len(view['failures']) - MAX_FAILURES} more that did not end well")
+        lines.append(f"  and {len(view['failures']) - MAX_FAILURES} more failed or interrupted")
     lines += [f"  {_event_line(row)}" for row in view["events"]]
     return "\n".join(lines)
 
@@ -303,7 +301,7 @@ def _running_columns(row: Mapping[str, Any]) -> list[str]:
         f"loss {row['loss']:.3f}" if row["loss"] is not None else "",
         f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else "",
         f"{format_duration(row['seconds_left'])} left" if row["seconds_left"] is not None else "",
-        f"heard of {format_duration(silent_s)} ago{mark}",
+        f"last heartbeat {format_duration(silent_s)} ago{mark}",
     ]
 
 
@@ -404,7 +402,7 @@ def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any]
 def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
     """Return the table of running cells with `count` rows; if there are more cells, the last row tells how many.
 
-    Columns: cell (slug), where (host/GPU), phase (or kind if it does not train), step, loss, tokens/s, left, heard (age
+    Columns: cell (slug), where (host/GPU), phase (or kind if it does not train), step, loss, tokens/s, time left, heartbeat (age
     of the heartbeat, yellow if late, red if dead). Unknown numbers are "-".
 
     Args:
@@ -417,7 +415,7 @@ def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) ->
     cut_off: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
     table.add_column("cell", ratio=3, min_width=8, **cut_off)
     table.add_column("where", ratio=2, **cut_off)
-    for name in ("phase", "step", "loss", "tokens/s", "left", "heard"):
+    for name in ("phase", "step", "loss", "tokens/s", "time left", "heartbeat"):
         table.add_column(name, justify="left" if name == "phase" else "right", **cut_off)
     cut = count < len(rows)
     for row in rows[: count - 1 if cut else count]:

@@ -56,20 +56,20 @@ def test_status_text_of_a_paused_sweep(run: Run, store: Store) -> None:
     fence = store.acquire_sweep("demo", ME, 60)
     assert run("pause")[0] == 0
     who = f"by {getpass.getuser()} on {socket.gethostname()}"
-    pending_text = f"  about to pause, asked {who}; atma-sweep resume lets it go on"
+    pending_text = f"  pausing, requested {who}; continue with atma-sweep resume"
     assert pending_text in run("status")[1].splitlines()
     store.add_event("paused", "sweep demo", sweep="demo")
     assert run("pause")[0] == 0
     (line,) = [line for line in run("status")[1].splitlines() if "paused since" in line]
     assert re.fullmatch(
-        rf"  paused since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC, asked {re.escape(who)}; atma-sweep resume lets it go on",
+        rf"  paused since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC, requested {re.escape(who)}; continue with atma-sweep resume",
         line,
     )
     paused = json.loads(run("status", "--json")[1])[0]["paused"]
     assert paused["asked"] == who
     assert paused["since"] is not None
     store.release_sweep("demo", fence)
-    assert "nobody runs it; launch it again" in run("status")[1]
+    assert "not running; launch it again" in run("status")[1]
     store.acquire_sweep("demo", ME, 60)
     assert run("resume")[0] == 0
     assert "pause" not in run("status")[1]
@@ -78,7 +78,7 @@ def test_status_text_of_a_paused_sweep(run: Run, store: Store) -> None:
 def test_pause_without_a_recorded_requester(run: Run, store: Store) -> None:
     store.acquire_sweep("demo", ME, 60)
     store.request_actions("demo", pause=True)
-    assert "  about to pause; atma-sweep resume lets it go on" in run("status")[1].splitlines()
+    assert "  pausing; continue with atma-sweep resume" in run("status")[1].splitlines()
 
 
 def test_cell_details_text_of_rates_and_attempts(run: Run, store: Store) -> None:
@@ -106,11 +106,11 @@ def test_commands_accept_printed_sweeps(
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "printed-v2 (revision 1, printed in arXiv:2606.25156v2): 120 cells: 120 done",
-        "  numbers of the paper: nothing of it runs or ran here; atma-sweep report shows them",
+        "  published numbers, nothing was run here; atma-sweep report shows them",
     ]
     code, out, _ = run("show", "polar-baseline-d0-m1-w0-s0", "--sweep", "printed-v1")
     assert code == 0
-    assert "attempts: none here; these are numbers of arXiv:2606.25156v1, as printed and as logged" in out.splitlines()
+    assert "attempts: none; published numbers of arXiv:2606.25156v1, as printed and as logged" in out.splitlines()
     assert "(attempt" not in out
     code, out, _ = run("export", "--sweep", "printed-v2", "--to", "csv", "--what", "cells")
     assert (code, out) == (0, "printed-v2-cells.csv: 120 rows of cells of sweep printed-v2\n")

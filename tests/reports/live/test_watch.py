@@ -167,7 +167,7 @@ def test_live_state_rows_of_running_attempts(sweep: Sweep) -> None:
     assert [row["stale"] for row in (first, second, third)] == [False, False, True]
     lines = view.plain_view(view.live_state(sweep.store)).splitlines()
     assert re.fullmatch(
-        r"  slug-2, node1/NVIDIA H200, training, step 40/100, loss 2.500, 30 tokens/s, 20 s left, heard of \d+ s ago",
+        r"  slug-2, node1/NVIDIA H200, training, step 40/100, loss 2.500, 30 tokens/s, 20 s left, last heartbeat \d+ s ago",
         lines[3],
     )
     assert lines[4].endswith(" s ago (late)")
@@ -188,11 +188,11 @@ def test_heading_names_owner_and_end(sweep: Sweep) -> None:
     sweep.sql("UPDATE sweep SET lease_until = '2020-01-01T00:00:00.000Z'")
     state = view.live_state(sweep.store)
     assert (state["owned"], state["ended"]) == (False, False), "its attempt was heard of just now"
-    assert "is silent; launch again to continue" in view.heading_lines(state)[0]
+    assert "does not respond; launch again to continue" in view.heading_lines(state)[0]
     sweep.sql("UPDATE attempt SET heartbeat_at = '2020-01-01T00:00:00.000Z'")
     assert view.live_state(sweep.store)["ended"]
     sweep.store.release_sweep("s", fence)
-    assert view.heading_lines(view.live_state(sweep.store))[0].endswith("nobody runs it")
+    assert view.heading_lines(view.live_state(sweep.store))[0].endswith("not running")
 
 
 def test_events_newest_first(sweep: Sweep) -> None:
@@ -254,9 +254,9 @@ def test_large_screen_shows_everything(tmp_path: Path) -> None:
     state = busy_state(tmp_path, 3, 2)
     lines = [line.rstrip() for line in drawn_view(state, 150, 40).splitlines()]
     assert lines[0].startswith("s (revision 1), ")
-    assert lines[1] == "0/6 done, 2.80K tokens left, 90 tokens/s, about 31 s left"
+    assert lines[1] == "0 of 6 done, 2.80K tokens left, 90 tokens/s, about 31 s left"
     assert lines[2] == "3 running, 1 new, 2 failed"
-    assert lines[3].split() == ["cell", "where", "phase", "step", "loss", "tokens/s", "left", "heard"]
+    assert lines[3].split() == ["cell", "where", "phase", "step", "loss", "tokens/s", "time", "left", "heartbeat"]
     assert lines[4].split()[:7] == ["slug-0", "node1/NVIDIA", "H200", "training", "40/100", "2.500", "30"]
     assert len(lines) == 4 + 3 + 2 + min(view.MAX_EVENTS, 7)
     assert lines[7].startswith("slug-4 failed: a cause")

@@ -56,7 +56,7 @@ def test_last_sample_equals_generation_from_stored_weights(room: Callable[..., R
     assert [sample["step"] for sample in sheet.as_json()["samples"]] == [text.step for text in texts(ours, attempt)]
     lines = sheet.text().splitlines()
     (at,) = (index for index, line in enumerate(lines) if line.startswith("samples after step"))
-    assert lines[at] == f"samples after step {STEPS}, the last of {STEPS} steps with samples; --json has all:"
+    assert lines[at] == f"samples after step {STEPS}, the last of {STEPS} sampled steps; --json prints all:"
     pairs = [line.strip().partition(" -> ") for line in lines[at + 1 :]]
     assert [(json.loads(a), json.loads(b)) for a, _, b in pairs] == [
         (sample.prompt, sample.text) for sample in texts(ours, attempt)[-2:]

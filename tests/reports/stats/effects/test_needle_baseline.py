@@ -119,14 +119,14 @@ def test_show_prints_the_baseline(six, published):
     # nine digits are two trials
     low, high = proportion_confint(2 / 6, 2, method="wilson")
     text = f"  needle digit_accuracy at 128: 0.166667 [{low:.4g}, {high:.4g}] fraction, n=9"
-    assert line == f"{text}; the same digit everywhere: 0.4444 (attempt 1)"
+    assert line == f"{text}; constant-digit baseline 0.4444 (attempt 1)"
     printed = [
         line
         for line in cell_details(published, "polar-baseline-d0-m1-w0-s0", "printed-v2").text().splitlines()
         if "digit_accuracy" in line
     ]
     assert len(printed) > 12
-    assert all(line.endswith("; the same digit everywhere: 0.175") for line in printed)
+    assert all(line.endswith("; constant-digit baseline 0.175") for line in printed)
 
 
 def test_measured_baseline_is_used_at_its_length(make_sweep):
