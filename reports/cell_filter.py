@@ -40,7 +40,7 @@ def filtered_cells(sweep: str, filters: Sequence[str]) -> Iterator[None]:
         CellFilterError: The filters are not a list of texts.
     """
     if not isinstance(filters, list | tuple) or not all(isinstance(filter_text, str) for filter_text in filters):
-        raise CellFilterError(f"cells are chosen by words such as recipe=intended, not by {str(filters)[:60]}")
+        raise CellFilterError(f"cell filters are texts such as recipe=intended, not {str(filters)[:60]}")
     token = _active_filters.set((sweep, tuple(filters)) if filters else None)
     try:
         yield
@@ -66,7 +66,7 @@ def filter_cells(cells: Sequence[CellState], filters: CellFilters) -> list[CellS
     rules = [_parse_filter(cells, filter_text) for filter_text in filters]
     matching = [cell for cell in cells if all(_level_of_cell(cell, axis) in levels for axis, levels in rules)]
     if not matching:
-        raise CellFilterError(f"no cell of the sweep is {describe_filters(filters)}; leave one --only out")
+        raise CellFilterError(f"no cell of the sweep matches {describe_filters(filters)}; remove an --only filter")
     return matching
 
 

@@ -20,7 +20,7 @@ from .sweep_data import ReportError
 from .table import Table
 from .tables import make_table
 
-SOURCE_DIFFERS = "its numbers are the same, but not the code or the GPU that they are told to come from"
+SOURCE_DIFFERS = "the numbers match, but the recorded commit or GPU differs"
 Grid = list[list[str]]
 
 
@@ -60,12 +60,14 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
     trace: Any = None
     try:
         if format == "json" and json.loads(text) == []:
-            raise ReportError(f"{name} has no row and so no trace; check another format of the table")
+            raise ReportError(f"{name} has no rows, so it has no trace; check the table in another format")
         trace = RENDERERS[format].trace_of(text)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ReportError(f"{name}: its trace cannot be read ({error}); write the table again") from error
     if not isinstance(trace, dict) or not {"table", "sweep", "revision", "options"} <= set(trace):
-        raise ReportError(f"{name} carries no trace of its table; write it again with atma-sweep report --out")
+        raise ReportError(
+            f"{name} has no trace (record of where its numbers come from); write the table again with atma-sweep report --out"
+        )
     return trace
 
 
@@ -100,8 +102,8 @@ def _read_trace_file(path: Path) -> dict[str, Any]:
         return trace_in(trace_file.read_text(encoding="utf-8"), "csv", trace_file.name)
     except FileNotFoundError as error:
         raise ReportError(
-            f"{path.name} cannot be checked without its trace, the file {trace_file.name} beside it; write the table again "
-            "with atma-sweep report --out, or put that file back"
+            f"cannot check {path.name}: its trace file {trace_file.name} is missing; write the table again with "
+            "atma-sweep report --out, or restore that file"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"cannot read {trace_file}: {error}; write the table again") from error
@@ -124,7 +126,7 @@ def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
         trace = figure_trace(content, format)
     except ReportError as error:
         raise ReportError(
-            f"{name} carries no trace of its figure; draw it again with atma-sweep report --out"
+            f"{name} has no trace (record of where its numbers come from); draw the figure again with atma-sweep report --out"
         ) from error
     if not {"figure", "sweep", "revision", "cells", "data"} <= set(trace):
         raise ReportError(f"{name}: its trace cannot be read; draw the figure again")
@@ -165,7 +167,7 @@ def checkable_files(folder: Path) -> list[Path]:
     names_with_trace = [name for name in names if Path(name).suffix.lower() in endings and not name.endswith(ending)]
     paths = [folder / name for name in sorted({*names_with_trace, *orphans}) if name not in FILES_WITHOUT_TRACE]
     if not paths:
-        raise ReportError(f"there is no table and no figure in {folder}; name a folder that report --all wrote")
+        raise ReportError(f"no table or figure in {folder}; name a folder that report --all wrote")
     return paths
 
 
@@ -200,7 +202,7 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
             tables_by_request[request_key] = make_table(trace["table"], store, trace["sweep"], **options)
         table: Table = tables_by_request[request_key]
     except (StoreError, ReportError, TypeError) as error:
-        return [f"{path.name}: its table cannot be made any more: {error}"]
+        return [f"{path.name}: the table can no longer be built: {error}"]
     fresh = render(table, format)
     if fresh == text and (format != "csv" or json.loads(trace_file_text(table)) == trace):
         return []
@@ -288,10 +290,10 @@ def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: 
             only=trace.get("only", ()),
         )
     except (StoreError, ReportError) as error:
-        return [f"its figure cannot be made any more: {error}"]
+        return [f"the figure can no longer be built: {error}"]
     problems = []
     if figure.trace["data"] != trace["data"]:
-        problems.append(f"its numbers are no longer those of the database; draw it again with --figure {figure.name}")
+        problems.append(f"its numbers differ from the database; draw it again with --figure {figure.name}")
     problems += differences(trace, figure.trace)
     if not problems and json.loads(json.dumps(figure.trace)) != trace:
         problems.append(SOURCE_DIFFERS)
@@ -300,7 +302,7 @@ def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: 
     try:
         return _picture_problems(content, format, figure, options_from_trace(look), drawn_with)
     except ReportError as error:
-        return [f"its figure cannot be drawn any more: {error}"]
+        return [f"the figure can no longer be drawn: {error}"]
 
 
 def _picture_problems(content: bytes, format: str, figure: Any, look: Any, drawn_with: Any) -> list[str]:
@@ -325,20 +327,21 @@ def _picture_problems(content: bytes, format: str, figure: Any, look: Any, drawn
         return []
     versions = redraw.drawing_versions()
     if drawn_with == versions:
-        return [f"it does not show what the database says: {difference}; draw it again with --figure {figure.name}"]
+        return [f"the picture does not match the database: {difference}; draw it again with --figure {figure.name}"]
     return [
-        f"it was drawn with {_drawn_with(drawn_with)}, here is {_drawn_with(versions)}, and the pictures differ: only its "
-        f"numbers could be compared, and they are the same; draw it again with --figure {figure.name}, or check it with that one"
+        f"it was drawn with {_drawn_with(drawn_with)}, but {_drawn_with(versions)} is installed, and the pictures differ; "
+        f"only the numbers could be compared, and they match; draw it again with --figure {figure.name}, or check it with the "
+        "version that drew it"
     ]
 
 
 def _drawn_with(versions: Any) -> str:
-    """Return the recorded versions of matplotlib and FreeType as text; "an unknown matplotlib" if invalid."""
+    """Return the recorded versions of matplotlib and FreeType as text; "an unknown version of matplotlib" if invalid."""
     is_valid = isinstance(versions, dict) and set(versions) == {"matplotlib", "freetype"}
     return (
         f"matplotlib {versions['matplotlib']} and freetype {versions['freetype']}"
         if is_valid
-        else "an unknown matplotlib"
+        else "an unknown version of matplotlib"
     )
 
 

@@ -101,7 +101,7 @@ def write_report_folder(
     """
     unknown = [format for format in formats if format not in FORMAT_SUFFIXES]
     if unknown:
-        raise ReportError(f"--all writes files of {', '.join(FORMAT_SUFFIXES)}, not {', '.join(unknown)}")
+        raise ReportError(f"--all cannot write {', '.join(unknown)}; formats: {', '.join(FORMAT_SUFFIXES)}")
     data = load_sweep_data(store, sweep, lengths=lengths)
     name = data.sweep
     look = with_highlight(look or FigureOptions(title=False), data, highlight)
@@ -116,7 +116,7 @@ def write_report_folder(
         if (number == "compare" and name == reference) or (spec.study and not searched):
             continue
         if spec.probes and not data.has_any(spec.probes):
-            written.skipped[number] = f"sweep {name} has no number of {' or '.join(spec.probes)}"
+            written.skipped[number] = f"sweep {name} has no measurement of {' or '.join(spec.probes)}"
             continue
         try:
             tables[number] = make_table(number, store, name, **spec.select_options(wanted))

@@ -43,20 +43,20 @@ def validate_request(request: ReportRequest) -> ReportRequest:
     request = replace(request, table=table_name(request.table)) if request.table else request
     if not (request.table or request.figure or request.compare or request.all_ or request.check or request.dashboard):
         raise ReportError(
-            "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
+            "nothing to report; give --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
             "--all --out FOLDER or --check FILE; --list lists tables and figures"
         )
     having = [name for name, spec in TABLES.items() if "all_rows" in spec.takes]
     if request.all_rows and not request.all_ and request.table not in having:
-        raise ReportError(f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it")
+        raise ReportError(f"--all-rows applies to the tables {' and '.join(having)}; add --table {having[0]}")
     if request.only and (request.all_ or request.dashboard or request.check or request.compare):
-        raise ReportError("--only is about one table or figure; give it with --table or --figure alone")
+        raise ReportError("--only applies to a single table or figure; use it with --table or --figure only")
     if request.against is not None and request.against not in CURVE_X_COLUMNS:
         raise ReportError(f"--against {request.against[:40]}: {choices_hint(request.against, CURVE_X_COLUMNS)}")
     figure_options = [name for name in FIGURE_OPTIONS if name != "title" and getattr(request, name)]
     figure_options += [] if request.title is None else ["title" if request.title else "no-title"]
     if figure_options and not (request.figure or request.all_):
-        raise ReportError(f"--{figure_options[0]} is about figures; give --figure NAME or --all with it")
+        raise ReportError(f"--{figure_options[0]} applies to figures; add --figure NAME or --all")
     return request
 
 
@@ -130,7 +130,7 @@ def _check(request: ReportRequest) -> bool:
         print_json(rows)
     else:
         for row in rows:
-            echo_text("\n".join(sanitize_all(row["problems"] or [f"{row['file']}: as the database says"])))
+            echo_text("\n".join(sanitize_all(row["problems"] or [f"{row['file']}: matches the database"])))
     return not any(row["problems"] for row in rows)
 
 
@@ -145,7 +145,7 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
     size = write_dashboard(store, file, request.sweep, lengths=parse_lengths(request.length), compare=request.compare)
     if request.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
-    echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+    echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser (works offline)", err=True)
 
 
 def _write_all(request: ReportRequest, store: Store) -> None:
@@ -159,7 +159,7 @@ def _write_all(request: ReportRequest, store: Store) -> None:
     from .report_folder import write_report_folder
 
     if request.out is None:
-        raise ReportError("--all writes many files; say where with --out FOLDER")
+        raise ReportError("--all writes many files; name a folder with --out FOLDER")
     reference = request.compare or SWEEPS[-1]
     written = write_report_folder(
         store,
@@ -175,7 +175,7 @@ def _write_all(request: ReportRequest, store: Store) -> None:
         options={"by": request.by, "log": request.log, "against": request.against},
     )
     for name, reason in written.skipped.items():
-        echo_text(f"left out {name}: {reason}", err=True)
+        echo_text(f"skipped {name}: {reason}", err=True)
     echo_text(
         f"wrote {counted(len(written.files), 'file')} in {request.out}; start at {request.out / 'index.html'}", err=True
     )
@@ -195,14 +195,12 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
 
     comparing = [figure_key for figure_key, spec in FIGURES.items() if "compare" in spec.takes]
     if request.table or (request.compare and figure_name(name) not in comparing):
-        besides = "" if request.table else f"; figures that --compare draws into: {', '.join(comparing)}"
-        raise ReportError(f"a table and a figure are two files; ask for one of them at a time, or for --all{besides}")
+        figures_text = "" if request.table else f"; figures that support --compare: {', '.join(comparing)}"
+        raise ReportError(f"a table and a figure need one command each, or --all{figures_text}")
     endings = {".json": "json"} if request.as_json else {f".{format}": format for format in FORMATS}
     format = resolve_format(request.out, "json" if request.as_json else request.format_, endings, "svg")
     if format not in FORMATS and not request.as_json:
-        raise ReportError(
-            f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choices_hint(format, FORMATS)}"
-        )
+        raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, FORMATS)}")
     look = options_from_cli(request.style, request.width, request.title)
     options = {"by": request.by, "log": request.log, "against": request.against, "compare": request.compare}
 
@@ -219,7 +217,7 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
             return figure, look
         if "highlight" not in FIGURES[figure.name].takes:
             having = ", ".join(name for name, spec in FIGURES.items() if "highlight" in spec.takes)
-            raise ReportError(f"figure {figure.name} shows no single cells to --highlight; those that do: {having}")
+            raise ReportError(f"--highlight: figure {figure.name} shows no single cells; figures that do: {having}")
         with filtered_cells(figure.trace["sweep"], request.only or ()):
             return figure, with_highlight(look, load_sweep_data(store, figure.trace["sweep"]), request.highlight)
 

@@ -549,7 +549,9 @@ def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepDa
         ReportError: The sweep is a partial design, a filter is invalid or selects nothing, or a length is not measured.
     """
     if data.partial_design is not None:
-        raise ReportError("--only: the cells of a partial design are estimated together; leave it out")
+        raise ReportError(
+            "--only cannot be used with a partial design, whose cells are analysed together; leave it out"
+        )
     cells = cell_filter.filter_cells(data.cells, filters)
     ids = {cell.cell_id for cell in cells}
     values = {key: value for key, value in data.values.items() if key[0] in ids}

@@ -246,7 +246,7 @@ def study_of(store: Store, data: SweepData) -> Study:
     search = search_of(store, data.sweep)
     if search is None:
         raise ReportError(
-            f"sweep {data.sweep} is no study; give its grid a search: (docs/studies.md), or name one that has it"
+            f"sweep {data.sweep} is not a study; add search: to its grid (docs/studies.md), or name a sweep that has it"
         )
     return Study(data=data, search=search, trials=tuple(trials_of(store, data.sweep)))
 
@@ -297,10 +297,9 @@ def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
         ReportError: Fewer are.
     """
     if len(study.done) < min_trials:
-        have_text = "none is" if not study.done else "1 is" if len(study.done) == 1 else f"{len(study.done)} are"
-        needed = "one trial that is" if min_trials == 1 else f"{counted(min_trials, 'trial')} that are"
         raise ReportError(
-            f"{analysis} takes {needed} done, and of sweep {study.name} {have_text}; launch it until there are more"
+            f"{analysis} needs at least {counted(min_trials, 'finished trial')}; sweep {study.name} has {len(study.done)}; "
+            "launch it again to add trials"
         )
     return study
 

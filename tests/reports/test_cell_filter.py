@@ -77,7 +77,7 @@ def test_filtered_files_can_be_checked(tmp_path: Path, command_line: Command) ->
     assert command_line("report", "--figure", "needle", *options, "--out", str(tmp_path / "needle.svg"))[0] == 0
     code, out, err = command_line("report", "--check", str(tmp_path))
     assert code == 0, out + err
-    assert out.count("as the database says") == 4
+    assert out.count("matches the database") == 4
     assert len((tmp_path / "six.csv").read_text().splitlines()) == 1 + 24
     figure = make_figure("needle", _published(), "printed-v2", only=["reg_mode=baseline"])
     assert figure.trace["only"] == ["reg_mode=baseline"]
@@ -123,7 +123,7 @@ def test_reports_on_all_cells_refuse_filters(published: Store, command_line: Com
         ["--dashboard", "x.html"],
     ):
         code, _, err = command_line("report", *also, "--sweep", "printed-v2", "--only", "memory=on")
-        assert (code, "--only is about one table or figure" in err) == (2, True)
+        assert (code, "--only applies to a single table or figure" in err) == (2, True)
 
 
 def test_filters_parse_as_launch_does(published: Store) -> None:

@@ -60,7 +60,7 @@ def test_csv_files_read_by_pandas_equal_the_tables(published, published_effects,
 def test_folder_is_checked_completely(folder: Path, filled: Path) -> None:
     result = CliRunner().invoke(app, ["report", "--check", str(folder), "--db", str(filled)])
     assert (result.exit_code, result.stderr) == (0, "")
-    checked_names = [Path(line.removesuffix(": as the database says")).name for line in result.stdout.splitlines()]
+    checked_names = [Path(line.removesuffix(": matches the database")).name for line in result.stdout.splitlines()]
     assert checked_names == [path.name for path in checkable_files(folder)]
     assert {"table-6.csv", "table-6.tex", "effects.html", "table-6.json", "figure-needle.svg"} <= set(checked_names)
     # neither what has no numbers of its own, nor traces by themselves
@@ -76,7 +76,7 @@ def test_changed_number_of_a_csv_is_named(folder: Path, filled: Path, tmp_path: 
     changed.write_text(changed.read_text().replace("3.142", "3.141"))
     result = CliRunner().invoke(app, ["report", "--check", str(tmp_path), "--db", str(filled)])
     assert result.exit_code == 1
-    assert "table-1.csv: as the database says" in result.stdout
+    assert "table-1.csv: matches the database" in result.stdout
     assert (
         "table-6.csv: row 2 (nope baseline off on off), Val: the file says 3.141, the database 3.142" in result.stdout
     )
@@ -87,9 +87,7 @@ def test_csv_without_trace_names_the_missing_file(store, tmp_path: Path) -> None
     table = make_table("6", store, "quick")
     assert rendered_files(table, path, "csv", trace=False) == {path: rendered_files(table, path, "csv")[path]}
     path.write_text(rendered_files(table, path, "csv")[path])
-    with pytest.raises(
-        ReportError, match=r"^table\.csv cannot be checked without its trace, the file table\.csv\.trace"
-    ):
+    with pytest.raises(ReportError, match=r"^cannot check table\.csv: its trace file table\.csv\.trace"):
         check_file(path, store)
     trace_path(path).write_text("{")
     with pytest.raises(ReportError, match=r"table\.csv\.trace\.json: its trace cannot be read"):
@@ -106,7 +104,7 @@ def test_table_without_trace_removes_an_old_trace(filled: Path, tmp_path: Path) 
 
 
 def test_folder_without_tables_is_refused(folder: Path, store, tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="there is no table and no figure in"):
+    with pytest.raises(ReportError, match="no table or figure in"):
         checkable_files(tmp_path)
     trace_path(tmp_path / "table-6.csv").write_bytes(trace_path(folder / "table-6.csv").read_bytes())
     (path,) = checkable_files(tmp_path)

@@ -84,7 +84,7 @@ def checked(folder: Path, command_line: Command, files: Sequence[str]) -> str:
         shutil.copy(ROOT / "docs" / "replication" / name, folder)
     code, out, err = command_line("report", "--check", str(folder))
     assert code == 0, out + err
-    assert out.count("as the database says") == len(files)
+    assert out.count("matches the database") == len(files)
     return out
 
 

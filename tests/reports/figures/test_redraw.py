@@ -58,7 +58,7 @@ def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems:
     # neither the trace nor what is well-formed has suffered
     assert read_trace(changed, "svg") == read_trace(pictures["svg"], "svg")
     (line,) = problems(changed, "svg")
-    assert line.startswith("figure.svg: it does not show what the database says: ")
+    assert line.startswith("figure.svg: the picture does not match the database: ")
     assert line.endswith("; draw it again with --figure length")
 
 
@@ -81,7 +81,7 @@ def test_a_pdf_and_a_png_are_drawn_again_too(pictures: dict[str, bytes], problem
     page, drawn, first = path_of(pdf)
     moved = zlib.compress(drawn.replace(first[0], b"\n%d%b" % (int(first[1]) + 2, first[2]), 1))
     (line,) = problems(pdf.replace(page, moved + b"\n"), "pdf")
-    assert "it does not show what the database says: the content of object" in line
+    assert "the picture does not match the database: the content of object" in line
     # packed otherwise, it is the same picture
     assert problems(pdf.replace(page, zlib.compress(drawn, 1) + b"\n"), "pdf") == []
     assert problems(pictures["png"], "png") == []
@@ -142,9 +142,9 @@ def test_different_matplotlib_version_is_reported(pictures: dict[str, bytes], pr
     # the same picture is the same picture
     assert problems(old_version_svg, "svg") == []
     (line,) = problems(replaced(old_version_svg, *CHANGES["a colour"]), "svg")
-    assert "it was drawn with matplotlib 3.9.0 and freetype 2.6.1, here is matplotlib" in line
-    assert "only its numbers could be compared, and they are the same" in line
+    assert "it was drawn with matplotlib 3.9.0 and freetype 2.6.1, but matplotlib" in line
+    assert "only the numbers could be compared, and they match" in line
     older = pictures["svg"].replace(b',"drawn_with":' + versions_text.encode(), b"")
     assert problems(older, "svg") == []
     (line,) = problems(replaced(older, *CHANGES["a colour"]), "svg")
-    assert "it was drawn with an unknown matplotlib, here is" in line
+    assert "it was drawn with an unknown version of matplotlib, but" in line

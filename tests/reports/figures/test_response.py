@@ -68,7 +68,7 @@ def test_response_by_second_axis(rates: Store) -> None:
     [
         (["--by", "attn_type"], "--by attn_type: that is no axis of sweep rates whose levels are numbers"),
         (["--by", "train.muon"], "did you mean train.muon_lr?"),
-        (["--compare", "printed-v2"], "a table and a figure are two files"),
+        (["--compare", "printed-v2"], "a table and a figure need one command each"),
     ],
 )
 def test_response_refusals_are_single_lines(rates: Store, tmp_path: Path, arguments: list[str], why: str) -> None:

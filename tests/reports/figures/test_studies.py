@@ -234,13 +234,13 @@ class TestPruned:
 
 REFUSED = [
     ("tuned", "front", "the figure front takes two objectives, and the study of sweep tuned has val.val_loss alone; ask for"),
-    ("few", "importance", "the figure importance takes 10 trials that are done, and of sweep few 3 are; launch it"),
-    ("few", "contours", "the figure contours takes 4 trials that are done, and of sweep few 3 are; launch it"),
-    ("none", "history", "the figure history takes one trial that is done, and of sweep none none is; launch it"),
+    ("few", "importance", "the figure importance needs at least 10 finished trials; sweep few has 3; launch it"),
+    ("few", "contours", "the figure contours needs at least 4 finished trials; sweep few has 3; launch it"),
+    ("none", "history", "the figure history needs at least 1 finished trial; sweep none has 0; launch it"),
     ("still", "contours", "two settings, and only train.muon_lr differs between the trials of sweep still; ask for --figure slices"),
     ("still", "importance", "two settings, and only train.muon_lr differs between the trials of sweep still; ask for --figure slices"),
     ("tuned", "response", "the trials of sweep tuned differ in all that is searched, so that none is a mean of others; ask for"),
-    ("grid", "slices", "sweep grid is no study; give its grid a search:"),
+    ("grid", "slices", "sweep grid is not a study; add search: to its grid"),
 ]  # fmt: skip
 
 

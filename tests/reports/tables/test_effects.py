@@ -102,7 +102,7 @@ class TestFirst:
     def test_only_tables_of_effects_have_more(self) -> None:
         result = CliRunner().invoke(app, ["report", "--table", "6", "--all-rows"])
         assert isinstance(result.exception, ReportError)
-        assert "give --table effects with it" in str(result.exception)
+        assert "add --table effects" in str(result.exception)
 
 
 def test_memory_and_window_between_mixers(published: Store) -> None:

@@ -248,10 +248,10 @@ class TestTrace:
         assert check_file("x.svg", every) == []
         changed = Path("x.svg").read_text().replace('"width_mm":183.0', '"width_mm":89.0')
         Path("y.svg").write_text(changed)
-        assert any("it does not show what the database says" in line for line in check_file("y.svg", every))
+        assert any("the picture does not match the database" in line for line in check_file("y.svg", every))
         Path("z.svg").write_text(changed.replace('"font":"', '"font":"No such '))
         (line,) = check_file("z.svg", every)
-        assert "its figure cannot be drawn any more: the font No such" in line
+        assert "the figure can no longer be drawn: the font No such" in line
 
     @pytest.mark.thorough
     def test_no_title_means_none(self, every: Store) -> None:
@@ -271,7 +271,7 @@ class TestTrace:
 def test_a_look_needs_a_figure(arguments: tuple[str, ...]) -> None:
     result = report("--table", "6", *arguments)
     assert isinstance(result.exception, ReportError)
-    assert str(result.exception) == f"{arguments[0]} is about figures; give --figure NAME or --all with it"
+    assert str(result.exception) == f"{arguments[0]} applies to figures; add --figure NAME or --all"
 
 
 def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, monkeypatch: Any) -> None:
