@@ -26,7 +26,7 @@ def listing() -> list[tuple[str, str, str]]:
     return [
         *(("table", name, table.shows) for name, table in TABLES.items()),
         *(
-            ("table", name, f"{TABLES[number].shows}, by its number in the second version")
+            ("table", name, f"{TABLES[number].shows} (number in the paper's second version)")
             for name, number in SECOND_VERSION.items()
         ),
         *(("figure", number, shows) for number, shows in numbered),
@@ -51,7 +51,7 @@ Compare = Annotated[
     typer.Option(
         "--compare",
         metavar="SWEEP",
-        help="Put the numbers beside those of another sweep, such as printed-v2.",
+        help="Compare with another sweep, such as printed-v2.",
         autocompletion=completion.reference_sweeps,
     ),
 ]
@@ -70,7 +70,7 @@ class ReportRequest:
         typer.Option(
             "--table",
             metavar="N|NAME",
-            help="Table by its number in the paper (6: complete results; v2:8: its number in the second version), or by name such as effects.",
+            help="Table by its number in the paper (6: complete results; v2:8: the same in the paper's second version), or by name such as effects.",
             autocompletion=tables,
         ),
     ] = None
@@ -79,7 +79,7 @@ class ReportRequest:
         typer.Option(
             "--figure",
             metavar="N|NAME",
-            help="Figure by its number in the paper (1, 2a, 2b), or by name such as loss; without --out an SVG in this folder.",
+            help="Figure by its number in the paper (1, 2a, 2b), or by name such as loss; without --out, an SVG in the current folder.",
             autocompletion=figures,
         ),
     ] = None
@@ -89,7 +89,7 @@ class ReportRequest:
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Else by --out's ending.",
+            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Default: by the file extension of --out.",
         ),
     ] = None
     out: Annotated[
@@ -111,14 +111,14 @@ class ReportRequest:
             "--all", help="Write all tables, figures and the dashboard, with an index, into the folder --out."
         ),
     ] = False
-    seeds: Annotated[bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")] = (
-        False
-    )
+    seeds: Annotated[
+        bool, typer.Option("--seeds", help="List every seed instead of mean and standard deviation (table 6).")
+    ] = False
     all_rows: Annotated[
         bool,
         typer.Option(
             "--all-rows",
-            help="Tables effects and interactions: every length, pair of levels and stratum, sure or not. Table study: every trial.",
+            help="Tables effects and interactions: every length, pair of levels and stratum, significant or not. Table study: every trial.",
         ),
     ] = False
     length: Annotated[
@@ -126,7 +126,7 @@ class ReportRequest:
         typer.Option(
             "--length",
             metavar="TOKENS|all",
-            help="Also show this context length, which the grid does not ask for; repeatable. all: every length and probe measured.",
+            help="Also show this context length, beyond those that the grid requests; repeatable. all: every measured length and probe.",
         ),
     ] = None
     only: Annotated[
@@ -134,35 +134,37 @@ class ReportRequest:
         typer.Option(
             "--only",
             metavar="AXIS=LEVEL,...",
-            help="Of cells at these levels alone, such as recipe=intended or seed=0 (a table or figure); repeatable, all must hold.",
+            help="Use only cells at these levels, such as recipe=intended or seed=0 (a single table or figure); repeatable, all must match.",
         ),
     ] = None
     trace: Annotated[
         bool,
         typer.Option(
             "--trace/--no-trace",
-            help="Whether to write into the file where its numbers come from, which --check needs.",
+            help="Record in the file where its numbers come from, which --check needs.",
         ),
     ] = True
     dashboard: Annotated[
-        Path | None, typer.Option("--dashboard", metavar="FILE.html", help="Write the sweep as one page to explore.")
+        Path | None,
+        typer.Option("--dashboard", metavar="FILE.html", help="Write an interactive HTML page of the sweep."),
     ] = None
     style: Annotated[
         str | None,
         typer.Option(
             "--style",
             metavar="NAME|FILE.mplstyle",
-            help="How figures look: paper, nature, neurips, screen, or a style file of matplotlib's.",
+            help="Style of figures: paper, nature, neurips, screen, or a matplotlib style file.",
         ),
     ] = field(default=None, metadata=OF_FIGURES)
     width: Annotated[
-        str | None, typer.Option("--width", metavar="LENGTH", help="How wide figures are: 89mm, 8.9cm, 3.5in or 252pt.")
+        str | None,
+        typer.Option("--width", metavar="LENGTH", help="Width of figures, such as 89mm, 8.9cm, 3.5in or 252pt."),
     ] = field(default=None, metadata=OF_FIGURES)
     title: Annotated[
         bool | None,
         typer.Option(
             "--title/--no-title",
-            help="Whether title and notes stand in the figure; not with --all and styles of journals, whose captions say them.",
+            help="Print title and notes in the figure; off by default with --all and journal styles, where the caption has them.",
             show_default=False,
         ),
     ] = field(default=None, metadata=OF_FIGURES)
@@ -171,7 +173,7 @@ class ReportRequest:
         typer.Option(
             "--highlight",
             metavar="CELL",
-            help="Cell to stand out in a figure, by slug, beginning of an id, or levels (polar,memory=on); repeatable.",
+            help="Cell to highlight in a figure, by slug, beginning of an id, or levels (polar,memory=on); repeatable.",
             autocompletion=completion.cells,
         ),
     ] = field(default=None, metadata=OF_FIGURES)
@@ -180,7 +182,7 @@ class ReportRequest:
         typer.Option(
             "--by",
             metavar="AXIS",
-            help="Axis that colours the lines of figure loss, or that figure response goes over.",
+            help="Axis that colours the lines (figure loss), or that is the x axis (figure response).",
         ),
     ] = field(default=None, metadata=OF_FIGURES)
     log: Annotated[bool, typer.Option("--log", help="Logarithmic axes (figure loss).")] = field(
@@ -191,12 +193,12 @@ class ReportRequest:
         typer.Option(
             "--against",
             metavar="tokens|time",
-            help="What the loss is drawn over (figure loss): tokens, or time of training.",
+            help="x axis of figure loss: tokens, or training time.",
         ),
     ] = field(default=None, metadata=OF_FIGURES)
-    list_: Annotated[
-        bool, typer.Option("--list", help="List every table and figure with its contents, and write nothing.")
-    ] = False
+    list_: Annotated[bool, typer.Option("--list", help="List every table and figure with its contents, and exit.")] = (
+        False
+    )
     db: Db = None
     as_json: AsJson = False
 

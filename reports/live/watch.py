@@ -402,8 +402,8 @@ def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any]
 def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
     """Return the table of running cells with `count` rows; if there are more cells, the last row tells how many.
 
-    Columns: cell (slug), where (host/GPU), phase (or kind if it does not train), step, loss, tokens/s, time left, heartbeat (age
-    of the heartbeat, yellow if late, red if dead). Unknown numbers are "-".
+    Columns: cell (slug), where (host/GPU), phase (or kind if it does not train), step, loss, tokens/s, time left,
+    heartbeat (its age, yellow if late, red if dead). Unknown numbers are "-".
 
     Args:
         rows: Objects of running cells, as `live_state` returns them.

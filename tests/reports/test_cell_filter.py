@@ -103,8 +103,8 @@ def _published() -> Store:
         (["attn=polar"], "the sweep has no axis 'attn'; choose one of: attn_type"),
         (["attn_type=polr"], "no cell has attn_type 'polr'.*did you mean polar"),
         (["seed=7"], "no cell has seed '7'; choose one of: 0"),
-        ([5], "chosen by words such as recipe=intended, not by"),
-        (5, "chosen by words such as recipe=intended, not by 5"),
+        ([5], "cell filters are texts such as recipe=intended, not"),
+        (5, "cell filters are texts such as recipe=intended, not 5"),
     ],
 )
 def test_invalid_filters_are_refused(published: Store, filters: list[str], message: str) -> None:
