@@ -194,7 +194,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     parts += [rf"\input{{{file_name(number)}}}" for number in tables if number not in short]
     body = "\n\\clearpage\n".join(parts)
     head = [
-        "% run pdflatex twice: long tables learn the widths of their columns in the first run",
+        "% run pdflatex twice: the first run measures the columns of long tables",
         "\\documentclass{article}",
         r"\usepackage[margin=15mm,landscape]{geometry}",
         r"\usepackage[export]{adjustbox}",
@@ -247,14 +247,14 @@ def _index_markdown(
     """
     lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
     if "html" in formats:
-        lines.append(f"- The sweep as one page to explore: [dashboard]({DASHBOARD})")
+        lines.append(f"- Interactive page of the sweep: [dashboard]({DASHBOARD})")
     for number, table in tables.items():
         links = ", ".join(f"[{format}]({file_name(number)}{FORMAT_SUFFIXES[format]})" for format in formats)
-        lines.append(f"- {markdown_escaped(table.title)}: {_rows(table)}: {links}")
+        lines.append(f"- {markdown_escaped(table.title)} ({_rows(table)}): {links}")
     for number, picture in pictures.items():
         links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
         lines.append(f"- {markdown_escaped(picture.title)}: {links}")
-    lines += [f"- {number} left out: {markdown_escaped(reason)}" for number, reason in skipped.items()]
+    lines += [f"- {number} skipped: {markdown_escaped(reason)}" for number, reason in skipped.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -274,13 +274,11 @@ def _index_html(
         formats: Formats of the written tables.
         skipped: Reason by table or figure.
     """
-    rows = (
-        [f'<li>The sweep as one page to explore: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
-    )
+    rows = [f'<li>Interactive page of the sweep: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
     for number, table in tables.items():
         links = " ".join(f'<a href="{file_name(number)}{FORMAT_SUFFIXES[format]}">{format}</a>' for format in formats)
-        rows.append(f"<li>{html_escaped(table.title)}: {_rows(table)}: {links}</li>")
-    rows += [f"<li>{number} left out: {html_escaped(reason)}</li>" for number, reason in skipped.items()]
+        rows.append(f"<li>{html_escaped(table.title)} ({_rows(table)}): {links}</li>")
+    rows += [f"<li>{number} skipped: {html_escaped(reason)}</li>" for number, reason in skipped.items()]
     shown = []
     for number, picture in pictures.items():
         links = " ".join(f'<a href="figure-{number}.{format}">{format}</a>' for format in FORMATS)
