@@ -312,12 +312,12 @@ def ranking_notes(
     if with_chances:
         kinds = " and ".join(sorted({kind for contest in with_chances for kind in contest.kinds}))
         n = max(contest.seeds for contest in with_chances)
-        chance_suffix = f" of being the best ({'n = 1' if n < 2 else f'up to n = {n}'}, spread of {kinds})"
+        chance_suffix = f" ({'n = 1' if n < 2 else f'up to n = {n}'}, noise estimated from {kinds})"
         parts: dict[str, list[str]] = {}
         for contest in with_chances:
             subject = f"of {contest.heading}" if rank == "column" else f"at {rows[contest.best[0][0]]}"
             chance_text = (
-                f"probability {_chance_text(contest)}{chance_suffix}"
+                f"P(best) {_chance_text(contest)}{chance_suffix}"
                 if contest is with_chances[0]
                 else _chance_text(contest)
             )
@@ -330,9 +330,11 @@ def ranking_notes(
         if rank == "column" and with_bias:
             notes.append(_winners_curse_note(with_bias))
     if without_chances and with_chances:
-        notes.append(f"How probable that is of {', '.join(without_chances)} is not known: no spread between runs.")
+        notes.append(f"P(best) not available for {', '.join(without_chances)}: no estimate of run-to-run variation.")
     elif without_chances:
-        notes.append("How probable a bold number is the best is not known: nothing tells how far runs lie apart.")
+        notes.append(
+            "Bold: best value. P(best) not available: without an estimate of run-to-run variation, differences may be noise."
+        )
     return notes
 
 

@@ -411,7 +411,7 @@ def cell_json_fields(data: SweepData, cell: CellState) -> dict[str, Any]:
 
 def filter_suffix(data: SweepData) -> str:
     """Return the part of a title that names the cell filters; empty without filters."""
-    return f", {describe_filters(data.only)} alone" if data.only else ""
+    return f", only {describe_filters(data.only)}" if data.only else ""
 
 
 def sweep_note(data: SweepData) -> str:
@@ -430,7 +430,7 @@ def reference_note(data: SweepData) -> list[str]:
         for metric, name in REFERENCES.items()
         if metric in data.references
     ]
-    return [f"For comparison, of the corpus in nats per token: {', '.join(entropies)}."] if entropies else []
+    return [f"Corpus, for comparison, in nats per token: {', '.join(entropies)}."] if entropies else []
 
 
 def placeholder_notes(grid: Iterable[Sequence[TableEntry]]) -> list[str]:
@@ -448,9 +448,9 @@ def placeholder_notes(grid: Iterable[Sequence[TableEntry]]) -> list[str]:
     if any(entry.text == NO_CELL_TEXT for entry in entries):
         notes.append(f"{NO_CELL_TEXT}: the sweep does not list that combination.")
     if any(entry.text == UNMEASURED for entry in entries):
-        notes.append(f"{UNMEASURED}: the grid does not ask for it; evaluate measures it, and report --length shows it.")
+        notes.append(f"{UNMEASURED}: not requested by the grid; evaluate measures it, and report --length shows it.")
     if any(not entry.reason and entry.text not in (NO_CELL_TEXT, EMPTY_TEXT, UNMEASURED) for entry in entries):
-        notes.append("A word in place of a number is the state of a cell that has none yet.")
+        notes.append("A word instead of a number is the status of a cell that has no measurement yet.")
     return notes
 
 
@@ -468,7 +468,7 @@ def seed_notes(grid: Iterable[Sequence[TableEntry]], n: int) -> list[str]:
     text = f"ean ± sample standard deviation over up to {counted(n, 'seed')}"
     if not any(PLUS_MINUS in entry.text for row in grid for entry in row):
         text = f"eans over up to {counted(n, 'seed')}"
-    return [f"M{text}; (n=k) where only k of them have the number."]
+    return [f"M{text}; (n=k) where only k of them have a measurement."]
 
 
 if not TYPE_CHECKING:

@@ -135,7 +135,9 @@ def _terms(
         terms = {term: _product([main[name,] for name in term]) for term in planned if set(term) <= set(names)}
         design = np.concatenate([np.ones((len(frame), 1)), *terms.values()], axis=1)
         if design.shape[1] < len(frame) and np.linalg.matrix_rank(design) == design.shape[1]:
-            return terms, ["a partial design: what it was made to estimate, all else is in the residual"]
+            return terms, [
+                "partial design: only the terms that it was built to estimate, all others are in the residual"
+            ]
     interactions: list[Terms] = []
     remarks = []
     for order in (2, 3):
@@ -150,13 +152,13 @@ def _terms(
         if missing:
             are = "is" if len(missing) == 1 else "are"
             of_them = "some of its" if len(missing) == 1 else "some of their"
-            remarks.append(f"{', '.join(missing)} {are} left out, since {of_them} combinations have no number")
+            remarks.append(f"{', '.join(missing)} {are} excluded, since {of_them} combinations have no measurement")
     for orders in ((2, 3), (2,), ()):
         terms = main | {name: columns for order in orders for name, columns in interactions[order - 2].items()}
         design = np.concatenate([np.ones((len(frame), 1)), *terms.values()], axis=1)
         if design.shape[1] < len(frame) and np.linalg.matrix_rank(design) == design.shape[1]:
             if orders == ():
-                model_remarks = ["the design carries no interactions"] if interactions[0] else remarks[:1]
+                model_remarks = ["the design supports no interactions"] if interactions[0] else remarks[:1]
             elif orders == (2,):
                 model_remarks = remarks[: bool(remarks) and len(interactions[0]) < math.comb(len(names), 2)]
                 model_remarks += (
@@ -232,9 +234,11 @@ def _table(
             lack["F"] = (lack["sum_sq"] / lack["df"]) / (pure / pure_df)
             lack["p"] = float(stats.f.sf(lack["F"], lack["df"], pure_df))
         rows += [lack, {"term": "pure error", "df": pure_df, "sum_sq": pure}]
-    remarks = ["the terms explain everything, so there is no residual to hold them against"] if exact else []
+    remarks = ["the model fits perfectly, so there is no residual variance to test against"] if exact else []
     if not exact and df < MIN_RESIDUAL_DF:
-        remarks.append(f"{df} degrees of freedom are left over; F tells little")
+        remarks.append(
+            f"only {df} residual degree{'' if df == 1 else 's'} of freedom, so the F tests have little power"
+        )
     return pd.DataFrame(rows, columns=list(COLUMNS)), remarks
 
 
@@ -275,7 +279,7 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
         advised_column = "p Box"
         spreads = sorted(float(part.std(ddof=1)) for part in groups)
         problems.append(
-            f"their spread differs by {' and '.join(strata)} (Levene p {_p_text(levene_p)}, sd {spreads[0]:.3g} to {spreads[-1]:.3g})"
+            f"the spread of the residuals differs by {' and '.join(strata)} (Levene p {_p_text(levene_p)}, sd {spreads[0]:.3g} to {spreads[-1]:.3g})"
         )
     same = [name for name in names if name != NEAR_REPLICATE_AXIS]
     values = numbers.groupby(same)["value"] if same else None
@@ -288,7 +292,7 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
             problems.append(
                 f"{flat} of {several} groups that differ in {NEAR_REPLICATE_AXIS} alone have no variance at all"
             )
-    return [f"{'; '.join(problems)}: go by {advised_column}"] if problems else []
+    return [f"{'; '.join(problems)}: use {advised_column}"] if problems else []
 
 
 def _levene(groups: Sequence[np.ndarray]) -> float | None:

@@ -269,7 +269,7 @@ def _follows_an_axis(values: Mapping[str, str], levels: Mapping[str, Mapping[str
 def _deviation_lines(attempts: Sequence[Attempt]) -> list[str]:
     """Return a line for each setting and new value that attempts changed from their cell's config, as a retry may.
 
-    Lines are sorted and read "PATH=VALUE, other than asked for, in N cells": the number of cells, without cell names,
+    Lines are sorted and read "PATH=VALUE instead of the requested value in N cells": the number of cells, without cell names,
     attempts or old values.
     """
     groups = _cells_by_value(
@@ -278,7 +278,7 @@ def _deviation_lines(attempts: Sequence[Attempt]) -> list[str]:
         for path, value in flatten_config(attempt.deviation or {}).items()
     )
     return [
-        f"{setting}, other than asked for, in {counted(len(cells), 'cell')}"
+        f"{setting} instead of the requested value in {counted(len(cells), 'cell')}"
         for setting, cells in sorted(groups.items())
     ]
 
@@ -313,8 +313,8 @@ def _gpu_sharing_lines(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]
     if not shared:
         return []
     return [
-        f"shared GPUs: {counted(len(shared), 'cell')} met up to {max(max_neighbours.values())} other attempts on the same GPU over their time; "
-        "their tokens/s and MFU are not those of the GPU alone"
+        f"shared GPUs: {counted(len(shared), 'cell')} shared a GPU with up to {max(max_neighbours.values())} other attempts during their run; "
+        "their tokens/s and MFU are not those of a GPU of their own"
     ]
 
 
@@ -334,7 +334,7 @@ def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
     hosts_text = ", ".join(
         f"up to {counted(count, 'attempt')} at once on {host}" for host, count in list(shared.items())[:MAX_LISTED]
     )
-    return [f"co-tenancy: {hosts_text}; their speeds may have suffered"] if shared else []
+    return [f"co-tenancy: {hosts_text}; their speeds may be reduced"] if shared else []
 
 
 def _unrecorded_lines(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> list[str]:

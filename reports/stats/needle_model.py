@@ -78,11 +78,13 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
     numbers = numbers[numbers["trials"] > 0].reset_index(drop=True)
     empty = pd.DataFrame(columns=list(COLUMNS))
     if numbers.empty:
-        return NeedleModel(column, empty, numbers, math.nan, ("no cell has an accuracy with a count of digits",))
+        return NeedleModel(
+            column, empty, numbers, math.nan, ("no cell has a needle accuracy with a recorded number of digits",)
+        )
     cells, remarks = _without_separated(numbers, [axis for axis in varying_axes(data) if numbers[axis].nunique() > 1])
     names = [axis for axis in varying_axes(data) if cells[axis].nunique() > 1]
     if not names:
-        return NeedleModel(column, empty, numbers, math.nan, (*remarks, "no axis varies among what is left"))
+        return NeedleModel(column, empty, numbers, math.nan, (*remarks, "no axis varies among the remaining cells"))
     if cells["value"].nunique() == 1:
         same = f"the share is the same in all {counted(len(cells), 'cell')}; there is nothing to model"
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, same))
@@ -93,16 +95,16 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
             break
         pair_remarks = [
             *pair_remarks,
-            "pairs of axes are left out: with them, some odds are infinite or nothing is left over",
+            "two-way terms are excluded: with them, some odds are infinite or no residual degree of freedom remains",
         ]
     else:
-        reason = (
-            "the axes leave nothing over, or their odds are infinite, among the cells that are left; there is no model"
-        )
+        reason = "no model: among the remaining cells, some odds are infinite or no residual degree of freedom remains"
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, reason))
     scale = float(fitted.pearson_chi2 / fitted.df_resid)
     if scale <= 1e-9:
-        return NeedleModel(column, empty, numbers, 0.0, (*remarks, "the model explains everything; there is no error"))
+        return NeedleModel(
+            column, empty, numbers, 0.0, (*remarks, "the model fits perfectly, so there is no error to test against")
+        )
     rows = _term_rows(cells, terms, fitted, scale) + _level_rows(data, cells, main)
     return NeedleModel(column, pd.DataFrame(rows, columns=list(COLUMNS)), cells, scale, (*remarks, *pair_remarks))
 
@@ -149,7 +151,7 @@ def _without_separated(numbers: pd.DataFrame, names: Sequence[str]) -> tuple[pd.
             )
         cells = cells[~bad]
     return cells.reset_index(drop=True), [
-        f"left out, as their odds are infinite: {'; '.join(separated)}"
+        f"excluded, since their odds are infinite: {'; '.join(separated)}"
     ] if separated else []
 
 
@@ -173,7 +175,7 @@ def _pairs(cells: pd.DataFrame, main: Terms) -> tuple[Terms, list[str]]:
         else:
             missing.append(f"{a} x {b}")
     return pairs, [
-        f"left out, as some of their combinations have no cell or infinite odds: {', '.join(missing)}"
+        f"two-way terms excluded, since some of their combinations have no cell or infinite odds: {', '.join(missing)}"
     ] if missing else []
 
 

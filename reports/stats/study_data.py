@@ -137,7 +137,7 @@ class Study:
     @property
     def trial_noun(self) -> str:
         """Noun for one trial of `done`, for messages."""
-        return "trial" if self.rung else "trial that is done"
+        return "trial" if self.rung else "finished trial"
 
     @cached_property
     def best(self) -> frozenset[int]:
@@ -213,14 +213,14 @@ class Study:
         """Return the number of trials by standing, as text: "12 of 20 trials: 9 done, 3 pruned".
 
         The total is the planned number of trials, or the present one if that is larger. Standings without trials are
-        left out. Without any trial: "no trial yet of 20".
+        left out. Without any trial: "0 of 20 trials".
         """
         counts: dict[str, int] = dict.fromkeys(("done", "pruned", "diverged", "failed", "asked"), 0)
         for trial in self.trials:
             counts[trial.standing] += 1
         parts = [f"{count} {STANDING_LABELS.get(standing, standing)}" for standing, count in counts.items() if count]
         total_text = f"{len(self.trials)} of {counted(max(self.search.trials, len(self.trials)), 'trial')}"
-        return f"{total_text}: {', '.join(parts)}" if parts else f"no trial yet of {self.search.trials}"
+        return f"{total_text}: {', '.join(parts)}" if parts else f"0 of {counted(self.search.trials, 'trial')}"
 
     def search_text(self) -> str:
         """Return a sentence, without its full stop, on the newest search.
@@ -231,9 +231,7 @@ class Study:
         ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
         aims = " and ".join(f"{objective.name} ({objective.better})" for objective in self.objectives)
         pruner = f", pruner {METHOD_NAMES[self.search.pruner]}" if self.search.pruner else ""
-        return (
-            f"Sampler {METHOD_NAMES[self.search.sampler]}{pruner}, seed {self.search.seed}; for {aims}; over {ranges}"
-        )
+        return f"Sampler {METHOD_NAMES[self.search.sampler]}{pruner}, seed {self.search.seed}; objective: {aims}; search space: {ranges}"
 
 
 def study_of(store: Store, data: SweepData) -> Study:
@@ -285,8 +283,8 @@ def rung_note(study: Study) -> list[str]:
     if not study.rung:
         return []
     return [
-        f"Most trials were pruned, so that all are held against each other at validation {study.rung}, the last that each has a value of; "
-        "what they would have come to may have another order."
+        f"Most trials were pruned, so all are compared at validation {study.rung}, the last that each of them reached; "
+        "their final values might rank differently."
     ]
 
 

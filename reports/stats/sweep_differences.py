@@ -133,7 +133,7 @@ def recipe_differences(
     Returns:
         (differences, sentences). Differences are in this order: tokenizer, corpus, parameters, settings (training
         tokens, other training settings, the network, the evaluation), GPU, precision. GPU affects the probe
-        `throughput` only, precision no probe. One sentence "not recorded of SWEEP: ..." per sweep that lacks what the
+        `throughput` only, precision no probe. One sentence "not recorded for SWEEP: ..." per sweep that lacks what the
         other one recorded.
     """
     facts = _TwoSidedFacts()
@@ -179,7 +179,7 @@ def recipe_differences(
     sweeps = (own_sweep.data.sweep, reference_sweep.data.sweep)
     lacking = zip(sweeps, facts.lacking(), settings.lacking(), strict=True)
     named = [(sweep, [*facts, *sorted(paths, key=_rank)]) for sweep, facts, paths in lacking]
-    return listed, [f"not recorded of {sweep}: {_names_text(names)}" for sweep, names in named if names]
+    return listed, [f"not recorded for {sweep}: {_names_text(names)}" for sweep, names in named if names]
 
 
 class _TwoSidedFacts:

@@ -28,7 +28,7 @@ def test_filtered_table_has_only_these_cells(published: Store) -> None:
     ]
     assert len(wanted) == 40
     assert [tuple(row) for row in filtered_table.rows] == [tuple(row) for row in wanted]
-    assert filtered_table.title.endswith("sweep printed-v2, revision 1, attn_type polar, nope and memory on alone")
+    assert filtered_table.title.endswith("sweep printed-v2, revision 1, only attn_type polar, nope and memory on")
     assert any("memory on alone: 40 of 40 cells done." in note for note in filtered_table.notes)
 
 
@@ -83,7 +83,7 @@ def test_filtered_files_can_be_checked(tmp_path: Path, command_line: Command) ->
     assert figure.trace["only"] == ["reg_mode=baseline"]
     all_cells = load_sweep_data(_published(), "printed-v2").cells
     assert set(figure.frame["cell"]) == {cell.cell_id for cell in all_cells if cell.levels["reg_mode"] == "baseline"}
-    assert "reg_mode baseline alone" in figure.title
+    assert "only reg_mode baseline" in figure.title
     text = (tmp_path / "six.md").read_text()
     (tmp_path / "six.md").write_text(text.replace('"only":["reg_mode=baseline","seed=0"]', '"only":["reg_mode=weak"]'))
     assert command_line("report", "--check", str(tmp_path / "six.md"))[0] == 1

@@ -63,7 +63,7 @@ def test_table_6_counts_seeds_of_incomplete_means(three_seeds: Store) -> None:
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["Clean@128"] == "0.30 ± 0.10"
     assert row["Clean@256"] == "0.45 ± 0.07 (n=2)"
-    assert "(n=k) where only k of them have the number" in render(table, "md")
+    assert "(n=k) where only k of them have a measurement" in render(table, "md")
 
 
 @pytest.mark.thorough
@@ -74,7 +74,7 @@ def test_derived_entries_count_seeds(three_seeds: Store) -> None:
     assert row["Clean WAvg"] == "0.58 (n=2 to 3)"
     assert row["Clean 256"].endswith(" (n=2)")
     assert "(n=" not in row["Clean 128"]
-    assert "Means over up to 3 seeds; (n=k) where only k of them have the number." in open_weight.notes
+    assert "Means over up to 3 seeds; (n=k) where only k of them have a measurement." in open_weight.notes
     front = make_table("pareto", three_seeds, "s")
     assert front.rows[0][6:8] == ("95 ± 6 (n=2)", "1.050 ± 0.071 (n=2)")
     assert any("(n=k)" in note for note in front.notes)

@@ -59,8 +59,8 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
 def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:
     """Return a phrase with the scores, in percent, of the best constant digit and of a guess.
 
-    Such as "the same digit everywhere: 17.5 to 18.1; a guess: 10". Without a recorded score it is "a guess: 10; the
-    same digit everywhere: more, not recorded".
+    Such as "constant-digit baseline 17.5 to 18.1 %, chance level 10 %". Without a recorded score it is "chance level
+    10 %; constant-digit baseline higher, not recorded".
 
     Args:
         data: The sweep.
@@ -78,8 +78,8 @@ def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:
         key=float,
     )
     if not scores:
-        return f"a guess: {guess}; the same digit everywhere: more, not recorded"
-    return f"the same digit everywhere: {' to '.join(dict.fromkeys((scores[0], scores[-1])))}; a guess: {guess}"
+        return f"chance level {guess} %; constant-digit baseline higher, not recorded"
+    return f"constant-digit baseline {' to '.join(dict.fromkeys((scores[0], scores[-1])))} %, chance level {guess} %"
 
 
 def needle_note(data: SweepData, heading: str = "Ndl") -> str:
@@ -89,7 +89,7 @@ def needle_note(data: SweepData, heading: str = "Ndl") -> str:
         data: The sweep.
         heading: Heading of its needle columns.
     """
-    return f"{heading}: needle digits right, in % ({baseline_text(data)})."
+    return f"{heading}: needle accuracy, % of digits ({baseline_text(data)})."
 
 
 def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str:
@@ -99,7 +99,7 @@ def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str
         data: The sweep.
         lengths: Context lengths of the figure, in tokens; None for all lengths that are shown.
     """
-    return f"Needle digits right, in %: {baseline_text(data, lengths)}."
+    return f"Needle accuracy, % of digits: {baseline_text(data, lengths)}."
 
 
 def mentions_needle(entries: Iterable[TableEntry], labels: Iterable[str] = ()) -> bool:
@@ -132,7 +132,7 @@ def below_baseline_note(data: SweepData) -> str:
     counts_text = ", ".join(
         f"{count} of {cells[length]} at {format_length(length)}" for length, count in counts.items()
     )
-    return f"Cells that score no more than that: {counts_text}; a difference between two of those says nothing of retrieval."
+    return f"Cells at or below the constant-digit baseline: {counts_text}; differences between them say nothing about retrieval."
 
 
 def flag_chance_level(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:

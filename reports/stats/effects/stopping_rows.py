@@ -59,8 +59,8 @@ def stopping_notes(data: SweepData) -> list[str]:
     return [
         f"Seeds were added for {messages.contrast_text(status.rule)} until its interval {messages.goal_text(status.rule, metric)} "
         f"({messages.SPENDING_LABELS[status.rule.spending]}). {' '.join([last, *rest])}",
-        "Low, High, p and p corr of that row are of the last look: they allow for every look, and speak of further seeds of these very "
-        "configurations. Those of the other rows take the number of seeds for one that was fixed before.",
+        "Low, High, p and p corr of that row come from the last interim analysis: they allow for all interim analyses, and "
+        "generalise to further seeds of these configurations only. Those of the other rows assume a number of seeds fixed in advance.",
     ]
 
 

@@ -32,13 +32,13 @@ TIE_TOLERANCE = 1e-9
 FITTED = "least-squares"
 LOOKS = "looks"
 METHOD_LABELS = {
-    "sign-flip": f"permutation of signs over configurations, exact up to {MAX_EXACT_N}, and its inversion",
+    "sign-flip": f"sign-flip permutation test over configurations, exact up to {MAX_EXACT_N}, inverted for the interval",
     "t": f"Student's t over fewer than {MIN_TEST_N} configurations",
-    "crossed": "configurations crossed with seeds, Satterthwaite's and a generalized p",
-    "seeds": "Student's t over the seeds of the only configuration, so of no other",
-    FITTED: "least squares over the cells of a partial design, with variances that bear unequal spread (HC3) where there are cells to spare, else the pooled one",
-    LOOKS: "Student's t over the seeds of the very configurations listed, at the level that the looks of the rule `stop` leave",
-    "none": "no test: one run, or no variance to judge by",
+    "crossed": "configurations crossed with seeds, weighted mean of Satterthwaite's and the generalized p",
+    "seeds": "Student's t over the seeds of the only configuration, which says nothing about others",
+    FITTED: "least squares over the cells of a partial design, with variances robust to unequal spread (HC3) where there are enough cells, else the pooled variance",
+    LOOKS: "Student's t over the seeds of exactly these configurations, at the level left by the sequential stopping rule `stop`",
+    "none": "no test: a single run, or no variance",
 }
 """Description of the procedure behind interval and p, by `PairedTest.method`."""
 

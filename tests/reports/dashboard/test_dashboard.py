@@ -84,10 +84,10 @@ def test_needle_definition_names_constant_digit_baseline(printed_page: Path) -> 
     assert all(definition.endswith("A trivial answer scores 17.5%.") for definition in definitions)
     assert definitions
     assert [chart["hint"] for chart in core["charts"] if chart["probe"] == "needle"] == [
-        "Needle digits right, in %: the same digit everywhere: 17.5; a guess: 10."
+        "Needle accuracy, % of digits: constant-digit baseline 17.5 %, chance level 10 %."
     ]
     how = {measure["heading"]: measure["how"] for measure in page.block("answer")["best"]["measures"]}
-    assert [heading for heading, text in how.items() if "the same digit everywhere: 17.5" in text] == ["Ndl@64K"]
+    assert [heading for heading, text in how.items() if "constant-digit baseline 17.5 %" in text] == ["Ndl@64K"]
 
 
 def test_numbers_are_those_of_table_6_and_of_the_store(curved: Store) -> None:

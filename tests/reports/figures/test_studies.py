@@ -213,9 +213,7 @@ class TestPruned:
     ) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)  # with it importance is fANOVA's
         figure_data = make_figure(name, pruned, "cut")
-        assert figure_data.notes[-1].startswith(
-            "Most trials were pruned, so that all are held against each other at validation 2"
-        )
+        assert figure_data.notes[-1].startswith("Most trials were pruned, so all are compared at validation 2")
         assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
         assert_texts_apart(figure_of(figure_data))
         if name == "importance":

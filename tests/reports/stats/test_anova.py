@@ -68,8 +68,8 @@ class TestPublished:
     def test_incomplete_design_equals_statsmodels(self, published):
         data = load_sweep_data(published, "printed-v1")
         table, remarks = anova_frame(data, VAL)
-        assert remarks[0] == "Val: attn_type x reg_mode is left out, since some of its combinations have no number"
-        assert "attn_type x reg_mode x window are left out" in remarks[1]
+        assert remarks[0] == "Val: attn_type x reg_mode is excluded, since some of its combinations have no measurement"
+        assert "attn_type x reg_mode x window are excluded" in remarks[1]
         terms = [
             term
             for order in (1, 2, 3)
@@ -324,7 +324,7 @@ class TestNothing:
 
     def test_exact_fit_has_no_residual(self, sweep):
         store = sweep([({"memory": m}, seed, 1.0 + (m == "on")) for m in ("off", "on") for seed in range(3)])
-        assert "the terms explain everything" in self.printed(store)
+        assert "the model fits perfectly" in self.printed(store)
         row = anova_frame(load_sweep_data(store), VAL)[0].iloc[0]
         assert all(math.isnan(row[name]) for name in ("F", "p", "p_permuted", "p_robust", "omega_sq"))
 
@@ -342,4 +342,4 @@ class TestNothing:
 
     def test_group_without_variance_and_few_rows(self, sweep):
         rows = [({"memory": m, "window": w}, seed, 2.0 if m == "off" else 1.0 + seed) for m in ("off", "on") for w in ("off", "on") for seed in range(2)]  # fmt: skip
-        assert "degrees of freedom are left over" in self.printed(sweep(rows))
+        assert "residual degrees of freedom, so the F tests have little power" in self.printed(sweep(rows))

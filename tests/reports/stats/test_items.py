@@ -238,7 +238,7 @@ class TestTable:
         assert row[:6] == ("Ndl@64", "memory", "on - off", "all", "4", "1")
         assert row[6].lstrip("+-") == f"{abs(100 * (hits[1] - hits[0]).mean()):.1f}"
         assert row[11] == str(gained)
-        assert "a guess: 10" in " ".join(table.notes)
+        assert "chance level 10 %" in " ".join(table.notes)
         assert "other items like these" in " ".join(table.notes)
 
     def test_printed_sweeps_have_no_items(self, published: Store) -> None:

@@ -184,8 +184,10 @@ class TestCompare:
         assert "Val: 1 within the known spread, 0 beyond, where chance alone puts 0.1." in table.notes
         assert "MFU: not judged." in table.notes
         # what one side alone says is no difference, and is not passed over
-        (lacking,) = [note for note in table.notes if note.startswith("Not recorded of mine: ")]
-        assert lacking.startswith("Not recorded of mine: parameters, train.tokens, train.batch_tokens, train.seq_len, ")
+        (lacking,) = [note for note in table.notes if note.startswith("Not recorded for mine: ")]
+        assert lacking.startswith(
+            "Not recorded for mine: parameters, train.tokens, train.batch_tokens, train.seq_len, "
+        )
         assert [source["attempts"] for source in table.trace["sources"]] == [[1]]
 
     def test_chance_alone(self, published, monkeypatch):
@@ -354,7 +356,7 @@ class TestHomogeneity:
             store.finish_attempt(attempt.id, 1, "done")
         assert audit_differences(store, "s") == [
             "restarts: 1 of 2 cells took more than one training attempt",
-            "co-tenancy: up to 2 attempts at once on h; their speeds may have suffered",
+            "co-tenancy: up to 2 attempts at once on h; their speeds may be reduced",
         ]
         table = make_table("6", store, "s")
         assert table.above[0].startswith("Before comparing: restarts: 1 of 2")
@@ -371,8 +373,8 @@ class TestHomogeneity:
             store.finish_attempt(attempt.id, 1, "done")
             time.sleep(0.003)
         assert audit_differences(store, "s") == [
-            "shared GPUs: 2 cells met up to 3 other attempts on the same GPU over their time; "
-            "their tokens/s and MFU are not those of the GPU alone"
+            "shared GPUs: 2 cells shared a GPU with up to 3 other attempts during their run; "
+            "their tokens/s and MFU are not those of a GPU of their own"
         ]
 
     def test_deviations(self, store, make):
@@ -386,7 +388,7 @@ class TestHomogeneity:
         recorder.provenance(SAME)
         recorder.measurements(val(1.0))
         store.finish_attempt(attempt.id, 1, "done")
-        assert audit_differences(store, "s") == ["train.micro_batch=2, other than asked for, in 1 cell"]
+        assert audit_differences(store, "s") == ["train.micro_batch=2 instead of the requested value in 1 cell"]
 
     def test_the_paper(self, published):
         assert audit_differences(published, "printed-v2") == [

@@ -94,9 +94,7 @@ def test_extra_length_is_unmeasured_where_missing(lengths: Store) -> None:
     table = make_table("1", lengths, "s", lengths=[MEASURED])
     assert [row[0] for row in table.rows] == ["128", "256", "512"]
     assert set(table.rows[2][1:]) == {"unmeasured", "0.75", "75"}
-    assert (
-        "unmeasured: the grid does not ask for it; evaluate measures it, and report --length shows it." in table.notes
-    )
+    assert "unmeasured: not requested by the grid; evaluate measures it, and report --length shows it." in table.notes
     assert make_table("6", lengths, "s", lengths=[MEASURED]).columns[6:8] == ("Clean@128", "Clean@512")
     all_lengths = make_table("1", lengths, "s", lengths="all")
     assert [row[0] for row in all_lengths.rows] == ["128", "256", "512", str(STRANGER)]

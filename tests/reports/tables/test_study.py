@@ -36,7 +36,7 @@ def test_study_table_lists_ten_best_trials(studies: Store) -> None:
         assert float(row["GPU h"]) == pytest.approx(2 * SECONDS * (trial.number + 1) / 3600, rel=6e-3)
     assert table.best == {(0, len(table.columns) - 1)}
     assert table.above == (
-        "Sampler TPE, pruner ASHA, seed 0; for val.val_loss (less is better); over train.muon_lr (0.003 to 0.1, logarithmic); "
+        "Sampler TPE, pruner ASHA, seed 0; objective: val.val_loss (less is better); search space: train.muon_lr (0.003 to 0.1, logarithmic); "
         "model.n_layers (4 to 16, steps of 4); attn_type (polar, nope, rope); train.weight_decay (0 to 0.2).",
         "40 of 40 trials: 33 done, 4 pruned, 1 diverged, 1 failed, 1 not finished.",
     )
@@ -90,7 +90,7 @@ def test_a_study_without_a_trial_says_so(empty: Store) -> None:
     studied.record(empty, "new", SEARCH, [])
     table = make_table("study", empty, "new")
     assert (table.rows, table.notes[0]) == ((), "No trial of sweep new is done yet.")
-    assert table.above[1] == "no trial yet of 40."
+    assert table.above[1] == "0 of 40 trials."
 
 
 def test_study_table_refuses_plain_sweep(store: Store, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_tables_with_needle_numbers_state_the_baseline(name, six):
     options = {"all_rows": True} if name in ("effects", "interactions") else {}
     table = make_table(name, six, "own", **options)
     if mentions_needle((entry for row in table.entries for entry in row), (word for row in table.rows for word in row)):
-        assert "the same digit everywhere: 44.4; a guess: 10" in " ".join(table.notes)
+        assert "constant-digit baseline 44.4 %, chance level 10 %" in " ".join(table.notes)
     else:
         without = "4 5 contrasts items claims flipflop mqar extrapolation downstream budget".split()
         assert name in without, "these have no needle number here"
@@ -95,7 +95,7 @@ def test_tables_with_needle_numbers_state_the_baseline(name, six):
 @pytest.mark.parametrize("name", ["1", "2", "3", "6", "open-weight", "pareto"])
 def test_published_tables_state_the_published_baseline(name, published):
     notes = " ".join(make_table(name, published, "printed-v2").notes)
-    assert "needle digits right, in % (the same digit everywhere: 17.5; a guess: 10)" in notes
+    assert "needle accuracy, % of digits (constant-digit baseline 17.5 %, chance level 10 %)" in notes
 
 
 @pytest.mark.thorough
@@ -137,8 +137,8 @@ def test_measured_baseline_is_used_at_its_length(make_sweep):
         None,
     )
     assert constant_answer_score(data, 0) == pytest.approx((128 * 0.3 + 256 * 0.2) / 384)
-    assert baseline_text(data) == "the same digit everywhere: 20.0 to 30.0; a guess: 10"
-    assert baseline_text(data, [256]) == "the same digit everywhere: 20.0; a guess: 10"
+    assert baseline_text(data) == "constant-digit baseline 20.0 to 30.0 %, chance level 10 %"
+    assert baseline_text(data, [256]) == "constant-digit baseline 20.0 %, chance level 10 %"
 
 
 def test_baseline_of_different_trials_is_the_highest(make_sweep):
@@ -155,5 +155,5 @@ def test_baseline_is_none_if_not_recorded(make_sweep):
     assert constant_answer_score(data, 0) is None
     assert (
         needle_note(data)
-        == "Ndl: needle digits right, in % (a guess: 10; the same digit everywhere: more, not recorded)."
+        == "Ndl: needle accuracy, % of digits (chance level 10 %; constant-digit baseline higher, not recorded)."
     )

@@ -182,7 +182,8 @@ class TestTables:
         column_index = table.columns.index("Ndl@64K") - table.text_columns
         assert [row[column_index].p_best for row in table.entries] == pytest.approx(list(probabilities.values()))
         (note,) = [note for note in table.notes if note.startswith("Best of Val: ")]
-        assert "of being the best (n = 1, spread of near-replicates)" in note
+        assert "P(best) " in note
+        assert " (n = 1, noise estimated from near-replicates)" in note
         assert f"of Ndl@64K: polar-baseline-d0-m1-w0, {max(probabilities.values()):.2f}" in note
         (chance,) = [note for note in table.notes if note.startswith("By chance alone")]
         # four modes of the regularizer are near; the expected largest of four normal draws is 1.029
@@ -211,7 +212,10 @@ class TestTables:
 
     def test_note_without_noise_estimate(self, filled_data, empty):
         notes = make_table("6", empty, "two").notes
-        assert "How probable a bold number is the best is not known: nothing tells how far runs lie apart." in notes
+        assert (
+            "Bold: best value. P(best) not available: without an estimate of run-to-run variation, differences may be noise."
+            in notes
+        )
         assert not any("probability" in note for note in notes)
         assert "p_best" not in trace_file_text(make_table("6", empty, "two"))
         assert any(note.startswith("P(front) is not known of Val") for note in make_table("pareto", empty, "two").notes)
@@ -224,7 +228,7 @@ class TestTables:
             run(empty, record.id, "done", numbers(value)[:1])
         table = make_table("6", empty, "seeds")
         (note,) = [note for note in table.notes if note.startswith("Best of Val")]
-        assert note.endswith("of being the best (up to n = 3, spread of seeds).")
+        assert note.endswith(" (up to n = 3, noise estimated from seeds).")
         sds = [np.std(values, ddof=1) for values in ((1.0, 1.1, 1.2), (1.15, 1.3, 1.15))]
         # each stratum's error is Student's t of 2 degrees of freedom; their difference by another simulation
         draw = np.random.default_rng(3)
