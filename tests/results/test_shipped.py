@@ -200,7 +200,7 @@ def decided(rows: Sequence[tuple[dict[str, Any], int]], verdict: Callable[[dict[
     """By "What decides" of the page: the contrasts of a conclusion, each with the sign that it claims."""
     each = set()
     for row, claimed in rows:
-        if verdict(row).startswith("not asked"):
+        if verdict(row).startswith("not tested"):
             each.add("not asked")
         elif of(row, "p corr")["value"] < 0.05:
             each.add("stands" if of(row, "Mean")["value"] * claimed > 0 else "falls")
@@ -239,15 +239,15 @@ def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command
 def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
     """The oracle corrects over the requested contrasts alone, and ignores the precedence of *not asked*."""
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
-    requested = [row for row in contrasts if not verdict_of(row).startswith("not asked")]
+    requested = [row for row in contrasts if not verdict_of(row).startswith("not tested")]
     assert len(requested) == 7
     assert "Corrected over the other seven, p would be 0.028 for both" in PAGE
     corrected = holm([of(row, "p")["value"] for row in requested])
-    undecided = [p for row, p in zip(requested, corrected, strict=True) if verdict_of(row) == "not shown"]
+    undecided = [p for row, p in zip(requested, corrected, strict=True) if verdict_of(row) == "not significant"]
     assert [round(p, 3) for p in undecided] == [0.028, 0.028]
 
     def without_precedence(row: dict[str, Any]) -> str:
-        return "equivalent" if (of(row, "p equiv")["value"] or 1) < 0.05 else "not shown"
+        return "equivalent" if (of(row, "p equiv")["value"] or 1) < 0.05 else "not significant"
 
     verdicts = [
         decided([(contrasts[at + recipe], claimed) for at, claimed in parts], without_precedence)

@@ -27,7 +27,7 @@ from ..effects.needle_baseline import constant_answer_score, is_at_chance
 from ..significance.paired_tests import ALPHA, paired_difference_tests
 
 TRUE, WEAKLY_TRUE, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
-CANNOT_SAY, UNCHECKED = "cannot say", "unchecked"
+CANNOT_SAY, UNCHECKED = "not decidable", "not checked"
 SPEED, SIZE = ("throughput", "mfu_paper"), ("throughput", "parameters")
 WRITING = ("decode", "written_per_s")
 CLAIMED_RATE = 19_270
@@ -90,7 +90,7 @@ class ClaimFacts:
         """
         shown_lengths = [length for length in self.data.lengths(*metric) if length]
         if not shown_lengths:
-            raise MissingData(f"no number of {metric[0]}")
+            raise MissingData(f"no measurement of {metric[0]}")
         return shown_lengths
 
     def cells(self, **levels: str) -> list[list[CellState]]:
@@ -218,7 +218,7 @@ class ClaimFacts:
                 sides[level != "off"][key[:axis_index] + key[axis_index + 1 :]] = value
         paired_differences = [value - sides[False][key] for key, value in sides[True].items() if key in sides[False]]
         if not paired_differences:
-            raise MissingData(f"no pairs of {axis} off and on at {_levels_text(levels)}")
+            raise MissingData(f"no matched pairs of {axis} off and on at {_levels_text(levels)}")
         return paired_differences
 
     def at_chance(self, sides: Iterable[Sequence[Sequence[CellState]]], length: int) -> bool:
@@ -264,7 +264,7 @@ class ClaimFacts:
         if not texts and part == "model" and self.data.sweep in paper.SWEEPS and name in PUBLISHED_SETTINGS:
             return [str(PUBLISHED_SETTINGS[name])]
         if not texts:
-            raise MissingData(f"no cell with the setting {path}")
+            raise MissingData(f"no cell has the setting {path}")
         return list(texts)
 
     def gpus(self, cell: CellState) -> float:
@@ -346,7 +346,7 @@ def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str
     """
     d = np.array(differences)
     if len(d) < 2:
-        raise MissingData(f"one pair alone ({format_signed(round(float(d[0]), 12), 1, percent=True)} points)")
+        raise MissingData(f"only one pair ({format_signed(round(float(d[0]), 12), 1, percent=True)} points)")
     (test,) = paired_difference_tests([d])
     error = float(d.std(ddof=1)) / math.sqrt(len(d))
     half_width = float(special.stdtrit(len(d) - 1, 1 - ALPHA / 2)) * error
@@ -363,10 +363,10 @@ def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str
     numbers = {name: value for name, value in numbers.items() if not math.isnan(value)}
     if "p" not in numbers:
         # without variance there is no p value
-        return verdict, numbers, f"{_signed_percent_text(test.mean)} points in every one of {counted(len(d), 'pair')}"
+        return verdict, numbers, f"{_signed_percent_text(test.mean)} points in each of {counted(len(d), 'pair')}"
     text = (
         f"{_signed_percent_text(test.mean)} ± {_percent_text(error)} points over {counted(len(d), 'pair')} ({test.up} up, {test.down} down), "
-        f"95% [{_percent_text(test.low)}, {_percent_text(test.high)}], by Student's t [{_percent_text(low)}, {_percent_text(high)}]"
+        f"95% interval [{_percent_text(test.low)}, {_percent_text(test.high)}], by Student's t [{_percent_text(low)}, {_percent_text(high)}]"
     )
     return verdict, numbers, text
 
@@ -416,7 +416,7 @@ def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
         value for runs, value in runs_and_means if value is not None and runs[0].levels["window"] == "off"
     ]
     count = sum(value >= CLAIMED_ACCURACY - ROUNDING_TOLERANCE for value in values)
-    text = f"{count} of {counted(len(values), 'cell')} have {_percent_text(CLAIMED_ACCURACY, 0)}% at {format_length(length)}; mean {_percent_text(fmean(values))}"
+    text = f"{count} of {counted(len(values), 'cell')} reach {_percent_text(CLAIMED_ACCURACY, 0)}% at {format_length(length)}; mean {_percent_text(fmean(values))}"
     numbers = {"cells": float(len(values)), "held": float(count), "mean": fmean(values)}
     if len(without_window) > 1:
         numbers |= {"no_window": fmean(without_window), "no_window_sd": stdev(without_window)}
@@ -450,7 +450,7 @@ def check_average(facts: ClaimFacts) -> ClaimResult:
     best = sum(value is not None and value >= mean - ROUNDING_TOLERANCE for value in configuration_means)
     num_measured = sum(value is not None for value in configuration_means)
     text = f"{_slug(runs)}: average {_percent_text(mean, 2)}, {_percent_range_text(values)} from {format_length(lengths[0])} to {format_length(lengths[-1])}"
-    text += f"; {best} of {counted(num_measured, 'cell')} {MAIN_MIXER} + memory have at least that"
+    text += f"; {best} of {counted(num_measured, 'cell')} of {MAIN_MIXER} + memory reach that average"
     numbers = {
         "average": mean,
         "lowest": min(values),
@@ -571,15 +571,15 @@ def check_collapse(facts: ClaimFacts) -> ClaimResult:
     hits = f", {round(value * measured.n)} of {measured.n} digits" if len(runs) == 1 and measured and measured.n else ""
     if level is None:
         level = metrics.metric(*NEEDLE).chance or 0.0
-        yardstick = f"a guess scores {_percent_text(level)}; what always the same digit scores is not recorded"
+        yardstick = f"chance level {_percent_text(level)}; constant-digit baseline not recorded"
         nothing = value <= level + ROUNDING_TOLERANCE
     else:
-        yardstick = f"always the same digit scores {_percent_text(level)}"
+        yardstick = f"constant-digit baseline {_percent_text(level)}"
         nothing = facts.at_chance([[runs]], length)
     numbers = {"value": value, "ceiling": level}
     text = f"{_slug(runs)} at {format_length(length)}: {_percent_text(value, 2)}{hits}; {yardstick}"
     if nothing and facts.at_chance([[runs]], first):
-        return ClaimResult(AT_CHANCE_VERDICT, f"{text}; at {format_length(first)} it retrieves nothing either", numbers)
+        return ClaimResult(AT_CHANCE_VERDICT, f"{text}; no retrieval at {format_length(first)} either", numbers)
     return ClaimResult(TRUE if nothing else FALSE, text, numbers)
 
 
@@ -591,7 +591,7 @@ def _shortest_and_longest(facts: ClaimFacts) -> tuple[int, int]:
     """
     lengths = facts.lengths(NEEDLE)
     if len(lengths) < 2:
-        raise MissingData("one context length alone")
+        raise MissingData("only one context length")
     return lengths[0], lengths[-1]
 
 
@@ -635,7 +635,7 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
     """
     lengths = facts.lengths(CLEAN)
     if len(lengths) < 2:
-        raise MissingData("one context length alone")
+        raise MissingData("only one context length")
     groups = [(MAIN_MIXER, True), (SOFTMAX, True), (ROTARY, True), (None, False)]
     parts: list[str] = []
     numbers: dict[str, float] = {}
@@ -653,12 +653,14 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
             parts.append(f"{name} {count} of {len(rows)}")
             numbers |= {f"{name}, falling": float(count), f"{name}, cells": float(len(rows))}
     if f"{MAIN_MIXER} + memory, cells" not in numbers:
-        raise MissingData(f"no cell {MAIN_MIXER} + memory with a loss at every length")
+        raise MissingData(f"no cell of {MAIN_MIXER} + memory has a loss at every length")
     verdict = _verdict_of_counts(
         int(numbers[f"{MAIN_MIXER} + memory, falling"]), int(numbers[f"{MAIN_MIXER} + memory, cells"])
     )
     return ClaimResult(
-        verdict, f"{format_length(lengths[0])} to {format_length(lengths[-1])}: {', '.join(parts)}", numbers
+        verdict,
+        f"loss falls at every step from {format_length(lengths[0])} to {format_length(lengths[-1])}: {', '.join(parts)}",
+        numbers,
     )
 
 
@@ -724,7 +726,7 @@ def check_degrades(facts: ClaimFacts) -> ClaimResult:
     lengths = facts.lengths(CLEAN)
     longer = [length for length in lengths if length > trained]
     if trained not in lengths or not longer:
-        raise MissingData(f"no loss at the training length, {format_length(trained)}, and beyond it")
+        raise MissingData(f"no losses at the training length ({format_length(trained)}) and beyond it")
     parts: list[str] = []
     better_lengths: list[set[int]] = []
     numbers: dict[str, float] = {}
@@ -778,16 +780,16 @@ def check_speed(facts: ClaimFacts) -> ClaimResult:
         facts.plain_runs(MAIN_MIXER, True, distractor="on"),
     ]
     if any(0 < facts.gpus(cell) < 1 for cells in runs for cell in cells):
-        raise MissingData("cells had a share of a GPU each, so that their speeds are their neighbours', too")
+        raise MissingData("cells shared GPUs, so their speeds depend on their neighbours")
     no_memory, memory, both = (facts.value(cells, SPEED, table=table) for cells in runs)
     points, drops = no_memory - memory, [1 - memory / no_memory, 1 - both / no_memory]
-    text = f"MFU {_percent_text(no_memory)}, {_percent_text(memory)}, {_percent_text(both)}: {_percent_text(points)} points, {_percent_text(drops[0])}%, {_percent_text(drops[1])}%"
+    text = f"MFU {_percent_text(no_memory)} without memory, {_percent_text(memory)} with it, {_percent_text(both)} with distractor too: costs {_percent_text(points)} points, {_percent_text(drops[0])}%, {_percent_text(drops[1])}%"
     numbers = {"points": points, "memory": drops[0], "both": drops[1]}
     times = [facts.mean_or_none(cells, STEP, table=table) or facts.mean_or_none(cells, SECONDS) for cells in runs]
     if all(times):
         by_time = [1 - times[0] / time for time in times[1:]]  # type: ignore[operator]
         numbers |= {"memory_by_time": by_time[0], "both_by_time": by_time[1]}
-        text += f"; by the time of a step {_percent_text(by_time[0])}% and {_percent_text(by_time[1])}%, since N counts the memory"
+        text += f"; by time per step {_percent_text(by_time[0])}% and {_percent_text(by_time[1])}%, since N in MFU includes the memory"
     same = (_percent_text(points), _percent_text(drops[0]), _percent_text(drops[1])) == ("4.5", "11.2", "20.7")
     return ClaimResult(TRUE if same else DIFFERS, text, numbers)
 
@@ -802,7 +804,7 @@ def check_budgets(facts: ClaimFacts) -> ClaimResult:
         MissingData: The sweep is not the published one that prints the budgets.
     """
     if facts.data.sweep != paper.SWEEPS[1]:
-        raise MissingData(f"the budgets are of models that {paper.SWEEPS[1]} prints")
+        raise MissingData(f"only sweep {paper.SWEEPS[1]} has these budgets")
     num_right, total = 0, 0
     for row in paper.rows("budgets"):
         texts = (row["params"], row["train_tokens"])
@@ -813,7 +815,7 @@ def check_budgets(facts: ClaimFacts) -> ClaimResult:
         num_right += f"{format_number(6 * size * tokens / 1e21, 1)} ZF" == row["train_flops"]
     return ClaimResult(
         _verdict_of_counts(num_right, total),
-        f"{num_right} of {total} are 6 N T to the digit",
+        f"{num_right} of {total} equal 6 N T to the printed digit",
         {"right": float(num_right), "models": float(total)},
     )
 
@@ -829,7 +831,7 @@ def check_non_embedding(facts: ClaimFacts) -> ClaimResult:
     """
     size = facts.value(facts.plain_runs(SOFTMAX, False), SIZE)
     is_total = format_number(size / 1e6, 2) == "369.72"
-    text = f"all parameters of {SOFTMAX} without memory, the embedding among them: {format_number(size / 1e6, 2)}M"
+    text = f"all parameters of {SOFTMAX} without memory, including the embedding: {format_number(size / 1e6, 2)}M"
     return ClaimResult(FALSE if is_total else DIFFERS, text, {"parameters": size})
 
 
@@ -843,7 +845,7 @@ def check_token_count(facts: ClaimFacts) -> ClaimResult:
     """
     token_counts = sorted({cell.tokens_total for cell in facts.data.cells if cell.tokens_total})
     if not token_counts:
-        raise MissingData("no cell with a number of tokens")
+        raise MissingData("no cell has a number of tokens")
     text = ", ".join(f"{tokens:,}" for tokens in token_counts)
     try:
         (size, *_) = [int(text) for text in facts.setting("train.batch_tokens")]
@@ -906,7 +908,7 @@ def check_state_size(facts: ClaimFacts) -> ClaimResult:
 def not_decided_by_sweep(facts: ClaimFacts) -> ClaimResult:
     """Return "unchecked", with the benchmark command that measures the kernel of polar attention instead."""
     return ClaimResult(
-        UNCHECKED, "not of a sweep: atma-sweep bench kernels polar times the kernel beside eager PyTorch"
+        UNCHECKED, "not measured in sweeps: atma-sweep bench kernels polar compares the kernel with eager PyTorch"
     )
 
 
@@ -920,7 +922,7 @@ def check_rate(facts: ClaimFacts) -> ClaimResult:
         MissingData: The plain cell with memory has no such number.
     """
     if not any(key[1:3] == WRITING for key in facts.data.values):
-        return ClaimResult(UNCHECKED, "the sweep did not run the probe decode: not derivable")
+        return ClaimResult(UNCHECKED, "n/a: the sweep did not run the probe decode")
     runs = facts.plain_runs(MAIN_MIXER, True)
     lengths = [length for length in facts.lengths(WRITING) if facts.mean_or_none(runs, WRITING, length)]
     if not lengths:
@@ -929,7 +931,7 @@ def check_rate(facts: ClaimFacts) -> ClaimResult:
     value, measured = facts.value(runs, WRITING, best), facts.data.value(runs[0].cell_id, *WRITING, best)
     source = facts.data.sources.get(measured.attempt_id) if measured is not None else None
     gpu_name = (source.gpu if source else None) or "no GPU"
-    text = f"{format_number(value, 0)} at {format_length(best)} on {gpu_name}; the sentence is of an NVIDIA L4"
+    text = f"{format_number(value, 0)} at {format_length(best)} on {gpu_name}; the claim is for an NVIDIA L4"
     verdict = (TRUE if value >= CLAIMED_RATE else FALSE) if gpu_name.split()[-1] == "L4" else CANNOT_SAY
     return ClaimResult(verdict, text, {"tokens_per_s": value})
 
@@ -940,8 +942,8 @@ CLAIMS = (
     Claim("average", "Its length-weighted average is 94%, 91 to 98% at every length.", check_average),
     Claim("monotone", "Its perplexity falls monotonically from 2K to 64K.", check_monotone_loss),
     Claim("best-loss", "It has the best 64K perplexity (1.96).", check_best_loss),
-    Claim("distractor", "The distractor hurts beside memory.", check_axis_hurts("distractor")),
-    Claim("window", "The window hurts beside memory.", check_axis_hurts("window")),
+    Claim("distractor", "With memory, the distractor hurts.", check_axis_hurts("distractor")),
+    Claim("window", "With memory, the window hurts.", check_axis_hurts("window")),
     Claim("simplest", "The simplest configuration is strictly superior.", check_simplest),
     Claim("collapse", "Softmax attention with memory collapses to 16% at 64K.", check_collapse),
     Claim("rope", "RoPE with memory is at 0% by 32K and at 2.86 nats at 64K.", check_rotary),
@@ -955,6 +957,6 @@ CLAIMS = (
     Claim("state", "A state of 512 KB.", check_state_size),
     Claim("generation", "Polar's Triton kernel is 7 to 27 times faster than eager PyTorch (L4).", not_decided_by_sweep),
     Claim("kept", "Its peak memory is 5 times smaller than that of eager PyTorch (L4).", not_decided_by_sweep),
-    Claim("written", "Polar attention with memory writes 19,270 tokens/s.", check_rate),
+    Claim("written", "Polar attention with memory generates 19,270 tokens/s.", check_rate),
 )
 """Every sentence that numbers can decide, as the papers have it or in short."""

@@ -90,7 +90,7 @@ def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
         if facts.mean_or_none(runs, (column.probe, column.metric), column.length) is not None:
             return _mean(facts.data, runs, column)
     length_text = f" at {format_length(column.length)}" if column.length else ""
-    raise MissingData(f"no {mixer} with a number of {column.metric}{length_text}")
+    raise MissingData(f"no measurement of {column.metric}{length_text} for {mixer}")
 
 
 def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> SeedMean:
@@ -165,13 +165,13 @@ def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts
             high = seed_mean.value + float(
                 special.stdtrit(seed_mean.seeds - 1, 1 - ALPHA / 2)
             ) * seed_mean.sd / math.sqrt(seed_mean.seeds)
-            text += f", 95% to {format_number(min(1.0, high), 2, percent=True)}"
+            text += f", 95% interval up to {format_number(min(1.0, high), 2, percent=True)}"
             return ClaimResult(TRUE if high < 1 else NOT_SHOWN, text, numbers | {"high": high})
         if seed_mean.high is not None:
-            text += f", 95% of sequences to {format_number(seed_mean.high, 2, percent=True)}"
+            text += f", 95% interval over sequences up to {format_number(seed_mean.high, 2, percent=True)}"
             return ClaimResult(TRUE if seed_mean.high < 1 else NOT_SHOWN, text, numbers | {"high": seed_mean.high})
         same = format_number(round(seed_mean.value, 12), 2, percent=True) == printed
-        return ClaimResult(TRUE if same else NOT_SHOWN, f"{text}, no spread of it", numbers)
+        return ClaimResult(TRUE if same else NOT_SHOWN, f"{text}, no interval available", numbers)
 
     return query
 
@@ -187,7 +187,7 @@ def check_extrapolates(facts: ClaimFacts) -> ClaimResult:
     """
     lengths = facts.lengths(("extrapolation", "perplexity"))
     if len(lengths) < 2:
-        raise MissingData(f"perplexity at {format_length(lengths[0])} alone")
+        raise MissingData(f"perplexity at {format_length(lengths[0])} only")
     ratios = {}
     for mixer in (THRESHOLD, FORGETTING, ROTARY):
         columns = [_perplexity(facts, length) for length in (lengths[0], lengths[-1])]
@@ -200,7 +200,11 @@ def check_extrapolates(facts: ClaimFacts) -> ClaimResult:
     ]
     ratios_text = ", ".join(f"{mixer} {format_number(ratio, 2)}" for mixer, ratio in ratios.items())
     verdict = TRUE if all(conditions) else f"true of {sum(conditions)} of 3" if any(conditions) else FALSE
-    return ClaimResult(verdict, f"{format_length(lengths[-1])} over {format_length(lengths[0])}: {ratios_text}", ratios)
+    return ClaimResult(
+        verdict,
+        f"perplexity at {format_length(lengths[-1])} over that at {format_length(lengths[0])}: {ratios_text}",
+        ratios,
+    )
 
 
 def _perplexity(facts: ClaimFacts, length: int) -> Column:
@@ -231,9 +235,9 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
             printed = format_number(average, 1, percent=True)
             deviations.append(f"{runs[0].slug} {format_number(mean, 3, percent=True)}, printed {printed}")
     if not total:
-        raise MissingData("no configuration with four tasks and their average")
+        raise MissingData("no configuration has all four tasks and their average")
     verdict = TRUE if num_right == total else f"true of {num_right} of {total}"
-    return ClaimResult(verdict, "; ".join([f"{num_right} of {total} to the digit", *deviations]), numbers)
+    return ClaimResult(verdict, "; ".join([f"{num_right} of {total} match to the printed digit", *deviations]), numbers)
 
 
 def check_outperforms(facts: ClaimFacts) -> ClaimResult:
@@ -257,11 +261,11 @@ def check_outperforms(facts: ClaimFacts) -> ClaimResult:
                 num_ahead + (difference > ROUNDING_TOLERANCE),
                 difference,
             )
-            not_ahead += [f"{name} not of {rival}"] if difference <= ROUNDING_TOLERANCE else []
+            not_ahead += [f"not ahead of {rival} on {name}"] if difference <= ROUNDING_TOLERANCE else []
     smallest = min(numbers.values())
-    text = f"ahead in {num_ahead} of {total}, by {format_number(round(smallest, 12), 1, percent=True)} points at least"
+    text = f"ahead in {num_ahead} of {total}, by at least {format_number(round(smallest, 12), 1, percent=True)} points"
     if wall_mean.seeds < 2:
-        text += "; one run each, so whether runs agree is not known"
+        text += "; one run each, so run-to-run variation is unknown"
     verdict = TRUE if num_ahead == total else f"true of {num_ahead} of {total}" if num_ahead else FALSE
     return ClaimResult(verdict, "; ".join([text, *not_ahead]), numbers)
 
@@ -275,7 +279,7 @@ def check_rescale_factors(facts: ClaimFacts) -> ClaimResult:
         MissingData: The sweep is not the published one that prints the factors.
     """
     if facts.data.sweep != paper.WALL:
-        raise MissingData(f"the factors are what {paper.WALL} prints")
+        raise MissingData(f"only sweep {paper.WALL} has these factors")
     num_right, parts, numbers = 0, [], {}
     printed = [row for row in paper.rows("wall-settings") if row["setting"].startswith("rescale factor")]
     for row in printed:
@@ -297,7 +301,11 @@ CLAIM_SETS = (
         (
             Claim("solved", "Threshold attention solves the flip-flop task: 100% in every set.", check_solved),
             Claim("rope-sparse", "RoPE fails where reads are sparse (72.82%).", check_fails(ROTARY, "sparse", "72.82")),
-            Claim("fox-sparse", "So does forgetting attention (93.4%).", check_fails(FORGETTING, "sparse", "93.40")),
+            Claim(
+                "fox-sparse",
+                "Forgetting attention fails where reads are sparse (93.4%).",
+                check_fails(FORGETTING, "sparse", "93.40"),
+            ),
             Claim("nope-dense", "NoPE fails where reads are dense (0.15%).", check_fails(NO_POSITION, "dense", "0.15")),
             Claim(
                 "extrapolates",
@@ -310,7 +318,7 @@ CLAIM_SETS = (
         ("downstream",),
         (
             Claim("outperforms", "Wall attention outperforms RoPE and forgetting attention.", check_outperforms),
-            Claim("averages", "The averages are those of the four tasks.", check_averages),
+            Claim("averages", "The averages are the means of the four tasks.", check_averages),
             Claim("rescale", "Rescale factors of 1.56, 2.43 and 5.91 at C = 32, 64 and 128.", check_rescale_factors),
         ),
     ),

@@ -14,7 +14,7 @@ DECLARED_FAMILY = "declared contrasts"
 """Name of the family of the contrasts that the grid declares."""
 EQUIVALENT_VERDICT = "equivalent"
 """Verdict of a contrast that is significantly inside its equivalence margin."""
-AT_CHANCE_VERDICT = "not asked: all at chance"
+AT_CHANCE_VERDICT = "not tested: all at chance level"
 """Verdict of a needle contrast whose two sides are both at chance level, so that no test is made."""
 NO_TEST = "none"
 """Value of `PairedTest.method` for a row without a single pair, or without a variance to test against."""
@@ -92,8 +92,8 @@ class Effect(EffectEstimate):
     def verdict(self) -> str:
         """Verdict on a declared contrast, for tables.
 
-        "no pairs" without an estimate, "not asked: all at chance" if `is_at_chance`, "differs" or "differs, within the
-        margin" if significant after correction, else "equivalent" if significantly within the margin, else "not shown".
+        "no pairs" without an estimate, AT_CHANCE_VERDICT if `is_at_chance`, "differs" or "differs, within the
+        margin" if significant after correction, else "equivalent" if significantly within the margin, else "not significant".
         """
         if not self.pairs:
             return "no pairs"
@@ -102,7 +102,7 @@ class Effect(EffectEstimate):
         same = self.p_equivalence < ALPHA
         if self.is_significant:
             return "differs, within the margin" if same else "differs"
-        return EQUIVALENT_VERDICT if same else "not shown"
+        return EQUIVALENT_VERDICT if same else "not significant"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,7 +178,7 @@ class TestLedger:
         assert_numbers(answers["mfu"], points=(alone - memory) / 100, memory=1 - memory / alone, both=1 - both / alone)
         times = [row[0] for row in rows]
         assert_numbers(answers["mfu"], memory_by_time=1 - times[0] / times[1], both_by_time=1 - times[0] / times[2])
-        assert "4.5 points, 11.2%, 20.7%; by the time of a step 12.8% and 22.1%" in answers["mfu"].explanation
+        assert "4.5 points, 11.2%, 20.7%; by time per step 12.8% and 22.1%" in answers["mfu"].explanation
         assert answers["mfu"].verdict == "true"
 
     def test_claim_budgets(self, answers):
@@ -204,7 +204,7 @@ class TestLedger:
         assert answers["eigenvalue"].verdict == "true of d = 16 only"
         assert_numbers(answers["state"], bytes=8 * 128 * 128 * 4)
         assert answers["state"].verdict == "true"
-        assert {answers[name].verdict for name in ("generation", "kept", "written")} == {"unchecked"}
+        assert {answers[name].verdict for name in ("generation", "kept", "written")} == {"not checked"}
 
 
 class TestChangedNumbers:
@@ -298,15 +298,15 @@ class TestTable:
             ]
             run(empty, measured_cell.id, "done", rows_of_cell)
         rows_by_claim = {c.name: r for c, r in zip(CLAIMS, make_table("claims", empty, "mine").rows, strict=True)}
-        assert rows_by_claim["hold-90"][1:] == ("true", "1 of 1 cell have 90% at 128; mean 90.0")
+        assert rows_by_claim["hold-90"][1:] == ("true", "1 of 1 cell reach 90% at 128; mean 90.0")
         assert rows_by_claim["average"][1] == "differs"
-        assert rows_by_claim["memory"][1:] == (CANNOT_SAY, "no pairs of memory off and on at polar")
+        assert rows_by_claim["memory"][1:] == (CANNOT_SAY, "no matched pairs of memory off and on at polar")
         assert rows_by_claim["collapse"][1:] == (
             CANNOT_SAY,
             "no cell nope + memory, reg_mode baseline, distractor off, window off",
         )
-        assert rows_by_claim["best-loss"][1:] == (CANNOT_SAY, "no number of clean")
-        assert rows_by_claim["schedule"][1:] == (CANNOT_SAY, "no cell with the setting train.schedule")
+        assert rows_by_claim["best-loss"][1:] == (CANNOT_SAY, "no measurement of clean")
+        assert rows_by_claim["schedule"][1:] == (CANNOT_SAY, "no cell has the setting train.schedule")
 
     def test_writing_rate_uses_the_decode_probe(self, empty, make, run):
         cell, _ = make
@@ -337,7 +337,10 @@ class TestTable:
             [Measurement(probe="decode", metric="written_per_s", length=64, value=9e9, n=8, unit="x")],
         )
         rows = {c.name: r for c, r in zip(CLAIMS, make_table("claims", empty, "mine").rows, strict=True)}
-        answer = ("unchecked", "not of a sweep: atma-sweep bench kernels polar times the kernel beside eager PyTorch")
+        answer = (
+            "not checked",
+            "not measured in sweeps: atma-sweep bench kernels polar compares the kernel with eager PyTorch",
+        )
         assert rows["generation"] == ("Polar's Triton kernel is 7 to 27 times faster than eager PyTorch (L4).", *answer)
         assert rows["kept"] == ("Its peak memory is 5 times smaller than that of eager PyTorch (L4).", *answer)
 
@@ -349,7 +352,7 @@ def test_speed_claim_undecidable_with_gpu_shares():
     (claim,) = [claim for claim in CLAIMS if claim.name == "mfu"]
     result = claim.decide(ClaimFacts(data))
     assert (result.verdict, result.numbers) == (CANNOT_SAY, {})
-    assert "share of a GPU" in result.explanation
+    assert "cells shared GPUs" in result.explanation
     full_gpus = {
         cell: {**config, "resources": {**config["resources"], "gpus": 1}} for cell, config in data.configs.items()
     }

@@ -28,10 +28,10 @@ def test_claims_of_the_threshold_paper(published: Store) -> None:
     for name, mean, sd in (("rope-sparse", 72.82, 1.27), ("fox-sparse", 93.4, 4.21)):
         high = stats.t.interval(0.95, 3, mean, sd / 2)[1]
         assert by_claim[name][0] == ("true" if high < 100 else "not shown")
-        assert by_claim[name][1].endswith(f"95% to {min(100.0, high):.2f}")
+        assert by_claim[name][1].endswith(f"95% interval up to {min(100.0, high):.2f}")
     assert (by_claim["rope-sparse"][0], by_claim["fox-sparse"][0]) == ("true", "not shown")
     assert by_claim["nope-dense"][0] == "true"
-    assert by_claim["extrapolates"] == ("cannot say", "perplexity at 128 alone")
+    assert by_claim["extrapolates"] == ("not decidable", "perplexity at 128 only")
 
 
 def test_claims_of_the_wall_page(published: Store) -> None:
@@ -39,9 +39,9 @@ def test_claims_of_the_wall_page(published: Store) -> None:
     bars = np.array([[68.0, 46.5, 31.1, 62.4], [66.9, 45.0, 28.8, 61.2], [68.9, 47.1, 39.8, 63.0]])
     ahead = bars[2] - bars[:2]
     assert by_claim["outperforms"] == (
-        "true", f"ahead in {(ahead > 0).sum()} of 8, by {ahead.min():.1f} points at least; one run each, so whether runs agree is not known",
+        "true", f"ahead in {(ahead > 0).sum()} of 8, by at least {ahead.min():.1f} points; one run each, so run-to-run variation is unknown",
     )  # fmt: skip
-    assert by_claim["averages"] == ("true of 3 of 4", "3 of 4 to the digit; fox 50.475, printed 50.4")
+    assert by_claim["averages"] == ("true of 3 of 4", "3 of 4 match to the printed digit; fox 50.475, printed 50.4")
     assert by_claim["rescale"][0] == "true of 2 of 3"
     assert f"{2**2.56:.3f} at C = 128, printed 5.91" in by_claim["rescale"][1]
 
@@ -101,14 +101,17 @@ def test_rival_claims_on_a_launched_sweep(empty: Store, make: Any) -> None:
     # Wilson of 3,999.6 of 4,000 by hand: 0.99999
     assert by_claim["fox-sparse"][0] == "true"
     assert by_claim["nope-dense"][0] == "true"
-    assert by_claim["extrapolates"] == ("true of 2 of 3", "4K over 128: tra 0.97, fox 1.03, rope 2.67")
+    assert by_claim["extrapolates"] == (
+        "true of 2 of 3",
+        "perplexity at 4K over that at 128: tra 0.97, fox 1.03, rope 2.67",
+    )
 
 
 def test_rival_claims_without_measurements(empty: Store, make: Any) -> None:
     by_configuration = verdicts_of_launched(empty, make, {"rope": [shares(sparse=0.5)]})
     assert by_configuration["rope-sparse"][0] == "true"
     assert {name: verdict for name, (verdict, _) in by_configuration.items()} == dict.fromkeys(
-        by_configuration, "cannot say"
+        by_configuration, "not decidable"
     ) | {"rope-sparse": "true"}
     assert by_configuration["solved"][1].startswith("no cell tra")
 

@@ -64,11 +64,14 @@ def test_a_contrast_is_equivalent_differs_or_shows_nothing(paper: SweepData) -> 
     assert [result.verdict for result in results] == [
         "differs",
         AT_CHANCE_VERDICT,
-        "not shown",
+        "not significant",
         AT_CHANCE_VERDICT,
-        "not shown",
+        "not significant",
     ]
-    assert [replace(results[index], is_at_chance=False).verdict for index in (1, 3)] == ["equivalent", "not shown"]
+    assert [replace(results[index], is_at_chance=False).verdict for index in (1, 3)] == [
+        "equivalent",
+        "not significant",
+    ]
     assert {(result.family, result.confirmatory) for result in results} == {("declared contrasts", True)}
     for result, declared in zip(results, declared_contrasts, strict=True):
         d = differences_by_hand(declared)
