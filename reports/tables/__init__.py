@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 LOSSES = ("clean", "junk", "needle")
 TABLES: dict[str, ReportSpec] = {
     "1": ReportSpec("paper_tables:table1", "attention alone, over context lengths", probes=LOSSES),
-    "2": ReportSpec("paper_tables:table2", "what memory adds, over context lengths", probes=LOSSES),
+    "2": ReportSpec("paper_tables:table2", "effect of memory over context lengths", probes=LOSSES),
     "3": ReportSpec("paper_tables:table3", "window and distractor on top of memory", probes=LOSSES),
     "4": ReportSpec("paper_tables:table4", "training throughput", number="v2:6", takes=(), probes=("throughput",)),
     "5": ReportSpec("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), needs_audit_note=False),
     "6": ReportSpec("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
     "open-weight": ReportSpec(
         "open_weight:open_weight_table",
-        "beside open-weight models, bits per token",
+        "comparison with open-weight models, bits per token",
         number="v2:5",
         probes=LOSSES,
         needs_all_cells=True,
@@ -44,7 +44,7 @@ TABLES: dict[str, ReportSpec] = {
     ),
     "budget": ReportSpec(
         "run_records:predicted_hours_table",
-        "predicted hours against those that it took",
+        "predicted and actual hours",
         takes=(),
         needs_audit_note=False,
         needs_all_cells=True,
@@ -55,25 +55,23 @@ TABLES: dict[str, ReportSpec] = {
         "task_tables:extrapolation_table", "perplexity over context lengths", probes=("extrapolation",)
     ),
     "downstream": ReportSpec(
-        "task_tables:downstream_table", "four questionnaires and their average", takes=(), probes=("downstream",)
+        "task_tables:downstream_table", "four downstream tasks and their average", takes=(), probes=("downstream",)
     ),
     "effects": ReportSpec(
-        "effects:effects_table", "effect of every level, by matched pairs", takes=("lengths", "all_rows")
+        "effects:effects_table", "effect of each factor, by matched pairs", takes=("lengths", "all_rows")
     ),
     "interactions": ReportSpec(
         "effects:interactions_table", "two-way and three-way interactions", takes=("lengths", "all_rows")
     ),
-    "contrasts": ReportSpec("effects:contrasts_table", "the contrasts that the grid declares", needs_all_cells=True),
-    "power": ReportSpec("power:power_table", "pairs that a difference takes to be seen"),
-    "items": ReportSpec("items:items_table", "effects by document, row and trial"),
+    "contrasts": ReportSpec("effects:contrasts_table", "contrasts declared by the grid", needs_all_cells=True),
+    "power": ReportSpec("power:power_table", "required sample size and detectable difference"),
+    "items": ReportSpec("items:items_table", "effects tested per document, row and trial"),
     "anova": ReportSpec("anova:anova_table", "type-III analysis of variance"),
-    "needle-model": ReportSpec(
-        "anova:needle_model_table", "binomial model of the needle, in trials", probes=("needle",)
-    ),
+    "needle-model": ReportSpec("anova:needle_model_table", "binomial model of needle accuracy", probes=("needle",)),
     "pareto": ReportSpec("pareto:pareto_table", "quality against speed", probes=("throughput",)),
     "study": ReportSpec(
         "study:study_table",
-        "best trials of a study, and what they took",
+        "best trials of a study and their cost",
         takes=("all_rows",),
         needs_audit_note=False,
         study=True,
@@ -83,12 +81,15 @@ TABLES: dict[str, ReportSpec] = {
         "run_records:failures_table", "attempts that did not finish", takes=(), needs_audit_note=False
     ),
     "provenance": ReportSpec(
-        "run_records:provenance_table", "where the numbers come from", takes=(), needs_audit_note=False
+        "run_records:provenance_table",
+        "code, software and hardware behind the numbers",
+        takes=(),
+        needs_audit_note=False,
     ),
-    "claims": ReportSpec("compare:claims_table", "sentences of the paper against the numbers"),
+    "claims": ReportSpec("compare:claims_table", "check of the papers' claims"),
     "compare": ReportSpec(
         "compare:compare_table",
-        "measured beside published",
+        "measured and published numbers compared",
         takes=("lengths", "reference", "table"),
         needs_all_cells=True,
     ),
