@@ -373,8 +373,8 @@ class TestHomogeneity:
             store.finish_attempt(attempt.id, 1, "done")
             time.sleep(0.003)
         assert audit_differences(store, "s") == [
-            "shared GPUs: 2 cells shared a GPU with up to 3 other attempts during their run; "
-            "their tokens/s and MFU are not those of a GPU of their own"
+            "shared GPUs: 2 cells ran beside up to 3 other attempts over their run; "
+            "their tokens/s and MFU are not those of an unshared GPU"
         ]
 
     def test_deviations(self, store, make):
