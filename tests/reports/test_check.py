@@ -80,7 +80,7 @@ class TestFigures:
         path = drawn()
         path.write_text(path.read_text().replace('"commit":null', '"commit":"c0ffee"'))
         (line,) = check_file(path, store)
-        assert "not the code or the GPU" in line
+        assert "the recorded commit or GPU differs" in line
 
     @pytest.mark.thorough
     def test_figure_without_trace_is_refused(self, store, drawn, tmp_path):
@@ -116,7 +116,7 @@ class TestFigures:
         run(store, f"{4:012x}", "done", make[1](0.5))
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 1
-        assert "length.svg: its numbers are no longer" in result.stdout
+        assert "length.svg: its numbers differ from the database" in result.stdout
 
 
 @pytest.mark.parametrize("format", FILES)

@@ -244,7 +244,7 @@ class TestRefusal:
         notes = " ".join(table.notes)
         assert "eval.documents 2 instead of 16" in notes
         assert "model.memory" not in notes, "the level of an axis is matched"
-        assert "Not recorded of printed-v2: model.d_model." in table.notes
+        assert "Not recorded for printed-v2: model.d_model." in table.notes
         assert {comparison.limit for comparison in compare(store, "mine")} == {None}
 
     def test_settings_of_the_network_are_differences(self, measure, make):

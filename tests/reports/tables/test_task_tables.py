@@ -334,7 +334,7 @@ class TestCompare:
         assert table.above[0] == (
             "Not judged, since the sweeps are not of one kind: train.optimizer muon instead of adamw."
         )
-        assert not any(note.startswith("Not recorded of muon") and "train." in note for note in table.notes)
+        assert not any(note.startswith("Not recorded for muon") and "train." in note for note in table.notes)
 
     def test_flipflop_page_has_the_rows_of_the_command(self, empty, make):
         """docs/flipflop.md: its runs in a database give its comparison, every number of it, and its intervals of sequences."""
