@@ -160,7 +160,7 @@ class TestHighlight:
         monkeypatch.chdir(tmp_path)
         result = report("--figure", "effects", "--db", "empty.db", "--highlight", "slug-1")
         assert isinstance(result.exception, ReportError)
-        takers = str(result.exception).partition("those that do: ")[2].split(", ")
+        takers = str(result.exception).partition("figures that do: ")[2].split(", ")
         assert {"needle", "length", "loss", "pareto"} <= set(takers) <= set(FIGURES) - {"effects"}
 
     @pytest.mark.thorough
