@@ -49,7 +49,7 @@ TABLES: dict[str, ReportSpec] = {
         needs_audit_note=False,
         needs_all_cells=True,
     ),
-    "flipflop": ReportSpec("task_tables:flipflop_table", "the flip-flop task", takes=(), probes=("flipflop",)),
+    "flipflop": ReportSpec("task_tables:flipflop_table", "flip-flop task", takes=(), probes=("flipflop",)),
     "mqar": ReportSpec("task_tables:associative_recall_table", "associative recall", takes=(), probes=("mqar",)),
     "extrapolation": ReportSpec(
         "task_tables:extrapolation_table", "perplexity over context lengths", probes=("extrapolation",)
@@ -148,18 +148,18 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     if name not in TABLES:
         second = f"v2:{name}"
         there = (
-            f"; in the paper's second version it is {second}, here {SECOND_VERSION[second]}"
+            f"; table {number} of the paper's second version is {second}, here {SECOND_VERSION[second]}"
             if second in SECOND_VERSION
             else ""
         )
-        raise ReportError(f"there is no table {number}{there}; {choices_hint(name, [*TABLES, *SECOND_VERSION])}")
+        raise ReportError(f"unknown table {number}{there}; {choices_hint(name, [*TABLES, *SECOND_VERSION])}")
     line = TABLES[name]
     lengths, revision = options.pop("lengths", None), options.pop("revision", None)
     if "lengths" not in line.takes and lengths:
-        raise ReportError(f"table {name} is not about context lengths; leave --length out")
+        raise ReportError(f"table {name} has no context lengths; remove --length")
     only = options.pop("only", None) or ()
     if only and line.needs_all_cells:
-        raise ReportError(f"table {name} is about all cells of a sweep together; leave --only out")
+        raise ReportError(f"table {name} needs all cells of a sweep; remove --only")
     if isinstance(lengths, Mapping):
         # lengths by probe are an option of the complete results, not extra lengths of the data
         options, lengths = {**options, "lengths": lengths}, None

@@ -17,10 +17,12 @@ from ..table_builder import EMPTY_TEXT, TableRow, build_table, p_value_entry, sw
 HEADINGS = {"df": "df", "sum_sq": "Sum sq", "F": "F", "p": "p", "p_permuted": "p perm", "p_robust": "p Box", "omega_sq": "Omega sq", "partial_eta_sq": "Partial eta sq"}  # fmt: skip
 DECIMALS = {"df": 0, "sum_sq": 6, "F": 2, "omega_sq": 3, "partial_eta_sq": 3, "deviance": 2, "odds_ratio": 3, "low": 3, "high": 3}  # fmt: skip
 NOTE = (
-    "Sum contrasts; shares as fractions. p: F test. p perm: {} permutations of the residuals without the term (Freedman and Lane), which residuals of any "
-    "shape bear. p Box: F whose degrees of freedom bear unequal spread. No p is corrected for their number. Omega squared: (SS - df MSE) / (total SS + MSE); partial eta "
-    "squared: SS / (SS + residual SS). Runs are the unit: whether an effect holds over configurations and seeds, the table "
-    "effects says."
+    "Sum contrasts; shares as fractions. p: F test. p perm: {} permutations of the residuals without "
+    "the term (Freedman and Lane), valid for residuals of any distribution. p Box: F test with degrees "
+    "of freedom adjusted for unequal variances. p values are not corrected for multiple testing. Omega "
+    "squared: (SS - df MSE) / (total SS + MSE); partial eta squared: SS / (SS + residual SS). The unit "
+    "of analysis is the run; table effects tests whether an effect holds across configurations and "
+    "seeds."
 )
 
 
@@ -48,7 +50,7 @@ def anova_table(store: Store, data: SweepData) -> Table:
     notes = [sweep_note(data), *([NOTE.format(" or ".join(map(str, times)))] if times else [])]
     notes += remark_notes((model.column.heading, model.remarks) for model in models)
     if not models:
-        notes.append("No number of the complete results is known of two cells; there is nothing to analyse yet.")
+        notes.append("Nothing to analyse yet: no number of the complete results is available for two cells.")
     return build_table(
         data, "anova", title, ("Measure", "Term", "Sum sq in"), lines, numbers=tuple(HEADINGS.values()), notes=notes
     )
@@ -90,9 +92,10 @@ def remark_notes(remarks: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
 
 NEEDLE_HEADINGS = {"df": "df", "deviance": "Deviance", "F": "F", "p": "p", "odds_ratio": "Odds ratio", "low": "Low", "high": "High"}  # fmt: skip
 NEEDLE_NOTE = (
-    "Quasi-binomial logit of the share of right digits. A cell counts as its trials, not its digits, and the spread between cells is measured, "
-    "not assumed. Terms: drop in deviance over the scale, without the term and all that contain it (type II). Levels: odds "
-    "ratio, low and high of its 95% interval, by the axes alone. No p is corrected for their number."
+    "Quasi-binomial logit of the share of correct digits. A cell counts as its trials, not its digits, "
+    "and the variance between cells is estimated. Terms: drop in deviance, divided by the scale, "
+    "without the term and all terms that contain it (type II). Levels: odds ratio with its 95% "
+    "interval (Low, High), from main effects only. p values are not corrected for multiple testing."
 )
 
 
@@ -112,14 +115,14 @@ def needle_model_table(store: Store, data: SweepData) -> Table:
             lines.append(
                 TableRow(labels=(model.column.heading, str(row["term"])), entries=tuple(entries), origins=origins)
             )
-    title = "Binomial model of the needle"
+    title = "Binomial model of needle trials"
     scales = [f"{model.column.heading} {model.scale:.2f}" for model in models if model.scale > 0]
     notes = [sweep_note(data), NEEDLE_NOTE]
     if scales:
-        notes.append(f"Scale, the variance as a multiple of that of independent trials: {', '.join(scales)}.")
+        notes.append(f"Scale (variance relative to that of independent trials): {', '.join(scales)}.")
     notes += remark_notes((model.column.heading, model.remarks) for model in models)
     if not models:
-        notes.append("No cell has an accuracy of the needle; there is nothing to model.")
+        notes.append("Nothing to model: no cell has a needle accuracy.")
     return build_table(
         data, "needle-model", title, ("Measure", "Term"), lines, numbers=tuple(NEEDLE_HEADINGS.values()), notes=notes
     )

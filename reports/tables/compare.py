@@ -23,6 +23,7 @@ from ..number_format import Column, column_of, format_length, format_number
 from ..result_columns import AXIS_HEADINGS, extra_metrics
 from ..stats.claims.paper_claims import CANNOT_SAY, ClaimFacts
 from ..stats.claims.rival_claims import claims_for
+from ..stats.effects.effect_types import AT_CHANCE_VERDICT
 from ..stats.effects.needle_baseline import needle_note
 from ..stats.noise.best_probability import noise_with_pooled_fallback, stratum_of
 from ..stats.noise.run_noise import NoiseEstimate
@@ -62,13 +63,15 @@ WITHIN, BEYOND, UNKNOWN = "within", "beyond", "-"
 PRINTED = "printed"
 """Kind of a spread that is printed with a mean."""
 WELCH_NOTE = (
-    "Beside a mean that is printed with the standard deviation of its runs the limit is Welch's t, with the spread of the seeds "
-    "here and of the runs there; beside a single seed with that of the runs alone. p is of the same t."
+    "For a published mean with a standard deviation over runs, the limit is that of Welch's t test "
+    "with the spread of the seeds here and of the runs there; with a single seed here, the spread of "
+    "the runs alone. p is of the same test."
 )
 EQUAL_RUNS_NOTE = (
-    "Beside runs that all printed the same number the limit is what the sequences of a seed explain (Wilson), and p that of "
-    "exchanging seeds here and runs there: never below 1 in 5 for one seed beside four runs. There, beyond says that this run is not "
-    "what is printed, not that other seeds would miss it, too."
+    "Where all published runs have the same number, the limit is what the sequences of a seed explain "
+    "(Wilson), and p is of a permutation of the seeds here and the runs there: at least 1 in 5 for one "
+    "seed and four runs. There, beyond means that this run differs from the published number, not that "
+    "other seeds would."
 )
 TIE_TOLERANCE = 1e-9  # relative to the largest number: statistics of exchanged runs that are this close count as equal
 
@@ -191,7 +194,8 @@ def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepCompariso
     if not comparisons:
         why = f" (further axes vary: {', '.join(extra)})" if extra else ""
         raise ReportError(
-            f"sweeps {data.sweep} and {published.sweep} have no number of a common configuration{why}; compare others with --sweep"
+            f"sweeps {data.sweep} and {published.sweep} have no number of a common configuration{why}; choose "
+            "others with --sweep"
         )
     return SweepComparison(numbers=comparisons, differences=unlike, unrecorded=unrecorded, axes=axes)
 
@@ -389,8 +393,9 @@ def compare_table(
     lines = [_comparison_row(comparison, both.axes, tested) for comparison in comparisons]
     notes = [
         sweep_note(data),
-        f"Published: {reference}, the authors' logs where there are any. Limit: the largest difference that the spread between "
-        "runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain.",
+        f"Published: {reference}, from the authors' logs where available. Limit: the largest difference "
+        "that the spread between runs of the same mixer and memory explains (95%), at least a printed "
+        "digit and the sampling error of an accuracy's trials.",
         *([WELCH_NOTE] if tested else []),
         *([EQUAL_RUNS_NOTE] if any(_has_equal_runs(comparison) for comparison in comparisons) else []),
         *seed_notes(
@@ -399,7 +404,10 @@ def compare_table(
         ),
         *([needle_note(published)] if any(comparison.column.probe == "needle" for comparison in comparisons) else []),
         *(
-            [f"Unlike {reference}: {'; '.join(recipe_difference.text for recipe_difference in both.differences)}."]
+            [
+                f"Differences from {reference}: "
+                f"{'; '.join(recipe_difference.text for recipe_difference in both.differences)}."
+            ]
             if both.differences
             else []
         ),
@@ -412,8 +420,8 @@ def compare_table(
     ]
     flagged = {flag for comparison in comparisons for flag in comparison.flags}
     if flagged:
-        notes.append(f"{len(flagged)} printed numbers contradict the authors' own logs; compared is the log.")
-    title = f"Sweep {data.sweep}, revision {data.revision}, beside {reference}"
+        notes.append(f"{len(flagged)} printed numbers contradict the authors' own logs; the log is compared.")
+    title = f"Sweep {data.sweep}, revision {data.revision}, compared with {reference}"
     headings = (*AXIS_HEADINGS, *both.axes, "Measure", "Verdict", "Beware")
     numbers = ("Measured", "Published", "Difference", "Limit", *(("p",) if tested else ()))
     options = {"reference": reference} | ({"table": table} if table is not None else {})
@@ -436,9 +444,7 @@ def not_judged_lines(unlike: Sequence[RecipeDifference], comparisons: Sequence[N
     sweep_level_texts = [recipe_difference.text for recipe_difference in unlike if recipe_difference.probes is None]
     if sweep_level_texts:
         more = f"; and {len(sweep_level_texts) - MAX_LISTED} more below" if len(sweep_level_texts) > MAX_LISTED else ""
-        return (
-            f"Not judged, since the sweeps are not of one kind: {'; '.join(sweep_level_texts[:MAX_LISTED])}{more}.",
-        )
+        return (f"Not judged, since the sweeps differ in kind: {'; '.join(sweep_level_texts[:MAX_LISTED])}{more}.",)
     parts = []
     for probe in dict.fromkeys(comparison.column.probe for comparison in comparisons):
         why = [recipe_difference.text for recipe_difference in unlike if recipe_difference.affects_probe(probe)]
@@ -467,9 +473,7 @@ def _comparisons_in_table(
     """
     printed = {(cell, *rest) for cell, number, *rest in published.printed if number == table}
     if not printed:
-        raise ReportError(
-            f"{published.sweep} has no printed numbers of table {table}; leave --table out to compare all"
-        )
+        raise ReportError(f"{published.sweep} has no printed numbers of table {table}; remove --table to compare all")
 
     def inside(comparison: NumberComparison) -> bool:
         return any((cell, *comparison.column.key) in printed for cell in comparison.published.cells)
@@ -490,7 +494,10 @@ def _count_note(name: str, comparisons: Sequence[NumberComparison]) -> str:
     judged = count[WITHIN] + count[BEYOND]
     if not judged:
         return f"{name}: not judged."
-    counts = f"{count[WITHIN]} within the known spread, {count[BEYOND]} beyond, where chance alone puts {format_number(ALPHA * judged, 1)}"
+    counts = (
+        f"{count[WITHIN]} within the known spread, {count[BEYOND]} beyond "
+        f"({format_number(ALPHA * judged, 1)} expected by chance)"
+    )
     return f"{name}: {counts}" + (f"; {count[UNKNOWN]} not judged." if count[UNKNOWN] else ".")
 
 
@@ -536,9 +543,10 @@ def _comparison_row(comparison: NumberComparison, axes: Sequence[str], tested: b
 
 
 CLAIMS_NOTE = (
-    "Every verdict is worked out from the numbers of this sweep. 64K stands for its longest context length. Weak: of the test of "
-    f"signs and Student's t one alone is below {ALPHA}; not shown: neither. Differs: the sweep has another number. Not asked: "
-    "neither a cell that is compared nor the mean of a side answers more of the needle's digits than always the same digit does by more "
+    "Verdicts are computed from the numbers of this sweep; 64K stands for its longest context length. "
+    f"Weak: only one of the sign test and Student's t test is below {ALPHA}; not shown: neither is. "
+    f"Differs: the sweep has another number. {AT_CHANCE_VERDICT.partition(':')[0].capitalize()}: no "
+    "compared cell and no mean of a side is above the constant-digit baseline of the needle by more "
     "than chance (5% over all cells, and over all means). Needle in %, losses in nats per token."
 )
 
@@ -563,6 +571,6 @@ def claims_table(store: Store, data: SweepData) -> Table:
         labels = (claim.sentence, answer.verdict, answer.explanation)
         lines.append(TableRow(labels=labels, origins=origins, json_fields=json_fields))
     verdict_counts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    notes = [sweep_note(data), f"{len(claims)} sentences: {verdict_counts}.", CLAIMS_NOTE]
-    title = "Sentences of the paper against the numbers"
+    notes = [sweep_note(data), f"{len(claims)} claims: {verdict_counts}.", CLAIMS_NOTE]
+    title = "Checking the paper's claims"
     return build_table(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes, paged=True)

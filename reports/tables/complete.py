@@ -27,7 +27,10 @@ UNITS = (
     "Val, Clean and Junk: nats per token. MFU: by the paper's formula, in %. "
     "Clean, Junk and Ndl at the shortest and the longest context length, in tokens."
 )
-TAIL = "Tail: loss on the same last tokens of the Clean documents at every length, read after so many tokens."
+TAIL = (
+    "Tail: loss on the same last tokens of the Clean documents at every length; the length is the "
+    "number of tokens read."
+)
 
 
 def table6(
@@ -73,7 +76,7 @@ def table6(
         json_fields = cell_json_fields(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
         row = (*key[: len(AXES)], *count, *key[len(AXES) :])
         lines.append(TableRow(labels=row, entries=entries, cells=cells, json_fields=json_fields))
-    which = " (cells that the newest revision dropped)" if orphans else ""
+    which = " (cells dropped by the newest revision)" if orphans else ""
     grid = [line.entries for line in lines]
     notes = [
         sweep_note(data),

@@ -19,6 +19,7 @@ from ...results.store.store import Store
 from ..number_format import BARE, Column, format_number
 from ..result_columns import extra_metrics, quality_columns
 from ..stats.effects import stopping_rows
+from ..stats.effects.effect_types import AT_CHANCE_VERDICT
 from ..stats.effects.effects import (
     EQUIVALENT_VERDICT,
     Effect,
@@ -39,15 +40,20 @@ from ..sweep_data import SweepData
 from ..table import Table, TableEntry
 from ..table_builder import EMPTY_TEXT, ROUND_DECIMALS, TableRow, build_table, sweep_note, tested_entry
 
-UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
+UNITS = (
+    "Differences in nats per token; needle and MFU in percentage points. n counts configurations: the "
+    "seeds of one are averaged, not counted."
+)
 TESTS = (
-    "Low, High and p belong together ({}): what configurations like these would come to. p corr: p after the correction for "
-    "its family, the tests of one number and one axis ({} families); sure: below 0.05."
+    "Low, High and p come from the same test ({}), for configurations like these. p corr: p corrected "
+    "within its family, the tests of one number and one axis ({} families); significant: p corr below "
+    "0.05."
 )
 SIGNS = " p sign: exact sign test."
 STRATA_NOTE = (
-    "A row over several mixers (or memories) gives each the same weight. I2: share of the differences between them that is more "
-    "than chance, p het: its test (Brown and Forsythe); ~ marks rows where p het < 0.05: they speak of none of their mixers."
+    "A row over several mixers (or memories) weights each equally. I2: share of the variation between "
+    "them beyond chance; p het: its test (Brown and Forsythe). ~ marks rows with p het < 0.05, whose "
+    "average describes none of their mixers."
 )
 FIRST_FITTED = ("Mean", "Low", "High", "p", "p corr")
 FIRST = ("Mean", "Low", "High", "p", "p corr", "I2", "p het", "Up", "Down")
@@ -106,17 +112,18 @@ def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequenc
     notes += [*_two_seeds_note(shown), *_missing_notes(shown)]
     if first is not None and every:
         notes.append(
-            "Shown are, at the longest context length, what is sure and every level against the reference over the whole sweep, with "
-            f"mixers where they differ; {_further_rows_text(len(every) - len(shown))} there, the other lengths and all pairs of levels: {ALL_ROWS}."
+            "Shown, at the longest context length: all significant effects, and each level against the "
+            f"reference over the whole sweep, by mixer where they differ. {ALL_ROWS} adds "
+            f"{_further_rows_text(len(every) - len(shown))} there, the other lengths and all pairs of levels."
         )
     if data.partial_design is None:
         notes += _detection_notes(
             data, [column for column in main_measures(data) if _is_quality_column(data, column)], shown
         )
     if not any(effect.pairs for effect in shown):
-        notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
+        notes.append("No matched pairs yet: no two measured cells differ in exactly one axis.")
     by = "matched pairs" if data.partial_design is None else "least squares"
-    title = f"Effects of levels by {by}"
+    title = f"Effect of each factor, by {by}"
     text_headings, numbers = ("Measure", "Axis", "Levels", "Within"), (_count_heading(data, "Pairs"), *headings)
     options = {"all_rows": True} if first is None else {}
     return build_table(data, "effects", title, text_headings, lines, numbers=numbers, notes=notes, options=options)
@@ -159,22 +166,26 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
     ]
     if data.partial_design is None:
         notes.append(
-            "Fours: configurations with all corners of a difference of differences; where a third axis is named, eights."
+            "Fours: matched quadruples, configurations with all corners of a difference of differences; with a "
+            "third axis, groups of eight."
         )
     if not all_rows and every:
         notes.append(
-            "Shown are, at the longest context length, the interactions that are sure, over the whole sweep and in its mixers, and of "
-            f"axes without one the nearest (p corr below {NEAR_MISS_P:g}); families by their smallest p corr. {_further_rows_text(len(every) - len(shown))}: {ALL_ROWS}."
+            "Shown, at the longest context length: significant interactions, over the whole sweep and by "
+            f"mixer; for axes without one, the interaction with the smallest p corr, if below {NEAR_MISS_P:g}. "
+            f"Families are ordered by their smallest p corr. {ALL_ROWS} adds "
+            f"{_further_rows_text(len(every) - len(shown))}."
         )
     if not every:
         if data.partial_design is not None and all(len(term) < 2 for term in data.partial_design.terms):
             notes.append(
-                "The design estimates no interaction; contrasts with `within`, or `model: two-way`, ask for some."
+                "The design estimates no interaction; declare contrasts with `within`, or `model: two-way`, to "
+                "estimate some."
             )
         else:
-            notes.append("No four cells with numbers agree on all axes but two: there is no interaction to see yet.")
+            notes.append("No interactions yet: no four measured cells form a matched quadruple of two axes.")
     elif not shown:
-        notes.append("None came near.")
+        notes.append(f"No interaction has a p corr below {NEAR_MISS_P:g}.")
     text_headings, numbers = (
         ("Measure", "First", "Second", "Third", "Within"),
         (_count_heading(data, "Fours"), *headings),
@@ -218,12 +229,14 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
     if declared:
         notes += [
             UNITS,
-            "Declared in the grid before the launch, corrected together (p corr) as one family; everything else that a report tests "
-            "is exploratory.",
-            "Margin: the difference that the grid says would not matter; p equiv: two one-sided tests that the mean lies within "
-            "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence; not asked: neither a "
-            "cell nor the mean of a side has a needle accuracy above that of always the same digit by more than chance (5% over all cells, and "
-            "over both means), so a difference says nothing of retrieval.",
+            "Contrasts were declared in the grid before the launch and are corrected together (p corr) as one "
+            "family; all other tests are exploratory.",
+            "Margin: the largest difference that does not matter, as declared in the grid; p equiv: two "
+            "one-sided tests that the mean lies within it, after Holm's correction. Verdict at 5%: not shown "
+            "means neither a difference nor equivalence is shown. "
+            f"{AT_CHANCE_VERDICT.partition(':')[0].capitalize()}: no cell and no mean of a side is above the "
+            "constant-digit baseline of the needle by more than chance (5% over all cells, and over both "
+            "means), so a difference says nothing about retrieval.",
             *stopping_rows.stopping_notes(data),
             *_averaging_notes(data, strata=False),
             *_two_seeds_note(declared),
@@ -231,8 +244,8 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
         ]
     else:
         notes.append(
-            "The grid declares no contrasts, so every test of this sweep is exploratory; `contrasts:` in a grid declares them "
-            "(docs/guide.md)."
+            "The grid declares no contrasts, so all tests of this sweep are exploratory; declare some with "
+            "`contrasts:` in the grid (docs/guide.md)."
         )
     title = "Declared contrasts"
     numbers = (_count_heading(data, "Pairs"), "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")
@@ -367,15 +380,16 @@ def _declared_note(data: SweepData, differences: Sequence[EffectEstimate]) -> li
     """
     if data.only and differences:
         return [
-            "Every row is exploratory: contrasts that a grid declares are about all of its cells (table contrasts)."
+            "All rows are exploratory, since cells are filtered: contrasts of the grid are about all of its "
+            "cells (table contrasts)."
         ]
     declared = sum(difference.confirmatory for difference in differences)
     if declared:
         return [
-            f"The first {'row is a contrast' if declared == 1 else f'{declared} rows are contrasts'} that the grid declares; "
-            "all others are exploratory."
+            f"The first {'row is a contrast' if declared == 1 else f'{declared} rows are contrasts'} declared "
+            "in the grid; all others are exploratory."
         ]
-    return ["The grid declares no contrasts: every row is exploratory."] if differences else []
+    return ["The grid declares no contrasts: all rows are exploratory."] if differences else []
 
 
 def _averaging_notes(data: SweepData, strata: bool = True) -> list[str]:
@@ -393,9 +407,10 @@ def _averaging_notes(data: SweepData, strata: bool = True) -> list[str]:
     members = np.array(sorted({point for cell in data.cells if (point := data.design_index(design, cell)) is not None}))
     sentences = aliasing.alias_sentences(design.model, members)
     return [
-        f"A partial design ({design.method}, {len(members)} of {counted(len(design.space.points), 'combination')}): estimated together by least "
-        f"squares are the mean, {', '.join(map(aliasing.term_text, design.terms))}. Other interactions are taken for nothing; where they are "
-        "not, they are part of what they are mixed with.",
+        f"A partial design ({design.method}, {len(members)} of "
+        f"{counted(len(design.space.points), 'combination')}): least squares estimate the mean, "
+        f"{', '.join(map(aliasing.term_text, design.terms))} together. Other interactions are assumed to be "
+        "zero; where they are not, they are part of the terms that they are confounded with.",
         *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences),
     ]
 
@@ -408,7 +423,7 @@ def _own_unit_notes(data: SweepData) -> list[str]:
     """Return the note on the units of extra metrics that are not shares, as a list; empty without such numbers."""
     further = {(probe, metric.name) for probe, metric in extra_metrics(data)}
     own = [column for column in measures(data) if (column.probe, column.metric) in further and not column.percent]
-    return [f"In their own units: {', '.join(f'{column.heading} {column.unit}' for column in own)}."] if own else []
+    return [f"Other units: {', '.join(f'{column.heading} {column.unit}' for column in own)}."] if own else []
 
 
 def _two_seeds_note(differences: Sequence[EffectEstimate]) -> list[str]:
@@ -416,7 +431,8 @@ def _two_seeds_note(differences: Sequence[EffectEstimate]) -> list[str]:
     if not any(difference.method == "crossed" and difference.seeds == 2 for difference in differences):
         return []
     return [
-        "Of two seeds one difference alone says how far seeds lie apart, so that intervals are wide; a third seed narrows them."
+        "With two seeds the spread between seeds is estimated from a single difference, so intervals are "
+        "wide; a third seed narrows them."
     ]
 
 
@@ -433,13 +449,13 @@ def _missing_notes(differences: Sequence[EffectEstimate]) -> list[str]:
         reasons = ", ".join(f"{word} {n}" for word, n in counted.most_common())
         lacking = sum(bool(difference.missing) for difference in differences)
         notes.append(
-            f"{lacking} of {len(differences)} rows lack runs that the grid lists (Pairs: found of expected); by the first cell without "
-            f"its number, over all rows: {reasons}."
+            f"{lacking} of {len(differences)} rows lack runs that the grid lists (Pairs: found of expected). "
+            f"Reasons, by the first cell without its number, over all rows: {reasons}."
         )
     if _any_worst(differences):
         notes.append(
-            f"{WORST}: the mean with every diverged run at the worst value possible, 0% or 100% of a share; of a loss no bound is "
-            "known, and the worst that any cell of the sweep measured stands for it."
+            f"{WORST}: the mean with every diverged run at the worst possible value: 0% or 100% for a share; "
+            "for a loss, which has no bound, the worst value measured in the sweep."
         )
     return notes
 
@@ -463,7 +479,7 @@ def _detection_notes(data: SweepData, columns: Sequence[Column], effects: Sequen
     """
     notes = []
     if max((len(cells) for cells in data.configurations().values()), default=1) < 2:
-        notes.append("One run a configuration (n = 1): these numbers say nothing of seeds.")
+        notes.append("One run per configuration (n = 1): variation between seeds is unknown.")
     strata = len(data.levels("attn_type")) > 1
     pairs = max((effect.pairs for effect in effects if not strata or "attn_type=" in effect.where), default=1)
     noise = [(column, noise_by_stratum(data, column)) for column in columns]
@@ -477,13 +493,11 @@ def _detection_notes(data: SweepData, columns: Sequence[Column], effects: Sequen
     if texts:
         kind = next(stratum_noise.kind for _, by_stratum in noise for stratum_noise in by_stratum.values())
         notes.append(
-            f"By the spread between {kind} of the same mixer and memory, the smallest difference that is seen with 80% power, of "
-            f"one pair and of {max(pairs, 1)}: {'; '.join(texts)}. Table power has more."
+            f"Smallest difference detected with 80% power, from the spread between {kind} of the same mixer and "
+            f"memory, for one pair and for {max(pairs, 1)}: {'; '.join(texts)}. More in table power."
         )
     else:
-        notes.append(
-            "The sweep has neither seeds nor near-replicates, so how large a difference it can see is not known."
-        )
+        notes.append("The detectable difference is unknown: the sweep has neither several seeds nor near-replicates.")
     return notes
 
 

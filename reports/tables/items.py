@@ -10,27 +10,30 @@ from ..table import Table
 from ..table_builder import TableRow, build_table, count_entry, sweep_note, tested_entry
 
 MEAN_NOTE = (
-    "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "
-    "nats, shares in points. Items: documents (Clean, Tail), rows (Junk), trials (Ndl) or sequences (FF), the same ones for every network."
+    "Mean: difference of the levels over items, averaged over the pairs of configurations that differ "
+    "only in the axis; losses in nats, shares in percentage points. Items: documents (Clean, Tail), "
+    "rows (Junk), trials (Ndl) or sequences (FF), the same for all networks."
 )
 METHODS = {
-    "sign-flip": "permutation of signs over items, exact up to 30, and its inversion",
+    "sign-flip": "sign-flip permutation over items, exact up to 30, and its inversion",
     "t": "Student's t over fewer than 6 items",
-    "crossed": "items crossed with seeds, Satterthwaite's and a generalized p",
-    "seeds": "Student's t over the seeds of the only item",
-    "none": "no test: one item, or no variance to judge by",
+    "crossed": "items crossed with seeds, with Satterthwaite's degrees of freedom and a generalized p",
+    "seeds": "Student's t over the seeds of a single item",
+    "none": "no test: a single item, or no variance",
 }
 TESTS = (
-    "Low, High and p belong together ({}): what other items like these would come to with these very networks{}; table effects is "
-    "about other configurations. p corr: p after the correction for the tests of one number and one axis. Every row is exploratory."
+    "Low, High and p come from the same test ({}), for other items like these and the same networks{}; "
+    "table effects is about other configurations. p corr: p corrected within the tests of one number "
+    "and one axis. All rows are exploratory."
 )
 MCNEMAR = (
-    "Gained and Lost: trials with every digit right at the first level alone and at the second alone, summed over pairs and seeds; "
-    "p McN: McNemar's test, exact, trials as clusters where there are several pairs; not corrected."
+    "Gained and Lost: trials with every digit correct at the first level only and at the second only, "
+    "summed over pairs and seeds; p McN: McNemar's exact test, with trials as clusters for several "
+    "pairs; not corrected."
 )
 NOTHING_STORED = (
-    "No item of a probe is stored for two cells of this sweep that agree on all axes but one: evaluations of one's own store them, "
-    "printed numbers have none, and a bundle may come without them (export --no-examples)."
+    "No items are stored for two cells of this sweep that differ in exactly one axis. Own evaluations "
+    "store items; printed numbers have none, and a bundle may lack them (export --no-examples)."
 )
 NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lost", "p McN")
 
@@ -64,7 +67,7 @@ def items_table(store: Store, data: SweepData) -> Table:
         )
         for effect in item_effect_list
     ]
-    title = "Effects of levels item by item"
+    title = "Effect of each factor by item"
     headings = ("Measure", "Axis", "Levels", "Within")
     return build_table(data, "items", title, headings, lines, numbers=NUMBERS, notes=_notes(data, item_effect_list))
 

@@ -105,7 +105,7 @@ def open_weight_table(store: Store, data: SweepData) -> Table:
         ReportError: The sweep is a published one without such a table.
     """
     if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
-        raise ReportError(f"{data.sweep} has no open-weight table; ask for --sweep {paper.SWEEPS[1]}")
+        raise ReportError(f"{data.sweep} has no open-weight table; use --sweep {paper.SWEEPS[1]}")
     ends = _end_lengths(data)
     own = not paper.is_published(data.sweep)
     shown = [format_length(length) for length in ends] or ["shortest", "longest"]
@@ -117,10 +117,10 @@ def open_weight_table(store: Store, data: SweepData) -> Table:
     lines: list[TableRow] = []
     if not own or ends == [paper.LENGTHS[0], paper.LENGTHS[-1]]:
         lines = _published_rows(store, columns)
-        notes = ["Models by name: as the paper's second version prints them."]
+        notes = ["Models by name: as printed in the paper's second version."]
     else:
-        where = f"from {' to '.join(shown)}" if len(shown) > 1 else f"at {shown[0]} alone"
-        notes = [f"The published models were measured from 2K to 64K tokens, this sweep {where}: left out."]
+        where = f"from {' to '.join(shown)}" if len(shown) > 1 else f"only at {shown[0]}"
+        notes = [f"Published models are left out: they were measured from 2K to 64K tokens, this sweep {where}."]
     elsewhere = external_models(store, data)
     data = replace(data, sources=dict(ChainMap(*(dict(model.data.sources) for model in elsewhere), dict(data.sources))))
     lines += _external_rows(elsewhere, data, columns)
@@ -130,7 +130,7 @@ def open_weight_table(store: Store, data: SweepData) -> Table:
     n = max((len(line.cells) for line in lines), default=0)
     notes = [sweep_note(data), units_note + "WAvg: weighted by length.", *notes]
     notes += [*external_model_notes(elsewhere, ends), *seed_notes(grid, n), *placeholder_notes(grid)]
-    title = "Beside open-weight models"
+    title = "Comparison with open-weight models"
     numbers = [column.heading for column in columns]
     return build_table(
         data, "open-weight", title, ("Model", "Params"), lines, numbers=numbers, notes=notes, rank="column"
@@ -326,15 +326,15 @@ def external_model_notes(models: Sequence[ExternalModel], lengths: Sequence[int]
     """
     if not models:
         return []
-    notes = [f"{EXTERNAL_SUFFIX.strip()}: a model from elsewhere, measured here on this sweep's text."]
+    notes = [f"{EXTERNAL_SUFFIX.strip()}: an external model, measured here on this sweep's text."]
     if any(model.uses_native_tokens for model in models):
-        notes.append("Native pairing: texts cut by the model's own tokens, the published way; bits per token of GPT-2.")
+        notes.append("Native pairing: texts are cut by the model's own tokens, as published; bits per GPT-2 token.")
     far = [model for model in models if model.context and lengths and model.context < lengths[-1]]
     if far:
         models_with_context = ", ".join(
             f"{model.model.get('name')} ({format_length(model.context or 0)})" for model in far
         )
-        notes.append(f"Measured beyond the context that they were trained for: {models_with_context}.")
+        notes.append(f"Measured beyond their training context: {models_with_context}.")
     return notes
 
 
@@ -355,7 +355,7 @@ def training_budgets_table(store: Store, data: SweepData) -> Table:
         ReportError: The sweep is a published one without such a table.
     """
     if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
-        raise ReportError(f"{data.sweep} has no table of budgets; ask for --sweep {paper.SWEEPS[1]}")
+        raise ReportError(f"{data.sweep} has no table of budgets; use --sweep {paper.SWEEPS[1]}")
     published_store = paper.with_published(store, paper.OPEN_WEIGHT)
     published = load_sweep_data(published_store, paper.OPEN_WEIGHT)
     printed = {row["model"] for row in paper.rows("budgets")}
@@ -372,7 +372,8 @@ def training_budgets_table(store: Store, data: SweepData) -> Table:
     notes = [sweep_note(data), "Training FLOPs: 6 x parameters x tokens; ZF: 1e21."]
     if measured_models:
         notes.append(
-            f"{EXTERNAL_SUFFIX.strip()}: measured here; parameters counted, context as its config says, the rest as printed."
+            f"{EXTERNAL_SUFFIX.strip()}: measured here; parameters are counted, context is from its config, the "
+            "rest as printed."
         )
     headings = ("Model", "Params", "Train tokens", "Native context", "Train FLOPs")
     return build_table(data, "budgets", title, headings, lines, notes=notes)

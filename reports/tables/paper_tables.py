@@ -122,7 +122,7 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
     ]
     notes += [f"{discrepancy.slug}: {discrepancy.text}." for discrepancy in printed_discrepancies(data, number)]
     if not lines:
-        notes.append("There is no context length yet: nothing was measured or asked for.")
+        notes.append("No context length yet: no measurement was made or requested.")
     headings = ("Length", *extra)
     numbers = [column.heading for column in series]
     return build_table(data, number, title, headings, lines, numbers=numbers, notes=notes, rank="row")
@@ -163,7 +163,7 @@ def table2(store: Store, data: SweepData) -> Table:
         for what, configurations in ((NEEDLE, [*alone, *pairs]), (CLEAN, pairs))
         for mixer, memory in configurations
     ]
-    return length_table(data, "2", "What memory adds", series)
+    return length_table(data, "2", "Effect of memory", series)
 
 
 def _main_mixer(data: SweepData) -> str:
@@ -184,7 +184,7 @@ def table3(store: Store, data: SweepData) -> Table:
         LengthSeries("+ distractor", plain_levels(data, **base, distractor="on"), NEEDLE),
         LengthSeries("+ window", plain_levels(data, **base, window="on"), NEEDLE),
     ]
-    return length_table(data, "3", "Window and distractor on top of memory, needle", series)
+    return length_table(data, "3", "Window and distractor loss with memory: needle accuracy", series)
 
 
 # --- table 4 ----------------------------------------------------------------------------------------------------------
@@ -255,9 +255,9 @@ def table4(store: Store, data: SweepData) -> Table:
     grid = [line.entries for line in lines]
     notes = [
         sweep_note(data),
-        "Step s: seconds of an optimizer step. MFU: in %, by the paper's formula, which counts the embedding and attention in "
-        "every layer. Drop: of that MFU against the mixer alone, in %.",
-        *(["MFU honest: in %, of the operations that are really done."] if MFU_ACTUAL in measured else []),
+        "Step s: seconds per optimizer step. MFU: in %, by the paper's formula, which counts the "
+        "embedding, and attention in every layer. Drop: relative to the MFU of the mixer alone, in %.",
+        *(["MFU honest: in %, counting only the operations performed."] if MFU_ACTUAL in measured else []),
         *seed_notes(grid, max((len(line.cells) for line in lines), default=0)),
         *placeholder_notes(grid),
         *(f"{discrepancy.slug}: {discrepancy.text}." for discrepancy in printed_discrepancies(data, number)),

@@ -99,10 +99,11 @@ def _front_notes(
     notes = []
     if any(chances):
         notes.append(
-            "P(front): how probable it is that no other is as good in both and better in one, by the spread between runs."
+            "P(front): probability that no other configuration is as good in both and better in one, given the "
+            "spread between runs."
         )
     if unknown:
-        notes.append(f"P(front) is not known of {' and '.join(unknown)}: no spread between runs.")
+        notes.append(f"P(front) is not available for {' and '.join(unknown)}: the spread between runs is unknown.")
     groups = list(data.configurations().items())
     for quality, front_chances in zip(qualities, chances, strict=True):
         likely = [
@@ -115,6 +116,7 @@ def _front_notes(
             likely_text = ", ".join(f"{name} {format_probability(p)}" for p, name in ranked[:MAX_LISTED])
             more = f", and {len(ranked) - MAX_LISTED} more" if len(ranked) > MAX_LISTED else ""
             notes.append(
-                f"Off the front of {quality.heading} as measured, but on it with P(front) of {MIN_LISTED_PROBABILITY} or more: {likely_text}{more}."
+                f"Not on the measured front of {quality.heading}, but with P(front) of at least "
+                f"{MIN_LISTED_PROBABILITY}: {likely_text}{more}."
             )
     return notes

@@ -15,12 +15,15 @@ HEADINGS = tuple(
     f"{100 * points:g} pt / {nats:g}" for points, nats in zip(SHARE_DIFFERENCES, LOSS_DIFFERENCES, strict=True)
 )
 NOTES = (
-    "sd: between runs that ought to agree, of the same mixer and memory, pooled; Floor: the least that the trials of an accuracy make "
-    "it vary (binomial, by Jeffreys), which counts where it is larger. df: degrees of freedom of the sd.",
-    "1 pair, n pairs: the smallest difference that is seen with 80% power at a two-sided 5%, by one pair held against the sd, and by "
-    "Student's t over the most pairs that the grid lists for two levels of an axis (Pairs).",
-    "{}: pairs that a difference of so many points (of losses: nats per token) takes. They allow for what df leaves open of the sd "
-    "and for the pairs' own estimate of it, and take the effect to be the same in every pair: one that differs takes more.",
+    "sd: standard deviation between replicates of the same mixer and memory, pooled; Floor: sampling "
+    "error of an accuracy's trials (binomial, by Jeffreys), used where it is larger. df: degrees of "
+    "freedom of the sd.",
+    "1 pair, n pairs: smallest difference detected with 80% power at a two-sided 5%: by one pair "
+    "compared with the sd, and by Student's t over the largest number of pairs that the grid lists for "
+    "two levels of an axis (Pairs).",
+    "{}: pairs required for a difference of so many percentage points (losses: nats per token). The "
+    "numbers allow for the uncertainty of the sd (df) and of the pairs' own estimate of it. They "
+    "assume the same effect in every pair; an effect that varies requires more.",
 )
 
 
@@ -47,10 +50,10 @@ def power_table(store: Store, data: SweepData) -> Table:
         notes += [f"Spread between {kinds}.", *(note.format(", ".join(HEADINGS)) for note in NOTES)]
     else:
         notes.append(
-            "The sweep has neither seeds nor near-replicates, so how large a difference it can see is not known; `seeds: 3` in its "
-            "grid tells."
+            "The required sample size is unknown: the sweep has neither several seeds nor near-replicates. Set "
+            "`seeds: 3` in its grid."
         )
-    title = "Pairs that a difference takes"
+    title = "Required sample size"
     numbers = ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS)
     return build_table(data, "power", title, ("Measure", "Type", "Mem"), lines, numbers=numbers, notes=notes)
 

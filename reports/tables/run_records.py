@@ -79,15 +79,15 @@ def predicted_hours_table(store: Store, data: SweepData) -> Table:
     machine = f" on {data.forecast.hardware}" if data.forecast is not None else ""
     notes = [
         sweep_note(data),
-        f"Hours{machine}, times the GPUs, or where there are none the cores, that an attempt has. Predicted, by the best "
-        "source that the first launch of the revision had, took and their ratio are of the cells that are done. By FLOPs: "
-        "low, likely and high. Start: from the process's first lines to the built network. Rest: what comes before that, validation and "
-        "checkpoints. Lost: attempts that did not finish, but for the steps "
-        "that a later one went on from.",
+        f"Hours{machine}, multiplied by an attempt's GPUs (without GPUs: cores). Predicted (by the best "
+        "source at the first launch of the revision), Took and Ratio cover the cells that are done. By "
+        "FLOPs: low, likely and high. Start: from the first lines of the process to the built network. "
+        "Rest: time before that, validation and checkpoints. Lost: unfinished attempts, without the steps "
+        "that a later attempt continued.",
     ]
     if data.forecast is None:
-        notes.append("Nobody says what published cells took." if published else "The launch kept no prediction.")
-    title = "Budget"
+        notes.append("Published cells have no recorded hours." if published else "The launch stored no prediction.")
+    title = "Predicted and actual hours"
     sources = store.sources([attempt.id for cell_attempts in attempts.values() for attempt in cell_attempts])
     return build_table(data, "budget", title, HEADINGS, lines, notes=notes, sources=sources)
 
@@ -294,7 +294,7 @@ def failures_table(store: Store, data: SweepData) -> Table:
     for attempt in store.attempts_of(cells):
         if attempt.state in ("failed", "diverged", "interrupted"):
             lines.append(_failure_row(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
-    count = f"{counted(len(lines), 'attempt')} did not finish" if lines else "Every attempt that ended finished"
+    count = f"{counted(len(lines), 'attempt')} did not finish" if lines else "All ended attempts finished"
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
     title = "Failures"
     sources = store.sources([int(line.json_fields["attempt_id"]) for line in lines])
@@ -370,7 +370,7 @@ def provenance_table(store: Store, data: SweepData) -> Table:
         entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(pairs_of_origin), origins))
         lines.append(TableRow(labels=labels, entries=entries))
     audit = audit_differences(store, data.sweep, revision=data.revision)
-    notes = [sweep_note(data), *(f"{line}." for line in audit or ["Nothing differs between the cells but their axes"])]
+    notes = [sweep_note(data), *(f"{line}." for line in audit or ["The cells differ only in their axes"])]
     headings = ("Commit", "GPU", "Driver", "Precision", "Python", "Software", "Kernels", "Tokenizer", "Corpus")
     title = "Provenance"
     return build_table(data, "provenance", title, headings, lines, numbers=("Cells", "Attempts"), notes=notes)

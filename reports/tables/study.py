@@ -20,7 +20,9 @@ from .run_records import gpu_share
 BEST = 10
 """Number of trials that are listed without --all-rows."""
 ENDS = ("done", "pruned", "diverged", "failed", "asked")
-SELECTED = "The best of many trials is partly luck: what its settings reach with other seeds, a grid with them and with seeds: says."
+SELECTED = (
+    "The best of many trials is partly luck. To check its settings, run a grid with them and several seeds (`seeds:`)."
+)
 
 
 def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
@@ -151,12 +153,14 @@ def _study_notes(study: Study, shown: int, all_rows: bool, costs: Mapping[str, C
     seconds, hours = (sum(getattr(cost, name) for cost in costs.values()) for name in ("seconds", "hours"))
     units = ", ".join(f"{objective.words} in {objective.unit}" for objective in study.objectives if objective.unit)
     first = (
-        "In bold the best." if len(study.objectives) == 1 else "In bold the Pareto front, then by the first objective."
+        "Bold: best trial."
+        if len(study.objectives) == 1
+        else "Bold: Pareto front. Ordered by front, then by the first objective."
     )
     notes = [
         first + (f" {units[0].upper()}{units[1:]}." if units else ""),
-        f"Seconds and {unit}: of all attempts of a trial's cell, finished or not; a cell that an earlier trial proposed costs nothing "
-        f"again. All trials together: {seconds:,.0f} s, {hours:.3g} {unit}.",
+        f"Seconds and {unit}: all attempts of a trial's cell, finished or not; a cell that an earlier trial "
+        f"proposed is not charged again. All trials together: {seconds:,.0f} s, {hours:.3g} {unit}.",
     ]
     if not study.done:
         return [f"No trial of sweep {study.name} is done yet."]

@@ -44,8 +44,8 @@ PERPLEXITY = "perplexity"
 AVERAGE = "average"
 HEADINGS = {"iid": "IID", "sparse": "Sparse", "dense": "Dense"}
 SETS = (
-    "IID, Sparse, Dense: sequences in which every bit that is read is right, in %, of the test sets like training, with fewer and "
-    "with more reads."
+    "IID, Sparse, Dense: sequences with all read bits correct, in %, on test sets like training, with "
+    "fewer reads and with more reads."
 )
 
 
@@ -75,7 +75,7 @@ def flipflop_table(store: Store, data: SweepData) -> Table:
         store,
         rows,
         FLIPFLOP,
-        "The flip-flop task",
+        "Flip-flop task",
         drop_empty_columns(rows.lines(entries), tuple(HEADINGS.values())),
         notes,
     )
@@ -128,14 +128,14 @@ def downstream_table(store: Store, data: SweepData) -> Table:
         printed = measured_entry(data, cells, average)
         if printed.value is not None and mean.value is not None and printed.text != mean.text:
             exact = format_number(round(mean.value, ROUND_DECIMALS), 3, percent=True)
-            differing.append(f"{configuration_text(rows.labels(cells))} {printed.text}, of the four as printed {exact}")
+            differing.append(f"{configuration_text(rows.labels(cells))} {printed.text}, mean of the four {exact}")
         entries.append(printed if printed.value is not None else mean)
         lines.append(TableRow(labels=rows.labels(cells), entries=tuple(entries), cells=cells))
-    notes = ["Questions answered rightly, in %. Avg: mean of the four."]
+    notes = ["Correct answers, in %. Avg: mean of the four tasks."]
     if differing:
-        notes.append(f"An average that is not the four's to the digit: {'; '.join(differing)}.")
+        notes.append(f"Printed averages that differ from the mean of the four printed numbers: {'; '.join(differing)}.")
     if rows.groups and all(entry.seeds < 2 for line in lines for entry in line.entries):
-        notes.append("One run a configuration: how far runs lie apart is not known.")
+        notes.append("One run per configuration: variation between runs is unknown.")
     return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, [*notes, *printed_fact_notes(data.sweep)])
 
 
@@ -155,14 +155,15 @@ def _coin_notes(data: SweepData, rows: TaskRows) -> list[str]:
         }
         texts += [f"{heading} {share}" + (f" of {n:,}" if n else "") for share, n in counts_by_share.items()]
     if texts:
-        return [f"Fair coins get exactly right: {', '.join(texts)} sequences."]
+        return [f"Exactly correct by fair coins: {', '.join(texts)} sequences."]
     if data.sweep == paper.TRA:
         shares = {
             heading: _share_text(_coin_level(ignore))
             for heading, ignore in zip(HEADINGS.values(), IGNORED, strict=True)
         }
         return [
-            f"Fair coins get exactly right, by the task's definition: {', '.join(f'{a} {b}' for a, b in shares.items())}."
+            "Exactly correct by fair coins, from the task's definition: "
+            f"{', '.join(f'{a} {b}' for a, b in shares.items())}."
         ]
     return []
 
@@ -209,7 +210,7 @@ def printed_fact_notes(sweep: str) -> list[str]:
     if sweep == paper.ATLAS:
         facts += [(row["where"], f"{row['setting']}: {row['printed']}") for row in paper.rows("atlas-settings")]
     return [
-        f"Printed there besides ({source}): {'; '.join(fact for where, fact in facts if where == source)}."
+        f"Also printed there ({source}): {'; '.join(fact for where, fact in facts if where == source)}."
         for source in dict.fromkeys(where for where, _ in facts)
     ]
 
@@ -241,7 +242,10 @@ def _ratio_entries(data: SweepData, cells: Sequence[CellState], first: Column, l
 
 MQAR = "mqar"
 SHARES = {"accuracy": "Answers", "exact": "Rows"}
-MQAR_MEANT = "Answers: questions answered rightly, in %; Rows: rows without a wrong answer, in %; Loss: nats an answer, where answers alone are trained on."
+MQAR_MEANT = (
+    "Answers: correct answers, in %; Rows: rows without a wrong answer, in %; Loss: nats per answer, "
+    "if only answers are trained on."
+)
 
 
 def associative_recall_table(store: Store, data: SweepData) -> Table:
@@ -275,9 +279,7 @@ def _guess_notes(data: SweepData, rows: TaskRows) -> list[str]:
             chance_levels.add(metrics.metric(MQAR, "accuracy", value.description).chance)
     shares = sorted(share for share in chance_levels if share is not None)
     return (
-        [
-            f"A guess among the values is right in {' or '.join(format_number(share, 1, percent=True) for share in shares)} %."
-        ]
+        [f"Chance level (a random value): {' or '.join(format_number(share, 1, percent=True) for share in shares)} %."]
         if shares
         else []
     )
@@ -288,10 +290,10 @@ def _guess_notes(data: SweepData, rows: TaskRows) -> list[str]:
 
 SEEDS, SEQUENCES, WRONG, RATIO = "95% seeds", "95% sequences", "wrong reads", "longest/shortest"
 MEANT = {
-    SEEDS: "Student's t of the mean over seeds",
-    SEQUENCES: "Wilson's of the sequences that one seed is asked",
+    SEEDS: "Student's t interval of the mean over seeds",
+    SEQUENCES: "Wilson interval over the sequences of one seed",
     WRONG: "share of reads, in %",
-    RATIO: "perplexity at the longest length over that at the shortest, seed by seed",
+    RATIO: "perplexity at the longest length divided by that at the shortest, by seed",
 }
 """Meaning of each ending of a heading."""
 
@@ -376,7 +378,7 @@ def task_table(
     ]
     all_notes += _paper_name_notes(store, rows) if published else []
     if not lines:
-        all_notes.append(f"Nothing of the probe {name} was measured or asked for.")
+        all_notes.append(f"No number of the probe {name} was measured or requested.")
     return build_table(data, name, title, rows.headings, lines, numbers=numbers, notes=all_notes, rank="column")
 
 
@@ -407,7 +409,7 @@ def _paper_name_notes(store: Store, rows: TaskRows) -> list[str]:
         name, labels = published_facts(store, cells[0].cell_id).get("name", ""), rows.labels(cells)
         if name and name.lower() != labels[0].lower():
             texts.append(f"{configuration_text(labels)} is {name}")
-    return [f"Names there: {', '.join(dict.fromkeys(texts))}."] if texts else []
+    return [f"Names in the paper: {', '.join(dict.fromkeys(texts))}."] if texts else []
 
 
 def configuration_text(labels: Sequence[str]) -> str:
