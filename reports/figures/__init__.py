@@ -63,7 +63,7 @@ def figure_name(name: str) -> str:
     numbers = {line.number: figure for figure, line in FIGURES.items() if line.number}
     key = numbers.get(name.lower(), name.lower())
     if key not in FIGURES:
-        raise ReportError(f"there is no figure {name}; {choices_hint(key, [*numbers, *FIGURES])}")
+        raise ReportError(f"unknown figure {name}; {choices_hint(key, [*numbers, *FIGURES])}")
     return key
 
 
@@ -101,15 +101,15 @@ def make_figure(
     figure = figure_name(name)
     line = FIGURES[figure]
     if lengths and "lengths" not in line.takes:
-        raise ReportError(f"figure {figure} is not about context lengths; leave --length out")
+        raise ReportError(f"figure {figure} has no context lengths; remove --length")
     set_options = {option: value for option, value in (options or {}).items() if value}
     for option in set_options:
         if option not in line.takes:
             having = [name for name, spec in FIGURES.items() if option in spec.takes]
-            takers = f"those that do: {', '.join(having)}" if having else "none does"
+            takers = f"figures that do: {', '.join(having)}" if having else "no figure does"
             raise ReportError(f"figure {figure} takes no --{option}; {takers}")
     if only and line.study:
-        raise ReportError(f"figure {figure} is about all trials of a study together; leave --only out")
+        raise ReportError(f"figure {figure} needs all trials of a study; remove --only")
     try:
         with cell_filter.filtered_cells(store.revision(sweep, revision).sweep, only):
             data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
@@ -118,5 +118,5 @@ def make_figure(
         if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.CellFilterError):
             raise
         # a published sweep cannot be launched or evaluated, so the advice after the semicolon does not apply
-        raise ReportError(f"{str(error).partition(';')[0]}; it holds what is printed, and nothing else") from error
+        raise ReportError(f"{str(error).partition(';')[0]}; a published sweep has printed numbers only") from error
     return figure_data

@@ -37,7 +37,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     polar = [cell for cell in data.cells if cell.levels["attn_type"] == "polar"]
     if not polar:
-        raise ReportError(f"sweep {data.sweep} has no polar cell, and only those have a count map")
+        raise ReportError(f"sweep {data.sweep} has no PoLAR cell, which the count map requires")
     curves: list[dict[str, Any]] = [
         {"source": "init", "cell": None, "attempt": None, "beta": BETA, "lowest": math.nan, "highest": math.nan}
     ]
@@ -59,20 +59,23 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame(rows)
     learned = len(curves) - 1
     note_text = (
-        f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β starts at softplus(-1.5) = {BETA:.3f}. Grey: what a sum of keys "
-        "would grow like that agree (m), or have nothing to do with each other (√m). "
+        f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β is initialized to softplus(-1.5) = {BETA:.3f}. "
+        "Grey: growth of a sum of m identical keys (m) and of m independent keys (√m). "
     )
     if learned:
-        note_text += f"Learned: mean over all heads of {counted(learned, 'cell')}; shaded: from the flattest to the steepest head of any."
+        note_text += (
+            f"Learned: mean over all heads of {counted(learned, 'cell')}; shaded: from the lowest to the "
+            "highest β of any head."
+        )
     elif is_published(data.sweep):
-        note_text += "Drawn from the formula: no weights of the published networks are at hand."
+        note_text += "Drawn from the formula: the weights of the published networks are not available."
     else:
-        note_text += "No learned β is stored: evaluate a polar cell with --probe count_map."
+        note_text += "No learned β is stored: evaluate a PoLAR cell with --probe count_map."
     origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]]
     origins = origins or [(cell.cell_id, None) for cell in polar]
     names = _cell_labels(data, {str(curve["cell"]) for curve in curves[1:]})
     return collected(
-        store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[note_text], names=names
+        store, data, "count-map", "Count map of PoLAR attention", frame, origins, notes=[note_text], names=names
     )
 
 
@@ -112,7 +115,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             low, high = min(low for low, _ in slopes), max(high for _, high in slopes)
             axes.fill_between(x, count_map(counts, low), count_map(counts, high), color=BAND, linewidth=0, zorder=1)
             handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
-    start = f"at the start: β {init['beta'].iloc[0]:.3f}"
+    start = f"at initialization: β {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
     if learned:
         handles[start] = line
@@ -137,8 +140,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_ylim(0, 1)
     for label, power in GUIDES.items():
         _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
-    axes.set_xlabel("keys that share the weight alike, m")
-    axes.set_ylabel("what they come to, mag")
+    axes.set_xlabel("number of equally weighted keys, m")
+    axes.set_ylabel("magnitude, mag")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
 

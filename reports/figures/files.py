@@ -175,7 +175,7 @@ def read_trace(content: bytes, format: str) -> dict[str, Any]:
     except (ValueError, zlib.error):
         trace = None
     if not isinstance(trace, dict):
-        raise ReportError(f"this {format} carries no trace of ours")
+        raise ReportError(f"this {format} has no atma-sweep trace")
     return trace
 
 

@@ -66,9 +66,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     frame = pd.concat(measured, ignore_index=True)
     means = line_means(frame)
-    note_text = f"{averaging_note(data)}{bar_note(means)}Clean: whole documents. Junk: the validation stream across document borders."
+    note_text = (
+        f"{averaging_note(data)}{bar_note(means)}Clean: whole documents. Junk: the validation stream across "
+        "document boundaries."
+    )
     if (frame["probe"] == PROBES[2]).any():
-        note_text += " Same last tokens: what more context is worth, since what is scored stays the same."
+        note_text += " Same last tokens: the value of additional context, since the scored tokens stay the same."
     notes = [note_text, *fewer_cells_note(means)]
     beyond = {
         str(probe): int((part.groupby("cell")["value"].max() > y_limits(part, means)[1]).sum())
@@ -76,7 +79,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     }
     if any(beyond.values()):
         counts = ", ".join(f"{count} of {PROBE_LABELS.get(probe, probe)}" for probe, count in beyond.items() if count)
-        notes.append(f"Lines that leave the axes ({counts}): an arrow says what they reach.")
+        notes.append(f"Lines that leave the axes ({counts}): arrows give their highest values.")
     axes = axes_of_lines(data)
     return collected(
         store, data, "length", "Loss over context length", frame, frame_origins(frame), notes=notes,

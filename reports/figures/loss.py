@@ -95,10 +95,11 @@ def collect(
     notes = [*_notes(frame, curves, log), *notes]
     if x == "wall_s":
         notes.append(
-            "Time is that of training, of all attempts of a cell together, interruptions left out; a mean ends with its first cell."
+            "Time: training time of all attempts of a cell together, without interruptions; a mean ends where "
+            "its first cell ends."
         )
         lost = curves.frame["cell"].nunique() - own["cell"].nunique()
-        notes += [f"Of {counted(lost, 'cell')} no time is recorded; they are left out."] if lost else []
+        notes += [f"Left out, since no time is recorded: {counted(lost, 'cell')}."] if lost else []
     options = {"by": by, "log": log, "against": against if x != "tokens" else None, "compare": compare}
     return collected(
         store, data, "loss", "Loss over training", frame, frame_origins(own), notes=notes,
@@ -160,7 +161,7 @@ def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
     """
     timed = frame[frame[x].notna()].reset_index(drop=True)
     if timed.empty:
-        raise ReportError(f"no time of a training of sweep {sweep} is recorded; leave --against out")
+        raise ReportError(f"sweep {sweep} has no recorded training time; remove --against")
     return timed
 
 
@@ -181,8 +182,8 @@ def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, l
     data = load_sweep_data(reference_store, sweep)
     curves = _curves(reference_store, data, (), ends=x == "wall_s")
     if curves.frame.empty:
-        timed = "" if x == "wall_s" else " (--against time: where a training ended may be known)"
-        raise ReportError(f"--compare {sweep}: no training curve of it is stored{timed}; leave it out")
+        timed = "" if x == "wall_s" else " (try --against time, which may show where a training ended)"
+        raise ReportError(f"--compare {sweep}: this sweep has no stored training curve{timed}; remove --compare")
     frame = _points_with_x(curves.frame, x, sweep)
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
     level_labels = {
@@ -191,7 +192,7 @@ def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, l
     }
     frame["first"], frame["second"] = sweep, [level_labels[cell] or "all cells" for cell in frame["cell"]]
     lost, timed = len(data.cells) - frame["cell"].nunique(), " or time" if x == "wall_s" else ""
-    return frame, [f"Of {counted(lost, 'cell')} of sweep {sweep} no curve{timed} is on record."] if lost else []
+    return frame, [f"No curve{timed} is stored for {counted(lost, 'cell')} of sweep {sweep}."] if lost else []
 
 
 def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
@@ -208,7 +209,7 @@ def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
     if by is not None and by not in vary:
         still = by in AXES or any(by in cell.axes for cell in data.cells)
         why = (
-            f"all cells of sweep {data.sweep} stand at one level of it"
+            f"all cells of sweep {data.sweep} have the same level of it"
             if still
             else f"sweep {data.sweep} has no such axis"
         )
@@ -309,15 +310,15 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
         notes.append("No validation loss is stored.")
     if trained:
         span = f"smoothed by an exponential mean of span {counted(width, 'point')}"
-        smoothing_text = span if width > 1 else "not smoothed, of so few points"
+        smoothing_text = span if width > 1 else "not smoothed (too few points)"
         notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {smoothing_text}.")
     diverged = frame[frame["diverged"]]["cell"].nunique()
     if diverged:
-        notes.append(f"{diverged} diverged and stand in no mean.")
+        notes.append(f"{diverged} diverged and are excluded from means.")
     if longest > most:
-        notes.append(f"Drawn: at most {most} of up to {longest:,} points a curve.")
+        notes.append(f"Drawn: at most {most} of up to {longest:,} points per curve.")
     if log:
-        notes.append("Logarithmic axes leave out what was measured before the first token.")
+        notes.append("Logarithmic axes omit what was measured before the first token.")
     return notes
 
 
@@ -376,7 +377,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     handles, y_top = _legend_handles(means, styles), _y_top(frame, column)
     end = float(frame[x].max())
     figure = drawing.page(2.5)
-    group = drawing.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
+    group = drawing.panels(figure, ["whole training", "last half of training"] if end else [""], columns=2)
     for index, axes in enumerate(group):
         begin = 0.0 if index == 0 else (1 - LAST) * end
         _draw_cells(axes, frame, x, column, styles, scale, look.highlight)

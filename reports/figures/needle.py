@@ -64,7 +64,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         *_best_note(frame, best, data),
     ]
     if frame["line"].nunique() > 1:
-        notes.append("Marks stand a little aside of their length, so that none hides another.")
+        notes.append("Points offset horizontally for legibility.")
     return collected(
         store, data, "needle", "Needle accuracy over context length", frame, frame_origins(frame),
         notes=[*notes, *fewer_cells_note(means)], trained=single_value(list(frame["trained"])), axes=axes, ceilings=measured_ceilings, best=best,
@@ -95,8 +95,8 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
     ends = frame[frame["length"] == frame["length"].max()]
     slug = next(cell.slug for cell in data.cells if cell.cell_id == best)
     return [
-        f"Best cell at {format_length(int(ends['length'].iloc[0]))}: {slug}, the highest of {len(ends)} single runs, "
-        "which luck raises."
+        f"Best cell at {format_length(int(ends['length'].iloc[0]))}: {slug}, best of {len(ends)} runs; "
+        "subject to selection bias."
     ]
 
 
@@ -107,10 +107,10 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
         ceilings: Baseline as a fraction, by length.
     """
     if not ceilings:
-        return "What the best constant answer scores is not recorded."
+        return "The constant-digit baseline is not recorded."
     percentages = sorted({format_number(value, 1, percent=True) for value in ceilings.values()}, key=float)
     ends = f"{percentages[0]}%" if len(percentages) == 1 else f"{percentages[0]} to {percentages[-1]}%"
-    return f"Dotted: the best constant answer on these trials, always the same digit, {ends}."
+    return f"Dotted: constant-digit baseline on these trials, {ends}."
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
@@ -141,7 +141,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     levels = {format_number(value, 1, percent=True): 100 * value for value in ceilings.values()}
     if levels:
         highest = max(levels, key=float)
-        mark_baseline(group, levels[highest], f"constant answer\n{highest}%")
+        mark_baseline(group, levels[highest], f"constant digit\n{highest}%")
     drawing.outer_labels(figure, length_label(trained), "digits recalled, %")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
 

@@ -127,18 +127,21 @@ def _notes(frame: pd.DataFrame, fewer: bool) -> list[str]:
         frame: Rows of the figure, with p_front, speed_sd and sd.
         fewer: Whether any mean is over fewer seeds than its configuration has.
     """
-    notes = ["One point a configuration. Ringed: on the front, where no other is as good in both and better in one."]
+    notes = [
+        "One point per configuration. Ringed: on the Pareto front, where no other is as good in both and better in one."
+    ]
     if frame["p_front"].notna().any():
-        notes.append("The number beside it: how probable that is by the spread between runs.")
+        notes.append("Number next to a ring: probability of being on the front, given the spread between runs.")
     barred = [word for word, name in (("speed", "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
     if barred:
         notes.append(
-            f"Bars: one standard deviation of {' and '.join(barred)} to either side, as runs of that mixer and memory spread."
+            f"Bars: one standard deviation of {' and '.join(barred)} to either side, from the runs of that "
+            "mixer and memory."
         )
     else:
-        notes.append("No bars: no runs of this sweep tell how far they spread.")
+        notes.append("No bars: the spread between runs is unknown.")
     if fewer:
-        notes.append("n=k: a mean over k seeds, fewer than the configuration has.")
+        notes.append("n=k: mean over k seeds, fewer than the configuration has.")
     return notes
 
 
@@ -196,7 +199,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         )
     handles: dict[str, Any] = {label: drawing.key(**style) for label, style in styles.values()}
     for level in list(figure_data.draw_options["constant"].values())[:1]:
-        handles[f"constant answer {format_number(level, 1, percent=True)}%"] = drawing.key(**CONSTANT)
+        handles[f"constant digit {format_number(level, 1, percent=True)}%"] = drawing.key(**CONSTANT)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
 
 

@@ -60,12 +60,12 @@ def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
         if old is None:
             return f"{new[0]} is missing from the file"
         if new is None:
-            return f"{old[0]} is in the file alone"
+            return f"{old[0]} is only in the file"
         if old[0] != new[0]:
-            return f"the file has {old[0]} where {new[0]} is drawn now"
+            return f"the file has {old[0]} where the new drawing has {new[0]}"
         mismatch = _first_mismatch(old[1], new[1])
         if mismatch is not None:
-            return f"{old[0]}: the file has {mismatch[0]}, drawn now is {mismatch[1]}"
+            return f"{old[0]}: the file has {mismatch[0]}, the new drawing {mismatch[1]}"
     return None
 
 
@@ -95,7 +95,7 @@ def _svg_parts(content: bytes) -> Iterator[Part]:
         ParseError: It is not XML.
     """
     # a style sheet or an entity outside the elements can change how they are displayed
-    yield "the head of the file", repr(PROCESSING.findall(content))
+    yield "the header of the file", repr(PROCESSING.findall(content))
     root = ElementTree.fromstring(content)
     names: dict[str, str] = {}
     for element in root.iter():
@@ -125,10 +125,10 @@ def _element_parts(element: ElementTree.Element, names: dict[str, str], group: s
     for name, value in sorted(element.attrib.items()):
         normalized = names[value] if name == "id" else SVG_ID.sub(lambda match: names.get(match[0], match[0]), value)
         yield f"{name.rpartition('}')[2]} of {location}", normalized
-    yield f"words of {location}", (element.text or "").strip()
+    yield f"text of {location}", (element.text or "").strip()
     for child in element:
         yield from _element_parts(child, names, group)
-        yield f"words after {child.tag.rpartition('}')[2]} of {group}", (child.tail or "").strip()
+        yield f"text after {child.tag.rpartition('}')[2]} of {group}", (child.tail or "").strip()
 
 
 def _pdf_parts(content: bytes) -> Iterator[Part]:
@@ -149,7 +149,7 @@ def _pdf_parts(content: bytes) -> Iterator[Part]:
             stream = zlib.decompressobj().decompress(stream)
         head = re.sub(rb"/Length \d+(?! 0 R)", b"", head)
         location = f"object {number.decode()}"
-        yield f"the head of {location}", head.decode("latin-1")
+        yield f"the header of {location}", head.decode("latin-1")
         yield f"the content of {location}", stream.decode("latin-1")
 
 
@@ -168,9 +168,9 @@ def _png_difference(written: bytes, drawn: bytes) -> str | None:
         return f"it cannot be read as png ({error})"
     new = imread(io.BytesIO(drawn), format="png")
     if old.shape != new.shape:
-        return f"the file has {old.shape[1]} x {old.shape[0]} dots, drawn now are {new.shape[1]} x {new.shape[0]}"
+        return f"the file has {old.shape[1]} x {old.shape[0]} pixels, the new drawing {new.shape[1]} x {new.shape[0]}"
     differs = (np.abs(old - new) > MAX_COLOUR_DIFFERENCE / 255).any(axis=-1)
     if not differs.any():
         return None
     y, x = np.argwhere(differs)[0]
-    return f"{int(differs.sum())} dots have another colour, the first at column {x}, row {y}"
+    return f"{int(differs.sum())} pixels have another colour, the first at column {x}, row {y}"

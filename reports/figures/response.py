@@ -68,22 +68,23 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     """
     if search_of(store, data.sweep) is not None:
         raise ReportError(
-            f"the trials of sweep {data.sweep} differ in all that is searched, so that none is a mean of others; ask for --figure slices"
+            f"the trials of sweep {data.sweep} differ in all searched settings, so there are no means over "
+            "trials; use --figure slices"
         )
     numeric = axes_with_numeric_levels(data)
     axis = _chosen_axis(data, numeric, by)
     lines = tuple(line_axis for line_axis in LINES if len(data.levels(line_axis)) > 1)
     rows = [row for column in default_columns(data) for row in _rows(data, column, axis, numeric[axis], lines)]
     if not rows:
-        raise ReportError(f"no cell of sweep {data.sweep} has a number to draw over {axis}; finish it")
+        raise ReportError(f"no cell of sweep {data.sweep} has a number to draw over {axis}; finish the sweep")
     frame = pd.DataFrame(rows).astype({"value": float, "low": float, "high": float})
     means = _means(frame)
     unused_axes = [candidate for candidate in numeric if candidate != axis]
     notes = [f"{_averaging_note(data, axis, lines)}{bar_note(means, 'Band')}"]
     if (means["cells"] < means["of"]).any():
-        notes.append("n=k: a mean over k cells, fewer than the line has at other levels.")
+        notes.append("n=k: mean over k cells, fewer than the line has at other levels.")
     if unused_axes:
-        notes.append(f"Other axes of numbers, for --by: {', '.join(unused_axes)}.")
+        notes.append(f"Other numeric axes (--by): {', '.join(unused_axes)}.")
     return collected(
         store, data, "response", f"Response to {drawing.axis_label(axis)}", frame, frame_origins(frame),
         notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
@@ -103,11 +104,11 @@ def _chosen_axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str 
         ReportError: There is no numeric axis, or `by` is not one.
     """
     if by is not None and by not in numeric:
-        hint = choices_hint(by, list(numeric)) if numeric else "no axis of this sweep has numbers for levels"
-        raise ReportError(f"--by {by[:60]}: that is no axis of sweep {data.sweep} whose levels are numbers; {hint}")
+        hint = choices_hint(by, list(numeric)) if numeric else "no axis of this sweep is numeric"
+        raise ReportError(f"--by {by[:60]}: sweep {data.sweep} has no such numeric axis; {hint}")
     if not numeric:
         raise ReportError(
-            f"sweep {data.sweep} has no axis whose levels are numbers; give its grid one, such as train.muon_lr: [0.01, 0.02, 0.04]"
+            f"sweep {data.sweep} has no numeric axis; add one to its grid, such as train.muon_lr: [0.01, 0.02, 0.04]"
         )
     return by or max(numeric, key=lambda axis: len(set(numeric[axis].values())))
 

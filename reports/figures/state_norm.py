@@ -51,22 +51,21 @@ def collect(store: Store, data: SweepData) -> FigureData:
     remembering = [cell for cell in data.cells if cell.levels["memory"] == "on"]
     if not is_published(data.sweep) or not remembering:
         raise ReportError(
-            f"no cell of sweep {data.sweep} has norms of its memory's state; evaluate cells with memory: --probe state_norm"
+            f"no cell of sweep {data.sweep} has norms of its memory state; evaluate cells with memory: --probe "
+            "state_norm"
         )
     note_text = (
-        f"By the formulas of the memory, for independent keys and values in heads of {HEAD_SIZE} and gates as the published networks "
-        "start, γ about 0.98 and β about 0.5; no weights of the trained networks are at hand. Hebbian: the same writes without "
-        "erasing. γ = 1: nothing decays. "
+        f"From the formulas of the memory, for independent keys and values in heads of size {HEAD_SIZE} and "
+        "gates as initialized in the published networks: γ about 0.98, β about 0.5; the trained weights "
+        "are not available. Hebbian: the same writes without erasing. γ = 1: no decay. "
     )
     frame = _initial_norms(min(trained.values(), default=2048))
     origins = [(cell.cell_id, None) for cell in remembering]
-    title = "State of the memory before training"
+    title = "Norm of the memory state before training"
     return collected(store, data, "state-norm", title, frame, origins, notes=[note_text + GUIDE_NOTE], trained=None)
 
 
-GUIDE_NOTE = (
-    "Grey: growth as N, of one write again and again, and as √N, of independent writes, where nothing is forgotten."
-)
+GUIDE_NOTE = "Grey: growth without forgetting, as N for a repeated write and as √N for independent writes."
 
 
 def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
@@ -75,8 +74,8 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
     In the latter case the column panel of `frame` is changed in place.
     """
     note_text = (
-        "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values and gates, written "
-        "without erasing. γ = 1: nothing decays. "
+        "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values "
+        "and gates, written without erasing. γ = 1: no decay. "
     )
     memory = {cell.cell_id: cell.levels["memory"] for cell in data.cells}
     if len({memory[cell] for cell in frame["cell"]} - {"off"}) > 1:
@@ -87,7 +86,7 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
         ]
     notes = [note_text + GUIDE_NOTE, *fewer_cells_note(norm_means(frame))]
     return collected(
-        store, data, "state-norm", "State of the memory over context length", frame, frame_origins(frame), notes=notes,
+        store, data, "state-norm", "Norm of the memory state over context length", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])),
     )  # fmt: skip
 

@@ -71,7 +71,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame(rows)
     notes = [f"First start {first:%Y-%m-%d %H:%M} UTC. A cross marks an attempt that failed or diverged."]
     if len(numbers) > MAX_KEY_ENTRIES:
-        notes.append(f"Cells are numbered by their first start; --json names all {len(numbers)}.")
+        notes.append(f"Cells are numbered by their first start; --json lists all {len(numbers)}.")
     return collected(store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes)
 
 
@@ -239,7 +239,7 @@ def _state_handles(bars: pd.DataFrame) -> dict[str, Any]:
         f"{state} ({counts[state]})": drawing.patch(**_bar_style(state)) for state in STATE_COLOURS if state in counts
     }
     if counts.index.isin(BAD_STATES).any():
-        handles["failed or diverged here"] = drawing.key(linestyle="none", marker="X", color=STATE_COLOURS["failed"])
+        handles["failed or diverged"] = drawing.key(linestyle="none", marker="X", color=STATE_COLOURS["failed"])
     return handles
 
 

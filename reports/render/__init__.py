@@ -54,7 +54,7 @@ def render(
         ReportError: The format is unknown.
     """
     if format not in RENDERERS:
-        raise ReportError(f"there is no format {format!r}; {choices_hint(format, FORMATS)}")
+        raise ReportError(f"unknown format {format!r}; {choices_hint(format, FORMATS)}")
     if format == "terminal":
         return terminal.text(table, trace=trace, color=color, width=width)
     return str(RENDERERS[format].text(table, trace=trace))

@@ -109,11 +109,11 @@ def sources_text(table: Table) -> str:
     sources = table.trace.get("sources", ())
     attempts = [attempt for source in sources for attempt in source["attempts"]]
     if not attempts:
-        return "Trace: no attempt stands behind this table."
+        return "Trace: this table is not based on any attempt."
     source_texts = []
     for source in sources:
         changed = " with changes" if source["dirty"] else ""
-        commit = f"commit {source['commit'][:12]}{changed}" if source["commit"] else "no commit recorded"
+        commit = f"commit {source['commit'][:12]}{changed}" if source["commit"] else "commit not recorded"
         source_texts.append(" on ".join(filter(None, (commit, source["gpu"]))))
     several = f"{counted(len(attempts), 'attempt')}, {min(attempts)} to {max(attempts)}"
     which = several if len(attempts) > 1 else f"attempt {attempts[0]}"

@@ -162,9 +162,9 @@ def options_from_trace(trace_options: Any) -> FigureOptions:
         )
         good = good and (options.width_mm is None or NARROWEST <= float(options.width_mm) <= WIDEST)
     except (AttributeError, TypeError, ValueError) as error:
-        raise ReportError(f"its look cannot be read ({error}); draw the figure again") from error
+        raise ReportError(f"its style options cannot be read ({error}); draw the figure again") from error
     if not good:
-        raise ReportError("its look cannot be read; draw the figure again")
+        raise ReportError("its style options cannot be read; draw the figure again")
     return options
 
 
@@ -199,7 +199,8 @@ def options_from_cli(style: str | None = None, width: str | None = None, title: 
         name, own = "paper", read_style_file(Path(name))
     elif name not in STYLE_PRESETS:
         raise ReportError(
-            f"there is no style {name!r}; {choices_hint(name, STYLE_PRESETS)}; or a file that ends in {STYLE_FILE_SUFFIXES[0]}"
+            f"unknown style {name!r}; {choices_hint(name, STYLE_PRESETS)}; or a file that ends in "
+            f"{STYLE_FILE_SUFFIXES[0]}"
         )
     titled = STYLE_PRESETS[name].shows_title if title is None else title
     return FigureOptions(style=name, width_mm=None if width is None else millimetres(width), title=titled, own=own)
@@ -213,11 +214,11 @@ def millimetres(text: str) -> float:
     """
     match = LENGTH.fullmatch(text.strip().lower())
     if match is None:
-        raise ReportError(f"--width takes a number and mm, cm, in or pt, such as 89mm, not {text[:40]!r}")
+        raise ReportError(f"--width needs a number and mm, cm, in or pt, such as 89mm, not {text[:40]!r}")
     width = float(match[1]) * UNITS[match[2]]
     if not NARROWEST <= width <= WIDEST:
         raise ReportError(
-            f"--width {text}: a figure is {NARROWEST:g} to {WIDEST:g} mm wide; 89mm is a journal's column"
+            f"--width {text}: a figure must be {NARROWEST:g} to {WIDEST:g} mm wide; a journal column is 89mm"
         )
     return round(width, 4)
 
@@ -241,7 +242,7 @@ def read_style_file(file: Path) -> dict[str, Any]:
             continue
         name, colon, value = (part.strip() for part in bare.partition(":"))
         if not colon:
-            raise ReportError(f"{file}, line {number}: a style file has a setting a line, such as font.size: 7")
+            raise ReportError(f"{file}, line {number}: one setting per line expected, such as font.size: 7")
         try:
             settings[name] = checked_setting(name, value.strip('"'))
         except ValueError as error:
@@ -273,7 +274,7 @@ def checked_setting(name: str, value: Any) -> Any:
             for setting in matplotlib.rcParamsDefault
             if setting.partition(".")[0] in ALLOWED_GROUPS and setting not in FORBIDDEN_SETTINGS
         ]
-        raise ValueError(f"{name} is no setting of a style here{did_you_mean(name, allowed)}")
+        raise ValueError(f"{name} cannot be set in a style file{did_you_mean(name, allowed)}")
     parameters: Any = matplotlib.RcParams()
     try:
         parameters[name] = value
@@ -281,7 +282,7 @@ def checked_setting(name: str, value: Any) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
     plain_value = json.loads(json.dumps(parameters[name]))
     if isinstance(plain_value, float) and not math.isfinite(plain_value):
-        raise ValueError(f"{name} takes a number")
+        raise ValueError(f"{name} must be a number")
     return plain_value
 
 
@@ -318,7 +319,8 @@ def _cells_of_selector(data: SweepData, selector: str) -> list[str]:
     more = ", ..." if len(slugs) > MAX_HINTS else ""
     hint = did_you_mean(selector, slugs) or f"; cells are {', '.join(slugs[:MAX_HINTS])}{more}"
     raise ReportError(
-        f"--highlight {selector[:60]}: no cell of sweep {data.sweep} has that slug, id or levels (polar,memory=on){hint}"
+        f"--highlight {selector[:60]}: no cell of sweep {data.sweep} has this slug, id or levels (such as "
+        f"polar,memory=on){hint}"
     )
 
 

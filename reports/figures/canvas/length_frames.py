@@ -79,9 +79,9 @@ def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: s
 
 
 BARS = {
-    "configurations": "95% t intervals between the configurations of a line, the seeds of each averaged first",
-    "seeds": "95% t intervals between the seeds of a line of one configuration",
-    "trials": "95% Wilson intervals over the trials of a line of one cell",
+    "configurations": "95% t intervals across configurations (seeds averaged)",
+    "seeds": "95% t intervals across seeds of a single configuration",
+    "trials": "95% Wilson intervals across trials of a single cell",
 }
 """Meaning of a line's interval, as a note says it, by the values of the column `interval`."""
 LINE = [*GROUP, "probe", "metric"]
@@ -149,7 +149,7 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
     if fewer.empty:
         return []
     lengths = list(dict.fromkeys(f"{format_length(int(length))}" for length in sorted(fewer["length"])))
-    return [f"n=k (at {', '.join(lengths)}): a mean over k cells, fewer than the line has at other lengths."]
+    return [f"n=k (at {', '.join(lengths)}): mean over k cells, fewer than the line has at other lengths."]
 
 
 def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:

@@ -38,7 +38,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     columns = forest.default_columns(data)
     if not columns:
         raise ReportError(
-            f"no two cells of sweep {data.sweep} have a number to compare; finish it, or evaluate its cells"
+            f"no two cells of sweep {data.sweep} have a number to compare; finish the sweep, or evaluate its cells"
         )
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
@@ -58,23 +58,25 @@ def collect(store: Store, data: SweepData) -> FigureData:
         origins += effect.origins
     if not any(row["where"] == "" or row["confirmatory"] for row in rows):
         raise ReportError(
-            f"sweep {data.sweep} has no two measured cells that differ in one axis alone; measure more cells"
+            f"sweep {data.sweep} has no matched pair: no two measured cells differ in exactly one axis; measure "
+            "more cells"
         )
     headings = {column.heading for column in columns}
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
-        "Mean difference over matched pairs of configurations with its 95% interval. Filled: differs from zero after the correction for "
-        "all tests of its number and axis (p < 0.05). Better is right; the axis of a loss runs backwards. Pale: an average over "
-        "strata that differ, which small marks show one by one. Other numbers: --length, and --table effects.",
+        "Mean difference over matched pairs of configurations with its 95% interval. Filled: significant "
+        "after correction for all tests of its number and axis (p < 0.05). Better is right; loss axes are "
+        "reversed. Pale: an average over strata that differ; small marks show each of them. Other numbers: "
+        "--length, and --table effects.",
     ]
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
     if any(row["confirmatory"] for row in rows):
-        notes.append("*: a contrast that the grid declares, corrected with the other declared ones.")
+        notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
     notes += forest.missing_interval_note(rows, "pairs")
     if elsewhere:
         notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
-    return collected(store, data, "effects", "What each level does", pd.DataFrame(rows), origins, notes=notes)
+    return collected(store, data, "effects", "Effect of each factor", pd.DataFrame(rows), origins, notes=notes)
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:

@@ -27,7 +27,7 @@ LEAST_TICKS = 3
 MOST_MEASURES = 3
 SLACK = 0.12  # share of its range by which an axis may grow to end at a round number
 ROW = 0.15  # inches, height of a row in the style `paper`
-BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not sure"
+BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 
 
 def default_columns(data: SweepData) -> list[Column]:
@@ -93,7 +93,7 @@ def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> 
         unit_name: "pairs" or "fours", of which there are too few; for the message alone.
     """
     none = any(math.isnan(row["low"]) for row in rows)
-    return [f"Without a bar: too few {unit_name} for an interval."] if none else []
+    return [f"No bar: too few {unit_name} for an interval."] if none else []
 
 
 def difference_label(axis: str, level: str, reference: str) -> str:

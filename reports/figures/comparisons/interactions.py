@@ -60,8 +60,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         origins += interaction.origins
     if not rows:
         raise ReportError(
-            f"sweep {data.sweep} has no four measured cells that differ in two axes alone, in validation loss or the needle; measure "
-            "more cells"
+            f"sweep {data.sweep} has no matched quadruple: no four measured cells differ in exactly two axes, "
+            "in validation loss or the needle; measure more cells"
         )
     frame = pd.DataFrame(rows)
     frame = frame.assign(size=frame["mean"].abs()).sort_values("size", ascending=False, kind="stable")
@@ -70,16 +70,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = frame.drop(columns="size").reset_index(drop=True)
     most = int(frame["measure"].value_counts().max())
     notes = [
-        "Differences of differences over matched fours of configurations with their 95% intervals, the largest first: what both do "
-        "together beyond the sum of each alone. Filled: differs from zero after the correction for all tests of its number and axes "
-        "(p < 0.05). Better is right; the axis of a loss runs backwards. Pale: an average over strata that differ."
+        "Differences of differences over matched quadruples of configurations with their 95% intervals, "
+        "the largest first: the joint effect beyond the sum of both. Filled: significant after correction "
+        "for all tests of its number and axes (p < 0.05). Better is right; loss axes are reversed. Pale: "
+        "an average over strata that differ."
     ]
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_caption(data))
-    notes += missing_interval_note(rows, "fours")
+    notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
         notes.append(f"The {MAX_ROWS} largest of {most}; all, and those of three axes: --table interactions.")
-    return collected(store, data, "interactions", "What two levels do together", frame, origins, notes=notes)
+    return collected(store, data, "interactions", "Interactions of two factors", frame, origins, notes=notes)
 
 
 def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:

@@ -50,17 +50,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
         share for length in set(frame["length"]) if (share := constant_answer_score(data, int(length))) is not None
     }
     notes = [
-        f"Share of a trial's digits that a cell gets right at {', '.join(length_labels)}; cells of a mixer with or without memory together, the "
-        "best on top; trials that more cells answer at the left. At the right: the mean of a cell, or of such cells."
+        f"Share of a trial's digits recalled correctly at {', '.join(length_labels)}. Rows: cells, grouped "
+        "by mixer and memory, the best on top. Columns: trials, those that most cells answer at the left. "
+        "Right: mean of a cell or group."
     ]
     having = frame["cell"].nunique()
     if having < len(data.cells):
         notes.append(f"{having} of {counted(len(data.cells), 'cell')} have trials.")
     if ceilings:
-        notes.append(f"Always the same digit gets {format_number(max(ceilings), 1, percent=True)}%.")
-    return collected(
-        store, data, "items", "Who answers which trial of the needle", frame, frame_origins(frame), notes=notes
-    )
+        notes.append(f"Constant-digit baseline: {format_number(max(ceilings), 1, percent=True)}%.")
+    return collected(store, data, "items", "Needle accuracy by trial", frame, frame_origins(frame), notes=notes)
 
 
 def _shown_lengths(store: Store, data: SweepData) -> list[int]:
@@ -75,8 +74,8 @@ def _shown_lengths(store: Store, data: SweepData) -> list[int]:
     shown = sorted({*data.also} & {*measured} | ({longest} if longest else set()))
     if not shown:
         raise ReportError(
-            f"sweep {data.sweep} has no trials of the needle: they are stored by evaluations of one's own (--probe needle), and no "
-            "printed number has them"
+            f"sweep {data.sweep} has no stored needle trials, and printed numbers have none; evaluate with "
+            "--probe needle"
         )
     return shown
 

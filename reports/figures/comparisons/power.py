@@ -40,11 +40,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     moving = [plan for plan in analyses if plan.spread.effective_sd > 0]
     if not moving:
         why = (
-            f"no number of sweep {data.sweep} varies between runs that ought to agree"
+            f"no number of sweep {data.sweep} varies between replicates"
             if analyses
             else f"no configuration of sweep {data.sweep} has two runs with a validation loss or needle accuracies"
         )
-        raise ReportError(f"{why}, so how large a difference it can see is not known; launch it with seeds: 3")
+        raise ReportError(f"{why}, so the detectable difference is unknown; launch it with seeds: 3")
     order = ordered_strata(data, {plan.stratum for plan in moving})
     ranked = sorted(moving, key=lambda plan: order.index(plan.stratum))
     columns = list(dict.fromkeys(plan.measure.heading for plan in moving))
@@ -57,20 +57,24 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     kinds = " and ".join(dict.fromkeys(plan.spread.kind for plan in moving))
     notes = [
-        "The smallest true difference that a mean over so many matched pairs shows with 80% power at a two-sided 5% (Student's t), "
-        f"from the spread between {kinds} of the same mixer and memory, and of an accuracy at least that of its trials."
+        "Smallest true difference that a mean over so many matched pairs detects with 80% power at a "
+        f"two-sided 5% (Student's t), from the spread between {kinds} of the same mixer and memory; for an "
+        "accuracy, at least the sampling error of its trials."
     ]
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
-            f"Named: the {MAX_NAMED_LINES // 2} of most and the {MAX_NAMED_LINES // 2} of least noise; all of them: --table power."
+            f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least "
+            "noise; all of them: --table power."
         )
     if len(moving) < len(analyses):
         still = [
             f"{p.measure.heading} ({stratum_label(data, p.stratum)})" for p in analyses if p.spread.effective_sd <= 0
         ]
-        notes.append(f"Left out, since replicates never differ: {', '.join(still)}.")
+        notes.append(f"Left out, since replicates do not differ: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
-    return collected(store, data, "power", "Differences that pairs can show", pd.DataFrame(rows), origins, notes=notes)
+    return collected(
+        store, data, "power", "Detectable difference by sample size", pd.DataFrame(rows), origins, notes=notes
+    )
 
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
@@ -105,7 +109,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for axes, title in zip(grid, titles, strict=True):
         _draw_panel(axes, frame[frame["measure"] == title], styles, set(named[title]["stratum"]))
     ring = drawing.key(linestyle="none", marker="o", color=drawing.GREY, markerfacecolor="white")
-    rings = {"the pairs that this grid has": ring} if (frame["pairs"] == frame["design"]).any() else {}
+    rings = {"pairs in this grid": ring} if (frame["pairs"] == frame["design"]).any() else {}
     finished = drawing.finished(figure, figure_data.title, figure_data.notes, rings)
     for axes, title in zip(grid, titles, strict=True):
         names = [
@@ -168,7 +172,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
     axes.set_ylim(low, high)
     drawing.log_ticks(axes.yaxis, None)
     axes.set_xlabel("matched pairs")
-    axes.set_ylabel(f"smallest difference seen, {unit}")
+    axes.set_ylabel(f"detectable difference, {unit}")
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None:

@@ -25,7 +25,7 @@ INSIDE = 0.74
 """Share of a stratum's height that its groups take."""
 KINDS = {
     "seeds": "seeds of one configuration",
-    "near-replicates": "near-replicates, which differ in their regularizer alone",
+    "near-replicates": "near-replicates that differ only in the regularizer",
 }
 
 
@@ -57,16 +57,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
                 ]
     if not rows:
         raise ReportError(
-            f"no configuration of sweep {data.sweep} has two runs with a validation loss or needle accuracies, so how far runs that "
-            "ought to agree lie apart is not known; launch it with seeds: 3"
+            f"no configuration of sweep {data.sweep} has two runs with a validation loss or needle accuracies, "
+            "so the variation between replicates is unknown; launch it with seeds: 3"
         )
     frame = pd.DataFrame(rows)
     kinds = " and ".join(KINDS[kind] for kind in dict.fromkeys(frame["kind"]))
     notes = [
-        f"A line joins {kinds}; a mark is a run, as its difference from their mean. Shaded: one standard deviation each way, pooled "
-        "over the runs of a mixer with or without memory, the number at the right; of an accuracy at least what its trials make.",
+        "Each mark is a run, shown as its difference from the mean of its replicates; a line joins "
+        f"{kinds}. Shaded: one standard deviation to either side, pooled over the runs of a mixer with or "
+        "without memory (number at the right); for an accuracy, at least the sampling error of its trials.",
     ]
-    title = "How far runs that ought to agree lie apart"
+    title = "Variation between replicate runs"
     return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes)
 
 

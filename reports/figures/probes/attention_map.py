@@ -41,20 +41,21 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     frame = _frame(store, data)
     if frame.empty:
-        raise ReportError(f"no cell of sweep {data.sweep} has maps of attention; evaluate with --probe {PROBE}")
+        raise ReportError(f"no cell of sweep {data.sweep} has attention maps; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
     first = first_cell_of_each(data, measured)
-    notes = ["Queries downwards, keys to the right."]
+    notes = ["Rows: queries; columns: keys."]
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
         shown = " and ".join(drawing.level_label(mixer) for mixer in normed)
-        notes.append(f"{shown}: rows divided by their sum, without the magnitude or norm that follows.")
+        notes.append(f"{shown}: rows are normalized to a sum of 1, without the magnitude or norm that follows.")
     if len(first) > 1:
         notes.append(
-            "Of each cell the map whose queries share their attention among the fewest keys; --highlight CELL shows all of a cell."
+            "Shown for each cell: the map whose queries attend to the fewest keys; --highlight CELL shows all "
+            "maps of a cell."
         )
     return collected(
-        store, data, "attention-map", "What queries attend to", frame, frame_origins(frame),
+        store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
         notes=[*notes, *selection_notes(data, measured)], first=first, titles=title_parts(data, measured),
     )  # fmt: skip
 

@@ -48,16 +48,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     frame = length_frame(data, training_lengths(store, data), PROBE, METRIC)
     if frame.empty:
-        raise ReportError(f"no cell of sweep {data.sweep} has perplexities of windows; evaluate with --probe {PROBE}")
+        raise ReportError(
+            f"no cell of sweep {data.sweep} has perplexities by window length; evaluate with --probe {PROBE}"
+        )
     frame, axes = assign_panels(data, frame)
     means = line_means(frame)
     notes = [
-        f"{averaging_note(data)}{bar_note(means)}The same targets at every length, in windows side by side, each read from zero state.",
+        f"{averaging_note(data)}{bar_note(means)}The same targets at every length, in adjacent windows that "
+        "each start from a zero state.",
         *fewer_cells_note(means),
     ]
     notes += out_of_range_note(frame, y_limits(frame, means)[1])
     return collected(
-        store, data, "extrapolation", "Perplexity over the length of a window", frame, frame_origins(frame), notes=notes,
+        store, data, "extrapolation", "Perplexity by window length", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 

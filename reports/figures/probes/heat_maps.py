@@ -29,13 +29,13 @@ def map_title(figure_data: FigureData, look: FigureOptions, cell: str, *, memory
         figure_data: The figure, whose draw option `titles` has the `title_parts`.
         look: Figure options.
         cell: Id of the cell.
-        memory: Whether the map shows the cell's memory ("memory beside <mixer>") rather than its mixer.
+        memory: Whether the map shows the cell's memory ("memory with <mixer>") rather than its mixer.
     """
     mixer, *levels = figure_data.draw_options["titles"][cell]
     shown_levels = [word for word in levels if cell in look.highlight or not word.startswith("seed ")]
     if memory:
         return ", ".join(
-            [f"memory beside {mixer}", *(word for word in shown_levels if word != drawing.level_label("on", "memory"))]
+            [f"memory with {mixer}", *(word for word in shown_levels if word != drawing.level_label("on", "memory"))]
         )
     return ", ".join([mixer, *shown_levels])
 
@@ -55,7 +55,7 @@ def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
     first = first_cell_of_each(data, cells)
     notes = []
     if len(cells) > len(first):
-        notes.append("Of each configuration the first seed.")
+        notes.append("First seed of each configuration.")
     if len(first) > MAX_CELLS:
         notes.append(f"The first {MAX_CELLS} of {len(first)}; --highlight CELL shows others.")
     return notes

@@ -17,7 +17,7 @@ from .panels import draw_panels
 PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}
 """Title of a metric's panel."""
-BAND = "95% t intervals over the heads of all layers, and over the rows in context, of a line of one cell"
+BAND = "95% t intervals across the heads of all layers (in context: across rows) of a single cell"
 COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
 NUMBERS = ["probe", "metric", "pairs", "chance", "value", "n", "low", "high"]
 SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]
@@ -36,20 +36,20 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     frame = _frame(store, data)
     if frame.empty:
-        raise ReportError(f"no cell of sweep {data.sweep} has been asked what it holds; evaluate with --probe {PROBE}")
+        raise ReportError(f"no cell of sweep {data.sweep} has recall measurements; evaluate with --probe {PROBE}")
     # the figure compares memories, so they distinguish lines first
     ranked = ("memory", "attn_type", "window", *data.extra_axes(), "distractor", "reg_mode")
     axes = tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
     frame = _with_line_groups(data, frame, axes)
     means = line_means(_with_pairs_as_length(frame))
     notes = [
-        f"{averaging_note(data, axes)}{bar_note(means, 'Band', BAND)}Alone: random keys and values, written with the rates that the memory has on "
-        "the text; right is an answer nearest to its own value. In context: pairs of tokens, then every key again; right is the most "
-        "probable token.",
-        "Dotted: one of the values at random.",
+        f"{averaging_note(data, axes)}{bar_note(means, 'Band', BAND)}Alone: random keys and values, written "
+        "with the memory's rates on the text; correct if the nearest value is the key's own. In context: "
+        "pairs of tokens, then every key again; correct if the value is the most probable token.",
+        "Dotted: chance level, a random value.",
     ]
     return collected(
-        store, data, "memory-recall", "Recall over the number of pairs", frame, frame_origins(frame), notes=notes,
+        store, data, "memory-recall", "Recall by number of key-value pairs", frame, frame_origins(frame), notes=notes,
         axes=axes, names=cell_labels(data, without=axes),
     )  # fmt: skip
 
@@ -116,5 +116,5 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)
 
-    labels = "pairs", "keys answered right, %"
+    labels = "pairs", "keys answered correctly, %"
     return draw_panels(figure_data, look, frame, line_means(frame), dress, labels, scale=100, banded=True)

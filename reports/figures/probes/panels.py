@@ -59,7 +59,7 @@ def out_of_range_note(frame: pd.DataFrame, high: float) -> list[str]:
         high: Upper end of the axes, in the unit of `value`.
     """
     count = int((frame.groupby("cell")["value"].max() > high).sum())
-    return [f"Lines that leave the axes ({count}): an arrow says what they reach."] if count else []
+    return [f"Lines that leave the axes ({count}): arrows give their highest values."] if count else []
 
 
 def draw_panels(

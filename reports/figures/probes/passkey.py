@@ -31,29 +31,28 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     frame = _frame(store, data)
     if frame.empty:
-        raise ReportError(
-            f"no cell of sweep {data.sweep} has looked for a value in a text; evaluate with --probe {PROBE}"
-        )
+        raise ReportError(f"no cell of sweep {data.sweep} has passkey trials; evaluate with --probe {PROBE}")
     trained = single_value(list(training_lengths(store, data).values()))
     constants = frame["constant"].dropna()
     notes = [
-        f"Share of digits recalled, each square over {_count_range_text(frame['trials'])} trials a cell; mean over the seeds of a configuration. "
-        "Depth: the share of the text before the value."
+        f"Share of digits recalled; each square: {_count_range_text(frame['trials'])} trials per cell, mean "
+        "over the seeds of a configuration. Depth: share of the text before the value."
     ]
     if len(constants):
         percentages = list(
             dict.fromkeys(format_number(share, 1, percent=True) for share in (constants.min(), constants.max()))
         )
         notes.append(
-            f"The best constant answer on these trials gets {' to '.join(percentages)}% (dotted on the bar): no square at or below it shows recall."
+            f"Constant-digit baseline on these trials: {' to '.join(percentages)}% (dotted on the colour bar); "
+            "squares at or below it show no recall."
         )
     if trained:
-        notes.append("The line stands after the training length.")
+        notes.append("Line: training length.")
     configurations = list(dict.fromkeys(frame["configuration"]))
     if len(configurations) > MAX_CELLS:
         notes.append(f"The first {MAX_CELLS} of {len(configurations)}; --highlight CELL shows others.")
     return collected(
-        store, data, "passkey", "A value found by depth and length", frame, frame_origins(frame), notes=notes,
+        store, data, "passkey", "Passkey recall by depth and context length", frame, frame_origins(frame), notes=notes,
         trained=trained, constant=float(constants.max()) if len(constants) else None, titles=title_parts(data, set(frame["cell"])),
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ from .panels import assign_panels, draw_panels, out_of_range_note
 PROBE, METRIC = "position_nll", "nats"
 POINTS_PER_OCTAVE = 8
 """Largest number of points per octave: further runs of tokens are averaged."""
-BAND = "95% t intervals over the documents of a line of one cell, which are the same for all lines"
+BAND = "95% t intervals across the documents of a single cell (the same for all lines)"
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -57,12 +57,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame, axes = assign_panels(data, frame)
     means = complete_line_means(frame)
     notes = [
-        f"{averaging_note(data)}{bar_note(means, 'Band', BAND)}Full attention, one reading of each document; beyond {POINTS_PER_OCTAVE} points an octave a point is the "
-        "mean over the runs of tokens about it."
+        f"{averaging_note(data)}{bar_note(means, 'Band', BAND)}Full attention, a single pass over each "
+        f"document. Beyond {POINTS_PER_OCTAVE} points per octave, a point is the mean over neighbouring "
+        "tokens."
     ]
     notes += out_of_range_note(frame, y_limits(frame, means)[1])
     return collected(
-        store, data, "position-nll", "Loss by place in the document", frame, frame_origins(frame), notes=notes,
+        store, data, "position-nll", "Loss by position in the document", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
@@ -155,7 +156,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         mark_training_length(axes, trained, with_label=last)
         mark_out_of_range(axes, panel_rows, 1)
 
-    x_label = "place in the document, tokens" + (", × training length" if trained else "")
+    x_label = "position in the document, tokens" + (", × training length" if trained else "")
     return draw_panels(figure_data, look, frame, means, dress, (x_label, "loss, nats per token"), banded=True)
 
 

@@ -43,16 +43,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     frame = _frame(store, data)
     if frame.empty:
-        raise ReportError(f"no cell of sweep {data.sweep} has gates that were measured; evaluate with --probe {PROBE}")
+        raise ReportError(f"no cell of sweep {data.sweep} has measured gates; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
     notes = [
-        "Tokens until half is left of what was read, by the mean log of each gate. Rows are layers, columns heads; of a mixer with "
-        "gates for every channel a row is a head, its channels sorted.",
+        "Half-life: tokens until half of what was read is left, from the mean log of each gate. Rows: "
+        "layers; columns: heads. For a mixer with gates per channel, rows are heads, with sorted channels.",
     ]
     if any(cell.levels["attn_type"] == "tra" for cell in data.cells if cell.cell_id in measured):
-        notes.append("In tra the count is of surviving keys, not of tokens.")
+        notes.append("TRA: counted in surviving keys, not in tokens.")
     return collected(
-        store, data, "retention", "How long gates keep what was read", frame, frame_origins(frame),
+        store, data, "retention", "Half-life of gated state", frame, frame_origins(frame),
         notes=[*notes, *selection_notes(data, measured)], first=first_cell_of_each(data, measured), titles=title_parts(data, measured),
     )  # fmt: skip
 

@@ -46,20 +46,22 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(moving) < 2:
         reason = f"only {moving[0]} differs" if moving else "no setting differs"
         raise ReportError(
-            f"the figure contours takes two settings, and {reason} between the trials of sweep {study.name}; ask for --figure slices"
+            f"the figure contours needs two settings that vary, and {reason} between the trials of sweep "
+            f"{study.name}; use --figure slices"
         )
     chosen, omitted = moving[:MAX_SETTINGS], moving[MAX_SETTINGS:]
     rows = [row for y, x in combinations(chosen, 2) for row in _rows(study, x, y)]
     frame = pd.DataFrame(rows).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
     notes = [
-        f"Colour: {first.words}, the brighter the better; a mark a {study.trial_noun}. Between them the colours are linear on the triangles of neighbours: "
-        "no trial was there. Levels of which none lies between two others have marks alone."
+        f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun}. Colours between "
+        "marks are linear interpolations over triangles of neighbours. Levels that lie between no two "
+        "others have marks only."
     ]
     if omitted:
         notes.append(f"The first {MAX_SETTINGS} settings of the grid that differ; left out: {', '.join(omitted)}.")
     return collected(
-        store, study.data, "contours", "Values over two settings", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
+        store, study.data, "contours", "Objective values by pairs of settings", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
         scales={path: settings.scale_of(study, path) for path in chosen}, label=first.label, direction=first.direction,
         ring=settings.ring_label(study),
     )  # fmt: skip

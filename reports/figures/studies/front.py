@@ -32,14 +32,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     study = study_of(store, data)
     if len(study.objectives) < 2:
         raise ReportError(
-            f"the figure front takes two objectives, and the study of sweep {study.name} has {study.objectives[0].name} alone; "
-            "ask for --figure history"
+            f"the figure front needs two objectives, and the study of sweep {study.name} has only "
+            f"{study.objectives[0].name}; use --figure history"
         )
     require_done_trials(study, 1, "the figure front")
     frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
-    notes = ["Ringed, with the number of the trial: no trial is as good in all objectives and better in one."]
+    notes = ["Ringed and numbered: trials on the front, where no other is as good in all objectives and better in one."]
     if len(study.objectives) > 2:
-        notes.append("The front is that of all objectives, so that a panel of two of them shows trials of it inside.")
+        notes.append("The front is over all objectives, so its trials may lie inside in a panel of two.")
     origins = study.origins(study.done)
     return collected(store, study.data, "front", "Pareto front of the study", frame, origins, notes=notes)
 

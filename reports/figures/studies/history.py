@@ -23,7 +23,7 @@ STANDING_STYLES: dict[str, dict[str, Any]] = {
     "diverged": {"marker": "X", "color": "#D55E00"},
     "failed": {"marker": "v", "color": "#000000", "markerfacecolor": "white"},
 }
-STANDING_LABELS = {"pruned": "pruned, at its last value", "diverged": "diverged", "failed": "failed"}
+STANDING_LABELS = {"pruned": "pruned (last value)", "diverged": "diverged", "failed": "failed"}
 LINE: dict[str, Any] = {"color": "#000000", "drawstyle": "steps-post"}
 
 
@@ -41,9 +41,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     study = require_done_trials(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
     frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
-    notes = [f"Line: the best so far. {study.trial_counts_text()}.", f"{study.search_text()}."]
+    notes = [f"Line: best so far. {study.trial_counts_text()}.", f"{study.search_text()}."]
     return collected(
-        store, study.data, "history", "Trials of the study", frame, study.origins(study.trials), notes=notes
+        store, study.data, "history", "Optimization history", frame, study.origins(study.trials), notes=notes
     )
 
 

@@ -14,7 +14,7 @@ from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 
 ROW = 0.24  # inches, height of a setting's bar
-CHANCE = "what chance stays below, 19 times of 20"
+CHANCE = "95th percentile under random permutation"
 
 
 def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> FigureData:
@@ -39,20 +39,20 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     if len(moving) < 2:
         reason = f"only {moving[0]} differs" if moving else "no setting differs"
         raise ReportError(
-            f"the figure importance takes two settings, and {reason} between the trials of sweep {study.name}; ask for --figure slices"
+            f"the figure importance needs two settings that vary, and {reason} between the trials of sweep "
+            f"{study.name}; use --figure slices"
         )
     method = evaluator or available_evaluator()
     if method not in EVALUATOR_NAMES:
-        raise ReportError(
-            f"there is no evaluator {method[:40]} of importance; draw the figure of sweep {study.name} again"
-        )
+        raise ReportError(f"unknown evaluator {method[:40]} of importance; draw the figure of sweep {study.name} again")
     rows: list[dict[str, Any]] = []
     for objective in study.objectives:
         try:
             setting_importances = importances(study, objective, method)
         except ImportError as error:
             raise ReportError(
-                f"this figure of sweep {study.name} was made with fANOVA, which needs scikit-learn; install it, or draw it again"
+                f"this figure of sweep {study.name} was made with fANOVA, which needs scikit-learn; install it, or "
+                "draw the figure again"
             ) from error
         for importance in setting_importances:
             row: dict[str, Any] = {"objective": objective.name, "words": objective.words, "setting": importance.path}
@@ -62,17 +62,17 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
                 "chance": 100 * importance.chance,
             }
             rows.append(row | {"sure": importance.share > importance.chance})
-    trials = "trials" if study.rung else "trials that are done"
+    trials = "trials" if study.rung else "finished trials"
     still = [path for path in study.search.ranges if path not in moving]
     notes = [
-        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}, shares of all settings. Line: {CHANCE}, from {permutation_count(method, len(study.done))} times that the values "
-        "were dealt to the trials anew; a pale bar does not reach it, and "
-        "an arrow stands for one beyond the axis."
+        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}, as shares of all settings. Line: "
+        f"{CHANCE}, from {permutation_count(method, len(study.done))} permutations of the values among the "
+        "trials; a pale bar does not reach it. Arrow: line beyond the axis."
     ]
     if still:
-        notes.append(f"Not different between trials: {', '.join(still)}.")
+        notes.append(f"Settings that do not vary between trials: {', '.join(still)}.")
     return collected(
-        store, study.data, "importance", "Importance of the settings", pd.DataFrame(rows), study.origins(study.done),
+        store, study.data, "importance", "Importance of settings", pd.DataFrame(rows), study.origins(study.done),
         notes=[*notes, *rung_note(study)], options={"evaluator": method},
     )  # fmt: skip
 
@@ -113,4 +113,4 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     axes.locator_params(axis="x", nbins=5)
     drawing.rows_alone(axes)
     axes.spines["left"].set_visible(True)
-    axes.set_xlabel("share of what differs, %")
+    axes.set_xlabel("importance, %")

@@ -52,14 +52,15 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])
     frame = frame.astype({"share": float, "value": float})
     first = study.objectives[0]
-    thick = "the best" if len(study.objectives) == 1 else "the Pareto front"
-    notes = [f"One line a {study.trial_noun}, coloured by {first.words}, the brighter the better; thick: {thick}."]
+    thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
+    notes = [f"One line per {study.trial_noun}, coloured by {first.words} (brighter is better); thick: {thick}."]
     if len(study.objectives) > 1:
         notes.append(
-            f"Of {' and '.join(f'{objective.words} {objective.better}' for objective in study.objectives[1:])}."
+            "Other objectives: "
+            f"{', '.join(f'{objective.words} ({objective.better})' for objective in study.objectives[1:])}."
         )
     return collected(
-        store, study.data, "parallel", "Settings and values of the trials", frame, study.origins(study.done),
+        store, study.data, "parallel", "Settings and objective values of trials", frame, study.origins(study.done),
         notes=[*notes, *rung_note(study)], scales=scales, label=first.label, direction=first.direction,
     )  # fmt: skip
 

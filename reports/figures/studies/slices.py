@@ -40,11 +40,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
         row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
-    notes = [f"One mark a {study.trial_noun}, the later the darker; between settings nothing is averaged."]
+    notes = [f"Each mark is a {study.trial_noun}, later ones are darker; no averaging over other settings."]
     if any(settings.scale_of(study, path).levels for path in study.search.ranges):
-        notes.append("Trials of one level stand side by side.")
+        notes.append("Trials of the same level are drawn side by side.")
     return collected(
-        store, study.data, "slices", "Trials over each setting", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
+        store, study.data, "slices", "Objective values by setting", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
         scales={path: settings.scale_of(study, path) for path in study.search.ranges}, last=study.trials[-1].number,
         ring=settings.ring_label(study),
     )  # fmt: skip
