@@ -34,22 +34,24 @@ def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = Fals
     """
     lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
     if running:
-        lines.append("The sweep runs: what stands here is of the cells that are done by now.")
+        lines.append("The sweep is running: the numbers cover the cells that are done so far.")
     lines += _seed_caveats(data)
     counts = Counter(data.status_word(cell) for cell in data.cells)
     lacking = {word: count for word, count in counts.items() if word != "done"}
     if lacking:
         lacking_counts = ", ".join(f"{count} {word}" for word, count in lacking.items())
-        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({lacking_counts}): pairs with them are left out of effects.")  # fmt: skip
+        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({lacking_counts}): "
+"their pairs are left out of effects.")  # fmt: skip
     if near := _negligible_regularizers(data):
         where = _summed_loss_suffix(data)
         lines.append(
-            f"The loss{where} is a sum over tokens, regularizers are means: {', '.join(near)} weigh about a millionth of it"
-            f"{', and' if where else ', so'} cells{' there' if where else ''} that differ in them alone, or have none, are runs of "
-            "the same thing, no treatments."
+            f"The loss{where} is summed over tokens but regularizers are averaged, so {', '.join(near)} have a "
+            f"weight of about 1e-6. Cells{' there' if where else ''} that differ only in them, or have none, "
+            "are effectively replicates."
         )
     if discrepancies := printed_discrepancies(data):
-        lines.append(f"{len(discrepancies)} printed numbers contradict their authors\u2019 own logs; effects and intervals are of the logs.")  # fmt: skip
+        lines.append(f"{len(discrepancies)} printed numbers contradict their authors\u2019 own logs; effects and "
+"intervals use the logs.")  # fmt: skip
     return lines
 
 
@@ -89,14 +91,19 @@ def _seed_caveats(data: SweepData) -> Iterator[str]:
     Nothing is yielded if no configuration has a single run.
     """
     if data.printed_runs:
-        yield f"Numbers are means over up to {counted(data.printed_runs, 'run')}, whose own numbers are not printed."
+        yield (
+            f"Numbers are means over up to {counted(data.printed_runs, 'run')}; numbers of single runs are not printed."
+        )
         return
     sizes = [len(cells) for cells in data.configurations().values()]
     once = sizes.count(1)
     if once and once == len(sizes):
-        yield "One run of each configuration (n = 1): nothing here says how another seed would come out."
+        yield "One run per configuration (n = 1): variation between seeds is unknown."
     elif once:
-        yield f"{once} of {counted(len(sizes), 'configuration')} have one run, the others up to {counted(max(sizes), 'seed')}: they weigh the same in every effect."
+        yield (
+            f"{once} of {counted(len(sizes), 'configuration')} have one run, the others up to "
+            f"{counted(max(sizes), 'seed')}; all weigh the same in every effect."
+        )
 
 
 def result_caveats(
@@ -119,7 +126,7 @@ def result_caveats(
         *_uncertain_winners(best),
         *_heterogeneous(forest),
         *_missing_diverged(forest),
-        *([] if data.contrasts or not forest["rows"] else ["The grid declares no contrasts: every effect is exploratory, found by looking."]),
+        *([] if data.contrasts or not forest["rows"] else ["The grid declares no contrasts, so all tests are exploratory."]),
     ]  # fmt: skip
 
 
@@ -134,11 +141,14 @@ def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
     below = sum(value <= level + ROUNDING_TOLERANCE for value in accuracies) if level is not None else 0
     if level is None or not below:
         return
-    description = f"get no more than the best constant answer ({format_number(level, 1, percent=True)}%)"
+    description = f"score at or below the constant-digit baseline ({format_number(level, 1, percent=True)}%)"
     if below == len(accuracies):
-        yield f"{column.heading}: all {counted(below, 'cell')} {description}: none is seen to retrieve anything."
+        yield f"{column.heading}: all {counted(below, 'cell')} {description}: no evidence of retrieval."
     else:
-        yield f"{column.heading}: {below} of {counted(len(accuracies), 'cell')} {description}: differences between them are not of retrieval."
+        yield (
+            f"{column.heading}: {below} of {counted(len(accuracies), 'cell')} {description}: differences "
+            "between them do not reflect retrieval."
+        )
 
 
 def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
@@ -157,7 +167,7 @@ def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
         if chance is not None and chance < SURE_PROBABILITY
     ]
     if uncertain_texts:
-        yield f"The first of a ranking need not be the best; the probability that it is: {', '.join(uncertain_texts)}."
+        yield f"The first of a ranking may not be the best; P(best): {', '.join(uncertain_texts)}."
 
 
 def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
@@ -174,7 +184,10 @@ def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
                 f"{row['level']} against {row['reference']} (I2 {row['i2']:.0%})"
             )
     for heading, rows in texts_by_heading.items():
-        yield f"{heading}: {'; '.join(rows)}: here the average over mixers, or over memories, speaks of none of them; look at each."
+        yield (
+            f"{heading}: {'; '.join(rows)}: the effect differs between mixers or memories, so the average "
+            "describes none of them; see each."
+        )
 
 
 def _missing_diverged(forest: Mapping[str, Any]) -> Iterator[str]:
@@ -192,4 +205,7 @@ def _missing_diverged(forest: Mapping[str, Any]) -> Iterator[str]:
     ]
     if worst_case_texts:
         more = f"; and {len(worst_case_texts) - MAX_LISTED} more" if len(worst_case_texts) > MAX_LISTED else ""
-        yield f"Diverged runs are in no pair, which flatters their levels. With the worst number in their place: {'; '.join(worst_case_texts[:MAX_LISTED])}{more}."
+        yield (
+            "Diverged runs are excluded from pairs, so their levels look better than they are. With the worst "
+            f"value instead: {'; '.join(worst_case_texts[:MAX_LISTED])}{more}."
+        )

@@ -42,7 +42,7 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
         ReportError: The reference is the page's own sweep.
     """
     if reference == data.sweep:
-        raise ReportError(f"--compare {reference}: that is the sweep of the page itself; name another one")
+        raise ReportError(f"--compare {reference}: this is the sweep of the page itself; choose another one")
     reference_store = store_with_builtin(store, reference)
     reference_data = load_sweep_data(reference_store, reference)
     base = {
@@ -52,16 +52,19 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
     try:
         both = compare_sweeps(ComparedSweep(store, data), ComparedSweep(reference_store, reference_data))
     except ReportError as error:
-        return base | {"why": f"{str(error).partition('; compare')[0].capitalize()}."}
+        return base | {"why": f"{str(error).partition('; choose')[0].capitalize()}."}
     columns = list(dict.fromkeys(number.column for number in both.numbers))
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     return base | {
         "why": None,
         "refused": list(not_judged_lines(both.differences, both.numbers)),
         "notes": [
-            *([f"Unlike {reference}: {'; '.join(recipe_difference.text for recipe_difference in both.differences)}."] if both.differences else []),
+            *([f"Differences from {reference}: "
+f"{'; '.join(recipe_difference.text for recipe_difference in both.differences)}."] if both.differences else []),
             *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in both.unrecorded),
-            f"Limit: the largest difference that the spread between runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain. {'The authors’ logs are compared where there are any.' if base['source'] else ''}".strip(),
+            ("Limit: the largest difference that the spread between runs of the same mixer and memory explains "
+"(95%), at least a printed digit and the sampling error of an accuracy's trials. "
+f"{'The authors’ logs are compared where available.' if base['source'] else ''}").strip(),
         ],
         "measures": [json_fields(column) | {"probe": column.probe} | _verdict_counts([number for number in both.numbers if number.column == column]) for column in columns],
         "rows": [_number_row(number, columns.index(number.column), cell_index) for number in both.numbers],
@@ -99,11 +102,14 @@ def _measure_lines(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         lengths = f" at {len(lengths_of_measure)} lengths" if len(lengths_of_measure) > 1 else ""
         if judged:
             chance = format_number(ALPHA * judged, 1)
-            yield f"{name}: {beyond} of {counted(judged, 'number')}{lengths} differ by more than the known spread, where chance alone puts {chance}{more}."
+            yield (
+                f"{name}: {beyond} of {counted(judged, 'number')}{lengths} exceed the limit ({chance} expected by "
+                f"chance){more}."
+            )
         elif unknown:
             yield f"{name}: {counted(unknown, 'number')}{lengths} matched, none judged."
         else:
-            yield f"{name}: no number on both sides."
+            yield f"{name}: no number in both sweeps."
 
 
 def _verdict_counts(numbers: Sequence[NumberComparison]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ SAME_TAIL = ("same_tail", "nats")
 CHARTS = {
     ("clean", "nats"): "Clean: long documents",
     ("junk", "nats"): "Junk: across documents",
-    DIGIT_ACCURACY: "Needle: digits right",
+    DIGIT_ACCURACY: "Needle: digits recalled",
 }
 """Numbers that are drawn over the context length; the main ones of extra probes follow."""
 
@@ -101,7 +101,7 @@ def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
     """
     titles = dict(CHARTS)
     if data.lengths(*SAME_TAIL):
-        titles[SAME_TAIL] = "The same last tokens at every length"
+        titles[SAME_TAIL] = "Same last tokens at every length"
     for probe, extra_metric in extra_metrics(data):
         if any(data.lengths(probe, extra_metric.name)) and probe not in {of for of, _ in titles}:
             titles[probe, extra_metric.name] = (

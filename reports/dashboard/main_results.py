@@ -124,10 +124,13 @@ def _measure_ranking(
     shared = f"{counted(tied, 'configuration')} share the first place. " if tied > 1 else ""
     noise = pooled_noise(data, column)
     how = {
-        None: "Neither seeds nor near-replicates tell how far a number would come out again: no interval.",
+        None: "No interval: the sweep has neither several seeds nor near-replicates.",
         "seeds": "Intervals and probabilities: from the spread between the seeds of the same mixer and memory.",
     }
-    near = "Intervals and probabilities: from the spread between near-replicates (regularizers alone differ) of the same mixer and memory."
+    near = (
+        "Intervals and probabilities: from the spread between near-replicates (only the regularizer "
+        "differs) of the same mixer and memory."
+    )
     constant = f" {needle_caption(data)}" if (column.probe, column.metric) == NEEDLE else ""
     return {"rows": rows, "of": len(means), "how": shared + how.get(noise.kind if noise else None, near) + constant}
 
@@ -209,7 +212,7 @@ def forest_json(
             }
             rows.append(row | effect_numbers(effect))
     no_axis_reason = "No axis varies: the sweep has one configuration."
-    no_pair_reason = "No two cells with numbers agree on all axes but one: there is no pair to compare yet."
+    no_pair_reason = "No matched pairs yet: no two measured cells differ in exactly one axis."
     why = None if rows else no_pair_reason if varying_axes(data) else no_axis_reason
     return {"measures": [json_fields(column) for column in columns], "rows": rows, "why": why}
 

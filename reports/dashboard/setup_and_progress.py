@@ -37,16 +37,16 @@ def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict
     lengths = sorted({length for probe_lengths in data.requested_lengths_by_probe.values() for length in probe_lengths})
     printed = printed_source(launched)
     means = f"means over {counted(data.printed_runs, 'run')}, as printed"
-    once = means if data.printed_runs else "one run of each configuration"
+    once = means if data.printed_runs else "one run per configuration"
     facts = [
         ("Cells", _cells_text(data, axes, len(seeds))),
         ("Model", _model_text(data)),
         ("Training", _training_text(data, configs)),
         ("Recipe", _recipe_text(configs)),
         ("Seeds", ", ".join(map(str, seeds)) if len(seeds) > 1 else once),
-        ("Read at", f"{', '.join(map(format_length, lengths))} tokens of context" if lengths else ""),
+        ("Context lengths", f"{', '.join(map(format_length, lengths))} tokens" if lengths else ""),
         ("GPU or device", _counted_texts(source.gpu for source in data.sources.values() if source.gpu)),
-        ("Source", f"numbers printed in {printed}; nothing of it ran here" if printed else ""),
+        ("Source", f"numbers printed in {printed}; nothing ran here" if printed else ""),
     ]
     return {"axes": axes, "facts": [[name, text] for name, text in facts if text]}
 
@@ -65,8 +65,8 @@ def _cells_text(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) 
     sizes = [len(axis["levels"]) for axis in axes] + ([seeds] if seeds > 1 else [])
     count = len(data.cells)
     if len(sizes) > 1 and prod(sizes) == count:
-        return f"{' × '.join(map(str, sizes))} = {count}, every combination"
-    return f"{count}, of {counted(prod(sizes), 'combination')}" if prod(sizes) > count else str(count)
+        return f"{' × '.join(map(str, sizes))} = {count}, all combinations"
+    return f"{count} of {counted(prod(sizes), 'combination')}" if prod(sizes) > count else str(count)
 
 
 def _model_text(data: SweepData) -> str:

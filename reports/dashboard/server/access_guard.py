@@ -69,14 +69,14 @@ class AccessGuard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            return PlainTextResponse("this server answers for 127.0.0.1 and localhost alone\n", 400)
+            return PlainTextResponse("this server accepts requests for 127.0.0.1 and localhost only\n", 400)
         if scope["method"] != "GET":
-            return PlainTextResponse("this server only reads: GET\n", 405, {"allow": "GET"})
+            return PlainTextResponse("this server accepts GET requests only\n", 405, {"allow": "GET"})
         if not self._is_allowed_origin(headers):
-            return PlainTextResponse("this server answers no other page\n", 403)
+            return PlainTextResponse("this server refuses requests from other pages\n", 403)
         first = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
         if not secrets.compare_digest(first.encode(), self._token.encode()):
-            return PlainTextResponse("no such page; use the address that atma-sweep dashboard printed, whole\n", 404)
+            return PlainTextResponse("no such page; use the complete address that atma-sweep dashboard printed\n", 404)
         return None
 
     def _is_allowed_origin(self, headers: Headers) -> bool:

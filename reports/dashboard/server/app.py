@@ -84,7 +84,7 @@ def pages_of(cache: PageCache, token: str) -> Starlette:
         build = next((build for build in cache.builds if str(build.version) == version), None)
         content = build.blocks.get(request.path_params["name"]) if build else None
         if content is None:
-            return PlainTextResponse("no such data any more\n", 404)
+            return PlainTextResponse("these data are no longer available\n", 404)
         return LongResponse(content, media_type="application/octet-stream")
 
     prefix = f"/{token}"
@@ -133,7 +133,9 @@ class PreparedApp:
         while not self._future.done():
             await asyncio.sleep(POLL_S)
         if self._future.exception() is not None:
-            app: ASGIApp = PlainTextResponse("the page cannot be prepared; the terminal of the server says why\n", 503)
+            app: ASGIApp = PlainTextResponse(
+                "the page cannot be prepared; see the error in the terminal of the server\n", 503
+            )
         else:
             app = self._future.result()
         await app(scope, receive, send)

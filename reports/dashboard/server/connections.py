@@ -179,7 +179,7 @@ class FirstOfEachKind(logging.Filter):
         if not isinstance(error, OSError):
             loop.default_exception_handler(context)
         elif self.is_first(error):
-            more = "clients wait until connections are closed; this is reported once"
+            more = "clients wait until connections are closed (reported once)"
             # without an import, which needs a file descriptor
             print(
                 f"the server of the page cannot accept a connection: {error.strerror or error}; {more}", file=sys.stderr

@@ -18,7 +18,7 @@ async function request(path) {
   try {
     return await fetch(serverAddress(path), { cache: "no-store", credentials: "omit", redirect: "error", signal });
   } catch (error) {
-    throw new Error(error.name === "TimeoutError" ? "the server does not answer" : "the server has ended");
+    throw new Error(error.name === "TimeoutError" ? "the server does not answer" : "the server has stopped");
   }
 }
 
@@ -63,7 +63,7 @@ function clock(moment) {
 
 /** The words of the file, which says that it asks nothing of the network, are not true of this page. */
 function tellFooter() {
-  byId("footer").textContent = `Served by atma-sweep ${data.version} from the database, to this machine alone.`;
+  byId("footer").textContent = `Served by atma-sweep ${data.version} from the database, on this machine only.`;
 }
 
 async function takeNewer() {
@@ -81,12 +81,13 @@ async function look() {
     const state = await (await asked("state")).json();
     const newer = state.version !== live.version;
     if (newer) await takeNewer();
-    if (state.trouble) tellLive(`The numbers are those of ${clock(state.at)}: ${state.trouble}.`, { bad: true });
+    if (state.trouble)
+      tellLive(`The numbers are those of ${clock(state.at)}; the update failed: ${state.trouble}.`, { bad: true });
     else tellLive(`Live; the numbers are those of ${clock(state.at)}.`);
     return newer ? ASK_MS : Math.min(Math.max(live.wait, ASK_MS) * 1.2, MOST_MS);
   } catch (error) {
-    const more = "The page shows what it had; atma-sweep dashboard starts anew.";
-    tellLive(`Not live any more: ${error.message}. ${more}`, { bad: true });
+    const more = "The page shows the last numbers; restart it with atma-sweep dashboard.";
+    tellLive(`No longer live: ${error.message}. ${more}`, { bad: true });
     return Math.min(live.wait * 2, MOST_AFTER_TROUBLE_MS);
   }
 }

@@ -161,9 +161,9 @@ def listening_socket(port: int) -> Iterator[socket.socket]:
             listener.bind((LOOPBACK, port))
             listener.listen(64)
         except OSError as error:
-            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
             raise PortUnavailable(
-                f"port {port} of {LOOPBACK} {reason}; name another with --port, or leave it out"
+                f"port {port} of {LOOPBACK} {reason}; choose another with --port, or omit it"
             ) from error
         yield listener
     finally:
@@ -182,7 +182,7 @@ def opened_in_browser(address: str | None) -> Iterator[str | None]:
         yield None
         return
     if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
-        yield "no browser to open here; open the address yourself"
+        yield "no browser available; open the address yourself"
         return
     with tempfile.TemporaryDirectory(prefix="atma-page-") as folder:  # mode 0700
         file = Path(folder) / "open.html"

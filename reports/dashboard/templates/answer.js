@@ -18,17 +18,17 @@ function buildAnswer() {
       make("h2", { id: `${id}-title`, text: title }),
       make("div", { id }),
     );
-  const care = section("care", "What to be careful about");
+  const care = section("care", "Cautions");
   care.tabIndex = -1;
   byId("panel-answer").replaceChildren(
-    section("progress", "How far it is"),
-    section("asked", "What was asked"),
+    section("progress", "Progress"),
+    section("asked", "Design"),
     care,
-    ...(data.answer.beside ? [section("beside-told", `Beside ${data.answer.beside.reference}`)] : []),
-    section("best", "The best configurations"),
-    ...(data.answer.declared.length ? [section("declared", "What the grid was launched to see")] : []),
-    section("forest", "What each level does"),
-    section("needle", "Needle over context length"),
+    ...(data.answer.beside ? [section("beside-told", `Comparison with ${data.answer.beside.reference}`)] : []),
+    section("best", "Best configurations"),
+    ...(data.answer.declared.length ? [section("declared", "Declared contrasts")] : []),
+    section("forest", "Effect of each factor"),
+    section("needle", "Needle accuracy over context length"),
   );
 }
 
@@ -81,13 +81,13 @@ function progressParts({ counts, running, left, runs }) {
     from += count;
   }
   const words = counts.map(([word, count]) => make("li", {}, make("strong", { text: String(count) }), ` ${word}`));
-  const eta = left ? `About ${left} left at the present speed.` : runs ? "No speed is known yet." : null;
+  const eta = left ? `About ${left} left at the current speed.` : runs ? "Remaining time not known yet." : null;
   const rows = running.map(({ slug, doing, left }) => [slug, doing, left ? `${left} left` : ""]);
   return [
     bar,
     make("ul", { class: "counts" }, ...words),
     eta && make("p", { text: eta }),
-    rows.length ? plainTable(["Running", "Doing", "Time"], rows) : null,
+    rows.length ? plainTable(["Running", "Activity", "Time"], rows) : null,
   ];
 }
 
@@ -141,7 +141,7 @@ function ranking({ heading, unit, better, rows, of, how }) {
     ["Configuration", null],
     [unit === "%" ? `${heading}, %` : heading, "n"],
     ["95% interval", "picture"],
-    ...(chance ? [["Is the best", "n chance"]] : []),
+    ...(chance ? [["P(best)", "n chance"]] : []),
   ];
   return make(
     "div",
@@ -150,7 +150,7 @@ function ranking({ heading, unit, better, rows, of, how }) {
     pictureTable(columns, lines, axisSvg(ticks, unit)),
     make("p", {
       class: "hint",
-      text: `${rows.length < of ? `The first ${rows.length} of ${of} configurations; what` : "What"} is not named is off. ${how}`,
+      text: `${rows.length < of ? `First ${rows.length} of ${of} configurations; unlisted` : "Unlisted"} factors are off. ${how}`,
     }),
   );
 }
@@ -161,7 +161,7 @@ const chanceText = (share) => (share < 0.005 ? "<1%" : share > 0.995 ? ">99%" : 
 
 function declaredParts(rows) {
   return [
-    plainTable(["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "It came to"], rows),
+    plainTable(["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "Verdict"], rows),
     make("p", {
       class: "hint",
       text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory.",
@@ -207,7 +207,7 @@ function forestOf(measure, all) {
           measure,
           lineOf: (row, ticks) => forestLine(row, measure.better, ticks),
         })
-      : plain("There is no pair to compare."),
+      : plain("No pairs to compare."),
   );
 }
 
@@ -237,7 +237,7 @@ function forestTable(rows, { of, known, measure, lineOf, told = null }) {
 const sign = ({ mean }, better) => (mean === null || !better ? "plain" : mean * better > 0 ? "good" : "bad");
 
 /** An effect in words, for who does not see the picture. */
-const effectText = (row) => `${row.mean_text}, 95% ${row.low_text} to ${row.high_text}${row.sure ? ", sure" : ""}`;
+const effectText = (row) => `${row.mean_text}, 95% ${row.low_text} to ${row.high_text}${row.sure ? ", significant" : ""}`;
 
 /** An effect as `intervalSvg` draws it. */
 const effectSpot = ({ mean, low, high, sure }, kind) => ({ value: mean, low, high, kind, sure, zero: 0 });
@@ -278,7 +278,7 @@ function needleParts({ panels, trained, ceiling, note, yardstick, why }) {
     }),
   );
   const references = [];
-  if (ceiling?.length) references.push([`the best constant answer, ${ceilingText(ceiling)}`, "level"]);
+  if (ceiling?.length) references.push([`constant-digit baseline, ${ceilingText(ceiling)}`, "level"]);
   if (trained !== null && lengths.includes(trained))
     references.push([`trained on rows of ${lengthName(trained)}`, "trained"]);
   return [
@@ -323,6 +323,6 @@ function needleTable(panels, lengths) {
 // --- care ---
 
 function careParts(lines) {
-  if (!lines.length) return [plain("Nothing differs between the cells but their axes, and none is missing.")];
+  if (!lines.length) return [plain("The cells differ only in their axes, and none is missing.")];
   return [make("ul", {}, ...lines.map((text) => make("li", { text })))];
 }

@@ -8,7 +8,7 @@ const JUDGED = ["within", "beyond", "not judged"];
 function besideParts({ lines, why }) {
   const look = make("button", {
     type: "button",
-    text: "Look at both",
+    text: "Show comparison",
     on: { click: () => change({ tab: "beside" }) },
   });
   return [make("ul", {}, ...lines.map((text) => make("li", { text }))), why ? null : look];
@@ -33,21 +33,21 @@ function besideAll(all) {
     make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
   return [
     ...all.refused.map((text) => make("p", { class: "notice", text })),
-    make("h2", { text: `Numbers that ${data.sweep} and ${all.reference} both have` }),
+    make("h2", { text: `Numbers common to ${data.sweep} and ${all.reference}` }),
     besideCounts(all),
     make("div", { class: "squares" }, ...longest(all.measures).map((place) => square(all, all.measures[place], place))),
     legend([], [], {
       spots: [
-        ["differs by no more than the known spread", "within"],
-        ["differs by more", "beyond"],
+        ["within the known spread", "within"],
+        ["beyond the known spread", "beyond"],
         ["not judged", "open"],
       ],
     }),
-    make("h2", { text: "What each level does in both" }),
+    make("h2", { text: "Effect of each factor in both sweeps" }),
     besideEffects(all),
-    make("h2", { text: "Needle over context length, in both" }),
+    make("h2", { text: "Needle accuracy over context length in both sweeps" }),
     ...all.needle.flatMap((one) => [make("h3", { text: one.sweep }), ...needleParts(one)]),
-    make("h2", { text: "Number by number" }),
+    make("h2", { text: "All matched numbers" }),
     make(
       "div",
       { class: "bar" },
@@ -67,7 +67,7 @@ const longest = (measures) =>
 
 function besideCounts({ measures }) {
   return plainTable(
-    ["Measure", "Both have it", "Within", "Beyond", "Beyond by chance", "Not judged"],
+    ["Measure", "Matched", "Within", "Beyond", "Expected by chance", "Not judged"],
     measures.map(({ heading, matched, within, beyond, chance, unknown }) => [
       heading,
       ...[matched, within, beyond].map(String),
@@ -89,7 +89,7 @@ function square(all, measure, place) {
     class: "plot",
     height,
     role: "img",
-    "aria-label": `${title}: ${rows.length} matched numbers; they stand in the table below`,
+    "aria-label": `${title}: ${rows.length} matched numbers, listed in the table below`,
   });
   const left = drawing("svg", { class: "left", height, "aria-hidden": "true" });
   const below = drawing("svg", { class: "below words", "aria-hidden": "true" });
@@ -138,14 +138,14 @@ function square(all, measure, place) {
 // --- what the levels do ---
 
 function besideEffects({ effects, reference }) {
-  if (!effects.rows.length) return plain("There is no difference between levels that both sweeps have.");
+  if (!effects.rows.length) return plain("No effect is available in both sweeps.");
   const boxes = effects.measures.map((measure, place) => {
     const rows = effects.rows.filter(({ here }) => here.measure === place);
     return make(
       "div",
       { class: "forest-of" },
       make("h3", { text: measure.heading }),
-      rows.length ? bothForest(rows, measure, reference) : plain("There is no pair to compare."),
+      rows.length ? bothForest(rows, measure, reference) : plain("No pairs to compare."),
     );
   });
   return make("div", { class: "forests" }, ...boxes);
@@ -215,7 +215,7 @@ function drawBesideGrid(all) {
     return { ...column(heading, text, { number: true }), cell: index ? text : open(text) };
   };
   const numbers = [number(data.sweep, 0), number(all.reference, 1), number("Difference", 2), number("Limit", 3)];
-  const more = [column("Verdict", (row) => row.verdict), column("Beware", (row) => row.beware.join("; "))];
+  const more = [column("Verdict", (row) => row.verdict), column("Cautions", (row) => row.beware.join("; "))];
   const short = { heading: "Configuration", header: true, width: 15, cell: (row) => row.words.join(" ") };
   besideGrid.show(phone.matches ? [short, ...numbers, ...more] : [...words, ...numbers, ...more], rows);
 }

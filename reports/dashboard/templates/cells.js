@@ -33,7 +33,7 @@ function pick(cells, wanted) {
   const picked = wanted ? [...others, ...cells] : others;
   if (picked.length > MOST_PICKED) {
     draw();
-    say(`At most ${MOST_PICKED} cells can be drawn at once; take some out first.`);
+    say(`At most ${MOST_PICKED} cells can be drawn at once; remove some first.`);
     return;
   }
   change({ picked });
@@ -48,7 +48,7 @@ function numberButton(row, index, best) {
     type: "button",
     class: [kind, states].filter(Boolean).join(" ") || null,
     text,
-    title: kind === "best" ? "the best of the rows shown" : null,
+    title: kind === "best" ? "best of the rows shown" : null,
     on: { click: open },
   });
 }
@@ -163,10 +163,10 @@ function drawCells() {
 
 function buildCells() {
   const seeds = data.tables.each
-    ? radios("Several seeds as", "seeds", { mean: "mean ± sd", each: "one row a seed" })
+    ? radios("Several seeds as", "seeds", { mean: "mean ± sd", each: "one row per seed" })
     : null;
   const hint =
-    "Press a number for where it comes from, a name for all of the cell; tick cells to draw their curves. Blue is good, orange poor, within the column; bold: the best of the rows shown.";
+    "Press a number for its source, or a name for the complete cell; tick cells to draw their curves. Blue is good, orange poor, within the column; bold: best of the rows shown.";
   byId("panel-cells").replaceChildren(
     make("div", { class: "bar" }, seeds, make("p", { class: "hint", text: hint })),
     cellGrid.viewport,
@@ -292,7 +292,7 @@ function attemptFacts(id) {
     [
       "Attempt",
       attempt.printed
-        ? `${id}, which stands for the authors' run: nothing ran here`
+        ? `${id} (the authors' run; nothing ran here)`
         : `${id} (number ${attempt.number} of its cell, ${attempt.kind}, ${attempt.state})`,
     ],
     ["Commit", commitText(attempt)],
@@ -300,16 +300,16 @@ function attemptFacts(id) {
     ["Host", attempt.host],
     ["Started", attempt.started],
     ["Finished", attempt.finished],
-    ["Ran other than asked", attempt.deviation ? JSON.stringify(attempt.deviation) : null],
+    ["Deviation from the request", attempt.deviation ? JSON.stringify(attempt.deviation) : null],
   ];
 }
 
 function valueFacts(value) {
-  if (!value) return [["Value", "none was recorded"]];
+  if (!value) return [["Value", "not recorded"]];
   const [key, number, n, low, high, , reason] = value;
   return [
     ["Value", number === null ? "none" : `${digits(number)} ${data.keys[key].unit}`],
-    ["Why there is none", reason],
+    ["Reason", reason],
     ["Samples", n ?? "not recorded"],
     ["95% interval", low === null || high === null ? null : `${digits(low)} to ${digits(high)}`],
   ];
@@ -340,7 +340,7 @@ function showTrace(row, index) {
     ];
     return [
       make("h3", { text: slug }),
-      facts([...about, ["To see it", make("code", { text: `atma-sweep show ${id}` })]]),
+      facts([...about, ["Command", make("code", { text: `atma-sweep show ${id}` })]]),
     ];
   });
   openSheet(`${column.heading}: ${text}`, [facts(whole), ...parts]);
@@ -377,7 +377,7 @@ function showCell(cell) {
     make("h3", { text: "Measurements" }),
     rows.length
       ? plainTable(["Probe", "Metric", "Length", "Value", "Unit", "Samples", "95% interval", "Attempt"], rows)
-      : make("p", { text: "None was recorded." }),
+      : make("p", { text: "No measurement was recorded." }),
     ...(samples ? [make("h3", { text: "Samples" }), samplesOf(samples)] : []),
     ...attempts.flatMap((attempt) => [make("h3", { text: `Attempt ${attempt}` }), facts(attemptFacts(attempt))]),
   ]);

@@ -212,19 +212,19 @@ function buildCurves() {
     make(
       "div",
       { id: "curves-all", hidden: true },
-      make("h2", { text: "Loss in training" }),
+      make("h2", { text: "Loss over training" }),
       make(
         "div",
         { class: "bar" },
         radios("Against", "x", { tokens: "tokens", wall: "wall time" }),
         make("p", {
           class: "hint",
-          text: "Thin, where it was kept: training loss. Thick with points: validation loss. The first twentieth of training may lie above the picture; double-click to see all.",
+          text: "Thin: training loss, where stored. Thick with points: validation loss. The first twentieth of training may lie above the plot; double-click to show all.",
         }),
       ),
       make("div", { class: "chart", id: "chart-training", role: "img" }),
       make("p", { class: "hint", id: "curves-missing" }),
-      make("h2", { text: "Against context length" }),
+      make("h2", { text: "Numbers over context length" }),
       make("div", { class: "charts" }, ...boxes),
       make("div", { id: "curves-numbers" }),
     ),
@@ -238,11 +238,11 @@ function missingCurves() {
   const thinned = view.picked.filter((cell) =>
     data.cells[cell].curve?.kept.some((count, index) => count < data.cells[cell].curve.all[index]),
   );
-  const lines = without.length ? [`No training curve was recorded of ${without.join(", ")}.`] : [];
+  const lines = without.length ? [`No training curve is recorded for ${without.join(", ")}.`] : [];
   if (thinned.length) {
     const { kept, points } = data.cells[thinned[0]].curve;
     lines.push(
-      `Thinned, since the sweep is large: ${thinned.length} of the curves; the first shows ${kept[0] + kept[1]} of ${points} points.`,
+      `Thinned, since the sweep is large: ${thinned.length} curves; the first shows ${kept[0] + kept[1]} of ${points} points.`,
     );
   }
   return lines.join(" ");
@@ -263,7 +263,7 @@ function numbersByLength() {
   return make(
     "details",
     { open: byId("curves-numbers").querySelector("details")?.open },
-    make("summary", { text: "These numbers as a table, with the reason where there is none" }),
+    make("summary", { text: "These numbers as a table, with the reasons for missing ones" }),
     plainTable(["Cell", "Measure", "Length", "Value", "Samples"], rows),
   );
 }
@@ -275,7 +275,7 @@ async function drawCurves() {
   byId("curves-all").hidden = !view.picked.length;
   byId("curves-hint").textContent = view.picked.length
     ? "Loading the curves."
-    : "All cells; to see some of them alone, with their training loss and their numbers over context length, tick them under Cells.";
+    : "All cells. To see the training loss and the numbers over context length of single cells, tick them under Cells.";
   await drawLosses();
   if (!view.picked.length) return;
   byId("curves-missing").textContent = missingCurves();
@@ -306,13 +306,13 @@ async function drawLengths(plotly, cells, about) {
     `chart-${about.probe}`,
     traces,
     layout("context length, tokens", about.unit, 280, axis),
-    `${about.title}, ${traces.length} cells against context length`,
+    `${about.title}, ${traces.length} cells over context length`,
   );
 }
 
 async function chart(plotly, id, traces, layout, label) {
   const box = byId(id);
-  box.setAttribute("aria-label", `${label}; the numbers stand in a table below and under each cell's name`);
+  box.setAttribute("aria-label", `${label}; the numbers are in a table below and under each cell's name`);
   await plotly.react(box, traces, layout, CHART);
   box.dataset.traces = traces.length;
 }

@@ -44,7 +44,7 @@ function drawPicked() {
     const remove = make("button", {
       type: "button",
       text: "×",
-      "aria-label": `Take out ${slug}`,
+      "aria-label": `Remove ${slug}`,
       on: { click: () => pick([cell], false) },
     });
     return make("span", { class: "chip" }, swatch(cell), make("span", { text: slug, title: slug }), remove);
@@ -53,7 +53,7 @@ function drawPicked() {
   const look =
     view.tab === "curves"
       ? null
-      : make("button", { type: "button", text: "Show their curves", on: { click: () => change({ tab: "curves" }) } });
+      : make("button", { type: "button", text: "Show curves", on: { click: () => change({ tab: "curves" }) } });
   byId("picked").replaceChildren(
     make("strong", { text: `${view.picked.length} picked` }),
     ...chips,
@@ -91,10 +91,10 @@ function buildHead() {
   byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. ${origin}.`;
   const careful = data.care.length + (data.answer.care ?? []).length;
   byId("careful").textContent =
-    careful === 1 ? "One thing to be careful about" : `${careful} things to be careful about`;
+    careful === 1 ? "1 caution" : `${careful} cautions`;
   byId("careful").hidden = !careful;
   byId("footer").textContent =
-    `Written by atma-sweep ${data.version}. The file holds everything it shows and asks nothing of the network.`;
+    `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
 }
 
 function stateCounts() {
@@ -225,5 +225,5 @@ async function start() {
 }
 
 start().catch((error) =>
-  trouble(`This page could not be read: it needs a browser of 2024 or later (${error.message}).`),
+  trouble(`This page cannot be shown: it needs a browser from 2024 or later (${error.message}).`),
 );

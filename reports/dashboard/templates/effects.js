@@ -1,7 +1,7 @@
 // What every level does: a table of all effects, read when somebody looks at it, filtered by measure, axis and stratum.
 
 const FIRST = ["Pairs", "Mean", "Low", "High", "p corr"]; // numbers of an effect that stand before the others
-const effectGrid = new Grid("Effects of levels", { lines: true, rowClass: (row) => (row.mixed ? "mixed" : "") });
+const effectGrid = new Grid("Effect of each factor", { lines: true, rowClass: (row) => (row.mixed ? "mixed" : "") });
 const effects = once(() => inflateJson("effects"));
 const EVERY = "every";
 
@@ -74,7 +74,7 @@ function effectColumns(all, rows) {
   const unit = measure.unit === "%" ? "points" : measure.unit;
   const picture = {
     heading: `${tickText(ticks[0])} to ${tickText(ticks[ticks.length - 1])} ${unit}`,
-    title: "Mean and 95% interval; filled where it is sure after the correction",
+    title: "Mean and 95% interval; filled where significant after correction",
     width: 18,
     cell: (row) => effectPicture(row, measure, ticks, all.numbers),
   };
@@ -92,7 +92,7 @@ function effectPicture({ spot, sure, numbers }, measure, ticks, headings) {
   return intervalSvg(
     { value, low, high, kind, sure, zero: 0 },
     ticks,
-    `${told[0]}, 95% ${told[1]} to ${told[2]}${sure ? ", sure" : ""}`,
+    `${told[0]}, 95% ${told[1]} to ${told[2]}${sure ? ", significant" : ""}`,
   );
 }
 
@@ -121,12 +121,12 @@ function showEffect(all, row) {
       ["Within", row.words[2]],
       ...all.numbers.map((heading, index) => [heading, row.numbers[index]]),
       ["Family of tests", row.family],
-      ["Runs that are missing", row.missing],
+      ["Missing runs", row.missing],
       ["Measures", definitionOf(measure)],
     ]),
-    make("h3", { text: "The pairs" }),
+    make("h3", { text: "Pairs" }),
     plainTable(
-      ["Cell", "Value", "Attempt", "Held against", "Value", "Attempt"],
+      ["Cell", "Value", "Attempt", "Reference", "Value", "Attempt"],
       pairs.map(([cell, reference]) => [...shown(cell), ...shown(reference)]),
     ),
   ]);
@@ -147,7 +147,7 @@ function buildEffects() {
       { id: "effects-all" },
       make("p", {
         class: "hint",
-        text: "What a level does, by pairs of configurations that agree on everything else. Filled and bold: sure, after the correction for its family. The whole sweep counts here, whatever is filtered. Press a number for its pairs.",
+        text: "Effect of each level, over pairs of configurations that agree on all other axes. Filled and bold: significant after correction within its family. Filters do not apply to this table. Press a number for its pairs.",
       }),
       make(
         "div",

@@ -17,7 +17,7 @@ async function drawLosses() {
   const all = await losses();
   byId("loss-bar").hidden = !all.lines.length || !data.asked.axes.length;
   if (!all.lines.length) {
-    part("loss-picture", all.lines, () => plain("No attempt recorded a validation loss during its training."));
+    part("loss-picture", all.lines, () => plain("No attempt recorded a validation loss during training."));
     return;
   }
   const axes = data.asked.axes;
@@ -80,9 +80,9 @@ function lossParts(all, levels) {
     ),
     make("p", {
       class: "hint",
-      text: `${single} cells${means}${cut ? "; the beginning of training lies above the picture" : ""}. A line tells its cell under the pointer.`,
+      text: `${single} cells${means}${cut ? "; the beginning of training lies above the plot" : ""}. Hover over a line to see its cell.`,
     }),
-    make("details", {}, make("summary", { text: "The last validation losses as a table" }), lastTable(groups)),
+    make("details", {}, make("summary", { text: "Final validation losses as a table" }), lastTable(groups)),
   ];
 }
 
@@ -92,7 +92,7 @@ function lossPicture(all, groups, [across, up], end) {
     class: `plot losses ${all.lines.length > 300 ? "many" : ""}`,
     height: LOSS_HEIGHT,
     role: "img",
-    "aria-label": `Validation loss over training tokens of ${all.lines.length} cells; the last ones are in the table below`,
+    "aria-label": `Validation loss over training tokens of ${all.lines.length} cells; final losses are in the table below`,
   });
   // lines are drawn in thousandths of the width: percent is no unit of a path
   const inner = drawing("svg", {
@@ -181,5 +181,5 @@ function lastTable(groups) {
         String,
       );
     });
-  return plainTable(["Level", "Cells", "Mean of the last", "Least", "Most"], rows);
+  return plainTable(["Level", "Cells", "Mean final loss", "Lowest", "Highest"], rows);
 }

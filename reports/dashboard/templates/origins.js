@@ -19,7 +19,7 @@ function buildFailures() {
   );
 }
 
-const originGrid = new Grid("Where the numbers of each cell come from");
+const originGrid = new Grid("Provenance of each cell's numbers");
 
 function letter(index) {
   return index < 26 ? String.fromCharCode(65 + index) : letter(Math.floor(index / 26) - 1) + letter(index % 26);
@@ -28,7 +28,7 @@ function letter(index) {
 function buildProvenance() {
   const { columns, rows } = data.origins;
   byId("panel-provenance").replaceChildren(
-    make("h2", { text: "What differs between the cells" }),
+    make("h2", { text: "Differences between cells" }),
     auditList(),
     make("h2", { text: "Code, machine and software" }),
     rows.length
@@ -36,22 +36,22 @@ function buildProvenance() {
           ["Origin", ...columns],
           rows.map((row, index) => [letter(index), ...row]),
         )
-      : make("p", { text: "No cell has a number yet, or none said where it comes from." }),
-    make("h2", { text: "Cell by cell" }),
+      : make("p", { text: "No provenance is recorded: no cell has a number yet, or its attempts recorded none." }),
+    make("h2", { text: "Provenance by cell" }),
     originGrid.viewport,
-    make("h2", { text: "The grid" }),
+    make("h2", { text: "Grid" }),
     facts([data.printed ? ["Printed in", data.printed] : ["Launched", data.launched], ["Commit", commitText(data)]]),
     make(
       "details",
       {},
-      make("summary", { text: "The grid file as it was launched" }),
+      make("summary", { text: "Grid file as launched" }),
       make("pre", { text: data.grid }),
     ),
   );
 }
 
 function auditList() {
-  const lines = data.audit.length ? data.audit : ["Nothing differs between the cells but their axes."];
+  const lines = data.audit.length ? data.audit : ["The cells differ only in their axes."];
   return make("ul", {}, ...lines.map((text) => make("li", { text })));
 }
 

@@ -6,7 +6,7 @@ const MOST_PICKED = 24; // curves at once: eight colours by three dashes
 const MOST_LISTED = 200; // rows of a plain table before the rest is asked for
 const SVG = "http://www.w3.org/2000/svg";
 const TABS = {
-  answer: "Answer",
+  answer: "Results",
   cells: "Cells",
   curves: "Curves",
   effects: "Effects",
