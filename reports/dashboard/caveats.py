@@ -141,7 +141,7 @@ def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
     below = sum(value <= level + ROUNDING_TOLERANCE for value in accuracies) if level is not None else 0
     if level is None or not below:
         return
-    description = f"score at or below the constant-digit baseline ({format_number(level, 1, percent=True)}%)"
+    description = f"score at or below the constant-digit baseline ({format_number(level, 1, percent=True)} %)"
     if below == len(accuracies):
         yield f"{column.heading}: all {counted(below, 'cell')} {description}: no evidence of retrieval."
     else:

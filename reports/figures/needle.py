@@ -109,7 +109,7 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
     if not ceilings:
         return "The constant-digit baseline is not recorded."
     percentages = sorted({format_number(value, 1, percent=True) for value in ceilings.values()}, key=float)
-    ends = f"{percentages[0]}%" if len(percentages) == 1 else f"{percentages[0]} to {percentages[-1]}%"
+    ends = f"{percentages[0]} %" if len(percentages) == 1 else f"{percentages[0]} to {percentages[-1]} %"
     return f"Dotted: constant-digit baseline on these trials, {ends}."
 
 
@@ -141,7 +141,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     levels = {format_number(value, 1, percent=True): 100 * value for value in ceilings.values()}
     if levels:
         highest = max(levels, key=float)
-        mark_baseline(group, levels[highest], f"constant digit\n{highest}%")
+        mark_baseline(group, levels[highest], f"constant digit\n{highest} %")
     drawing.outer_labels(figure, length_label(trained), "digits recalled, %")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
 

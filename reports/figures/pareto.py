@@ -199,7 +199,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         )
     handles: dict[str, Any] = {label: drawing.key(**style) for label, style in styles.values()}
     for level in list(figure_data.draw_options["constant"].values())[:1]:
-        handles[f"constant digit {format_number(level, 1, percent=True)}%"] = drawing.key(**CONSTANT)
+        handles[f"constant digit {format_number(level, 1, percent=True)} %"] = drawing.key(**CONSTANT)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
 
 

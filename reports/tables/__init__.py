@@ -49,7 +49,7 @@ TABLES: dict[str, ReportSpec] = {
         needs_audit_note=False,
         needs_all_cells=True,
     ),
-    "flipflop": ReportSpec("task_tables:flipflop_table", "flip-flop task", takes=(), probes=("flipflop",)),
+    "flipflop": ReportSpec("task_tables:flipflop_table", "the flip-flop task", takes=(), probes=("flipflop",)),
     "mqar": ReportSpec("task_tables:associative_recall_table", "associative recall", takes=(), probes=("mqar",)),
     "extrapolation": ReportSpec(
         "task_tables:extrapolation_table", "perplexity over context lengths", probes=("extrapolation",)

@@ -295,14 +295,14 @@ function needleParts({ panels, trained, ceiling, note, yardstick, why }) {
       names.map((name, index) => [name, index]),
       references,
     ),
-    make("p", { class: "hint", text: `${note} In %: ${yardstick}.`.trim() }),
+    make("p", { class: "hint", text: `${note} Needle accuracy, % of digits: ${yardstick}.`.trim() }),
     make("details", {}, make("summary", { text: "These numbers as a table" }), needleTable(panels, lengths)),
   ];
 }
 
 function ceilingText(ceiling) {
   const [low, high] = [Math.min(...ceiling.map(([, share]) => share)), Math.max(...ceiling.map(([, share]) => share))];
-  return low === high ? `${digits(low)}%` : `${digits(low)} to ${digits(high)}%`;
+  return low === high ? `${digits(low)} %` : `${digits(low)} to ${digits(high)} %`;
 }
 
 function needleTable(panels, lengths) {

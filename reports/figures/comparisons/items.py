@@ -58,7 +58,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if having < len(data.cells):
         notes.append(f"{having} of {counted(len(data.cells), 'cell')} have trials.")
     if ceilings:
-        notes.append(f"Constant-digit baseline: {format_number(max(ceilings), 1, percent=True)}%.")
+        notes.append(f"Constant-digit baseline: {format_number(max(ceilings), 1, percent=True)} %.")
     return collected(store, data, "items", "Needle accuracy by trial", frame, frame_origins(frame), notes=notes)
 
 

@@ -43,7 +43,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             dict.fromkeys(format_number(share, 1, percent=True) for share in (constants.min(), constants.max()))
         )
         notes.append(
-            f"Constant-digit baseline on these trials: {' to '.join(percentages)}% (dotted on the colour bar); "
+            f"Constant-digit baseline on these trials: {' to '.join(percentages)} % (dotted on the colour bar); "
             "squares at or below it show no recall."
         )
     if trained:
