@@ -21,7 +21,7 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..number_format import Column, column_of, format_length, format_number
 from ..result_columns import AXIS_HEADINGS, extra_metrics
-from ..stats.claims.paper_claims import CANNOT_SAY, ClaimFacts
+from ..stats.claims.paper_claims import CANNOT_SAY, NOT_SHOWN, ClaimFacts
 from ..stats.claims.rival_claims import claims_for
 from ..stats.effects.effect_types import AT_CHANCE_VERDICT
 from ..stats.effects.needle_baseline import needle_note
@@ -544,7 +544,7 @@ def _comparison_row(comparison: NumberComparison, axes: Sequence[str], tested: b
 
 CLAIMS_NOTE = (
     "Verdicts are computed from the numbers of this sweep; 64K stands for its longest context length. "
-    f"Weak: only one of the sign test and Student's t test is below {ALPHA}; not shown: neither is. "
+    f"Weak: only one of the sign test and Student's t test is below {ALPHA}; {NOT_SHOWN}: neither is. "
     f"Differs: the sweep has another number. {AT_CHANCE_VERDICT.partition(':')[0].capitalize()}: no "
     "compared cell and no mean of a side is above the constant-digit baseline of the needle by more "
     "than chance (5% over all cells, and over all means). Needle in %, losses in nats per token."

@@ -232,8 +232,8 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
             "Contrasts were declared in the grid before the launch and are corrected together (p corr) as one "
             "family; all other tests are exploratory.",
             "Margin: the largest difference that does not matter, as declared in the grid; p equiv: two "
-            "one-sided tests that the mean lies within it, after Holm's correction. Verdict at 5%: not shown "
-            "means neither a difference nor equivalence is shown. "
+            "one-sided tests that the mean lies within it, after Holm's correction. Verdict at 5%: not "
+            "significant means neither a difference nor equivalence is shown. "
             f"{AT_CHANCE_VERDICT.partition(':')[0].capitalize()}: no cell and no mean of a side is above the "
             "constant-digit baseline of the needle by more than chance (5% over all cells, and over both "
             "means), so a difference says nothing about retrieval.",
