@@ -114,7 +114,7 @@ def test_invalid_filters_are_refused(published: Store, filters: list[str], messa
 
 def test_reports_on_all_cells_refuse_filters(published: Store, command_line: Command) -> None:
     for name in (name for name, line in TABLES.items() if line.needs_all_cells):
-        with pytest.raises(ReportError, match="is about all cells of a sweep together"):
+        with pytest.raises(ReportError, match="needs all cells of a sweep"):
             make_table(name, published, "printed-v2", only=["memory=on"])
     for also in (
         ["--all", "--out", "x"],
@@ -150,7 +150,7 @@ def test_figure_options_are_validated_on_filtered_cells(tmp_path: Path, command_
     assert (code, "the sweep has no axis 'attn'" in err, "did you mean attn_type" in err) == (2, True, True)
     for figure in ("history", "importance"):
         code, _, err = command_line("report", "--figure", figure, "--sweep", "printed-v2", "--only", "memory=on")
-        assert (code, "is about all trials of a study together" in err) == (2, True)
+        assert (code, "needs all trials of a study" in err) == (2, True)
 
 
 def test_audit_counts_hidden_concurrent_attempts(command_line: Command) -> None:

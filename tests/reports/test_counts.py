@@ -91,7 +91,7 @@ def test_step_seconds_have_deviation_and_count(three_seeds: Store) -> None:
 def test_figures_mark_incomplete_means(three_seeds: Store) -> None:
     for name in ("needle", "length"):
         figure = make_figure(name, three_seeds, "s")
-        assert "n=k (at 256): a mean over k cells, fewer than the line has at other lengths." in figure.notes
+        assert "n=k (at 256): mean over k cells, fewer than the line has at other lengths." in figure.notes
         assert texts(figure, "n=2") == (1 if name == "needle" else 2)
     pareto = make_figure("pareto", three_seeds, "s")
     assert any(note.startswith("n=k:") for note in pareto.notes)

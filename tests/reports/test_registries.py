@@ -58,7 +58,7 @@ def test_lengths_option_needs_a_spec_that_accepts_it(
         except ReportError as error:
             refused[name] = str(error)
     assert set(refused) == {name for name, line in listed.items() if "lengths" not in line.takes} != set()
-    assert {why.partition(" is ")[2] for why in refused.values()} == {"not about context lengths; leave --length out"}
+    assert {why.partition(" has ")[2] for why in refused.values()} == {"no context lengths; remove --length"}
 
 
 def test_help_and_docs_list_all_tables_and_figures() -> None:

@@ -289,10 +289,7 @@ def test_comparison_block_agrees_with_compare_table(published: Store) -> None:
     # both are read from the same logs, which say no speed of near-replicates
     counts = {measure["heading"]: (measure["beyond"], measure["unknown"]) for measure in shown["measures"]}
     assert set(counts.values()) == {(0, 0), (0, 100)}
-    assert (
-        summary["lines"][0]
-        == "Val: 0 of 100 numbers differ by more than the known spread, where chance alone puts 5.0."
-    )
+    assert summary["lines"][0] == "Val: 0 of 100 numbers exceed the limit (5.0 expected by chance)."
     assert summary["lines"][-1] == "MFU: 100 numbers matched, none judged."
     core = page.core()
     for row in shown["rows"][:50]:
@@ -315,7 +312,7 @@ def test_comparison_says_why_numbers_are_not_judged(empty: Store, make: tuple[Ca
     empty.record_revision("others", grid_text="x", grid_file="x", cells=[build(9, attn_type="rope")])
     page = Page(dashboard(empty, "bytes", compare="pieces"))
     lines = page.block("answer")["beside"]["lines"]
-    assert lines[0] == "Not judged, since the sweeps are not of one kind: tokenizer byte instead of gpt2."
+    assert lines[0] == "Not judged, since the sweeps differ in kind: tokenizer byte instead of gpt2."
     assert {row["verdict"] for row in page.block("beside")["rows"]} == {"not judged"}
     nothing = Page(dashboard(empty, "bytes", compare="others")).block("answer")["beside"]
     assert nothing["why"] == "Sweeps bytes and others have no number of a common configuration."
@@ -349,10 +346,10 @@ def test_caveats_of_published_sweep(printed_page: Path) -> None:
     caveats = [*page.core()["care"], *page.block("answer")["care"]]
     values = [round(80 * float(row["needle"]) / 100) for row in rows("lengths") if row["length"] == "65536"]
     below = sum(digits <= 14 for digits in values)
-    assert f"Ndl@64K: {below} of 120 cells get no more than the best constant answer (17.5%): differences between them are not of retrieval." in caveats  # fmt: skip
-    assert sum("weak, discrete, zipfian weigh about a millionth" in line for line in caveats) == 1
+    assert f"Ndl@64K: {below} of 120 cells score at or below the constant-digit baseline (17.5 %): differences between them do not reflect retrieval." in caveats  # fmt: skip
+    assert sum("weak, discrete, zipfian have a weight of about 1e-6" in line for line in caveats) == 1
     assert sum("(n = 1)" in line for line in caveats) == 1
-    assert "the probability that it is: Ndl@64K 37%" in " ".join(caveats)
+    assert "P(best): Ndl@64K 37%" in " ".join(caveats)
 
 
 @pytest.mark.thorough
@@ -374,8 +371,8 @@ def test_caveats_name_diverged_runs_and_uneven_seeds(
     caveats = " ".join([*page.core()["care"], *page.block("answer")["care"]])
     assert "11 of 12 configurations have one run, the others up to 2 seeds" in caveats
     assert "1 of 13 cells lack numbers (1 diverged)" in caveats
-    assert "With the worst number in their place: " in caveats
-    assert "millionth" not in caveats
+    assert "With the worst value instead: " in caveats
+    assert "1e-6" not in caveats
     # every cell answered alike
     best = {measure["heading"]: measure for measure in page.block("answer")["best"]["measures"]}
     assert best["Ndl@64K"]["how"] == "All 11 configurations have the same number, 96.3: none is the best."
@@ -397,7 +394,9 @@ def test_page_of_printed_numbers_has_no_run_facts(printed_page: Path) -> None:
 def test_caveat_names_cells_with_summed_loss() -> None:
     def caveats_of(data: SweepData) -> list[str]:
         return [
-            line.split(" is a sum over tokens")[0] for line in sweep_caveats(data, []) if "is a sum over tokens" in line
+            line.split(" is summed over tokens")[0]
+            for line in sweep_caveats(data, [])
+            if "is summed over tokens" in line
         ]
 
     replication = load_sweep_data(shipped_store("replication"), "replication")

@@ -101,7 +101,7 @@ def test_every_tab_works_offline(visit: Any, site: Any) -> None:
     assert "share of digits recalled" in page.locator("#panel-metrics").inner_text()
     page.get_by_role("tab", name="Provenance").click()
     assert page.locator("#panel-provenance .viewport").inner_text().count("c0ffeec0ffee") == 24
-    page.get_by_role("tab", name="Answer").click()
+    page.get_by_role("tab", name="Results").click()
     assert "GPU differs: NVIDIA H200 (24 cells), NVIDIA H100 (1 cell)" in page.locator("#care").inner_text()
 
 
@@ -168,7 +168,7 @@ def test_address_restores_view_of_picked_cells(visit: Any, site: Any) -> None:
     page.locator("[data-group=Win] .level[data-level=off] input").check()
     for slug in (names[0], names[4]):
         page.get_by_label(f"Draw the curves of {slug}").check()
-    page.get_by_role("button", name="Show their curves").click()
+    page.get_by_role("button", name="Show curves").click()
     page.wait_for_selector("#chart-needle[data-traces]")
     assert page.locator("#chart-training").get_attribute("data-traces") == "4"
     assert (
@@ -323,7 +323,7 @@ CUT_OFF = """() => [...document.querySelectorAll('.viewport .n button, .viewport
 @pytest.mark.thorough
 def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: int) -> None:
     page = visit(f"{site[0]}#tab=cells&pick={WILD}", width=width, height=900)
-    for name in ("Answer", "Cells", "Curves (1)", "Effects", "Failures", "Provenance", "Metrics"):
+    for name in ("Results", "Cells", "Curves (1)", "Effects", "Failures", "Provenance", "Metrics"):
         page.get_by_role("tab", name=name).click()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert page.evaluate(OVERLAPS) == [], name
@@ -405,7 +405,7 @@ def test_new_data_leave_the_reader_where_he_is(visit: Any, site: Any) -> None:
     assert "1 running" in page.locator("#summary").text_content()
     assert page.locator("#picked .chip span").text_content() == names[2]
     assert page.get_by_role("button", name="1.234", exact=True).count() == 1
-    page.get_by_role("tab", name="Answer").click()
+    page.get_by_role("tab", name="Results").click()
     assert "1 running" in page.locator("#progress").inner_text()
 
 

@@ -68,15 +68,15 @@ def strange_names(store: Store, make: Make, run: Run) -> None:
 
 NONE_YET = "No cell has a number yet."
 NO_NEEDLE = "No cell has needle accuracies yet."
-NO_LOSS = "No attempt recorded a validation loss during its training."
+NO_LOSS = "No attempt recorded a validation loss during training."
 SAME = "configurations have the same number"
 SAYS: list[tuple[Callable[..., None], dict[str, str]]] = [
     (single_cell, {"best": "the only configuration", "forest": "No axis varies: the sweep has one configuration.", "losses": NO_LOSS}),
-    (no_pairs, {"forest": "No two cells with numbers agree on all axes but one", "care": "(n = 1)"}),
-    (all_diverged, {"best": NONE_YET, "forest": "there is no pair to compare yet", "needle": NO_NEEDLE, "care": "2 of 2 cells lack numbers (2 diverged)"}),
+    (no_pairs, {"forest": "No matched pairs yet", "care": "(n = 1)"}),
+    (all_diverged, {"best": NONE_YET, "forest": "No matched pairs yet", "needle": NO_NEEDLE, "care": "2 of 2 cells lack numbers (2 diverged)"}),
     (seeds_missing, {"best": "Val", "care": "2 of 6 cells lack numbers (2 new)"}),
     (a_constant_number, {"best": f"All 4 {SAME}, 2.000: none is the best.", "forest": "0.000"}),
-    (nothing_finished, {"best": NONE_YET, "forest": "there is no pair to compare yet", "needle": NO_NEEDLE, "progress": "1 running", "losses": NO_LOSS}),
+    (nothing_finished, {"best": NONE_YET, "forest": "No matched pairs yet", "needle": NO_NEEDLE, "progress": "1 running", "losses": NO_LOSS}),
     (strange_names, {"asked": "__proto__", "forest": "constructor"}),
 ]  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_a_part_that_is_empty_says_why(
             page.locator("#loss-picture", has_text=text).wait_for()
         else:
             assert text in page.locator(f"#{part}").inner_text()
-    for name in ("Cells", "Curves", "Effects", "Compare", "Failures", "Provenance", "Metrics", "Answer"):
+    for name in ("Cells", "Curves", "Effects", "Compare", "Failures", "Provenance", "Metrics", "Results"):
         page.get_by_role("tab", name=name).click()
         panel = page.locator("[role=tabpanel]:visible")
         page.wait_for_timeout(50)

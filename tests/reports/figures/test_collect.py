@@ -66,7 +66,7 @@ class TestLengths:
         half = 2.262157162798 * stdev(logged) / math.sqrt(10)
         assert (line["low"], line["high"]) == pytest.approx((fmean(logged) - half, fmean(logged) + half), abs=1e-9)
         assert [round(100 * line[side], 1) for side in ("value", "low", "high")] == [63.0, 50.6, 75.4]
-        assert "Bars: 95% t intervals between the configurations" in needles.notes[0]
+        assert "Bars: 95% t intervals across configurations" in needles.notes[0]
 
     def test_a_single_cell_has_the_interval_of_its_trials(self, needles: FigureData) -> None:
         best = needles.frame[(needles.frame["value"] == 0.925) & (needles.frame["length"] == 65536)]
@@ -138,7 +138,7 @@ class TestDiagnostics:
         assert len(rows(figure_data)) == 4 * 11
         remembering = [cell.cell_id for cell in published.cell_states("printed-v2") if cell.levels["memory"] == "on"]
         assert sorted(figure_data.trace["cells"]) == sorted(remembering)
-        assert "no weights of the trained networks are at hand" in figure_data.notes[0]
+        assert "the trained weights are not available" in figure_data.notes[0]
 
     def test_learned_slopes_join(self, store: Store, make: Any, run: Callable[..., None]) -> None:
         cell, _ = make
@@ -286,5 +286,5 @@ class TestUnavailable:
             make_figure("state-norm", store)
 
     def test_unknown_figure_suggests_nearest_name(self, empty: Store) -> None:
-        with pytest.raises(ReportError, match=r"there is no figure parto; .*did you mean pareto\?"):
+        with pytest.raises(ReportError, match=r"unknown figure parto; .*did you mean pareto\?"):
             make_figure("parto", empty)

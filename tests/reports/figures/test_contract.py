@@ -232,7 +232,7 @@ def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(shown: Callable[[str]
 @pytest.mark.thorough
 def test_diverged_loss_does_not_flatten_rest(poor: Store) -> None:
     figure_data = make_figure("loss", poor, "seeds-missing")
-    assert "1 diverged and stand in no mean." in figure_data.notes
+    assert "1 diverged and are excluded from means." in figure_data.notes
     figure = figure_of(figure_data, FigureOptions())
     assert [axes.get_ylim()[1] < 13 for axes in figure.axes] == [True, True]
     legend_labels = {text.get_text() for text in figure.legends[0].get_texts()}

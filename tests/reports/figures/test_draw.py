@@ -77,7 +77,7 @@ class TestLegends:
     def test_every_end_is_named_with_its_count(self, every: Store) -> None:
         handles = legend_of(figure_of(make_figure("timeline", every)))
         ends = ["done (6)", "running (1)", "interrupted (1)", "failed (1)", "diverged (1)"]
-        assert handles == [*ends, "failed or diverged here"]
+        assert handles == [*ends, "failed or diverged"]
 
     @pytest.mark.thorough
     def test_pareto_names_mixers_and_front(self, every: Store) -> None:
@@ -94,7 +94,7 @@ class TestLegends:
     @pytest.mark.thorough
     def test_the_best_constant_answer_is_a_line_among_the_needles(self, published: Store) -> None:
         figure = figure_of(make_figure("pareto", published, "printed-v2"))
-        assert "constant answer 17.5%" in legend_of(figure)
+        assert "constant digit 17.5 %" in legend_of(figure)
         flat = [sum(list(line.get_ydata()) == [17.5, 17.5] for line in axes.lines) for axes in figure.axes]
         assert flat == [0, 1]
 
@@ -114,7 +114,7 @@ class TestLegends:
         assert [label.endswith(": diverged") for label in handles] == [level in gone for level in order]
         assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4
         slopes = legend_of(figure_of(make_figure("count-map", every)))
-        assert slopes[1:] == ["at the start: β 0.201", "no memory: β 0.200", "with memory: β 0.220"]
+        assert slopes[1:] == ["at initialization: β 0.201", "no memory: β 0.200", "with memory: β 0.220"]
 
     @pytest.mark.thorough
     def test_drawn_lines_are_the_numbers_of_the_frame(self, published: Store) -> None:
@@ -137,7 +137,7 @@ class TestFiles:
         ("format", "content"), [("svg", b"<svg/>"), ("pdf", b"%PDF-1.4"), ("png", b"\x89PNG"), ("svg", b"<")]
     )
     def test_a_strange_file_has_none(self, format: str, content: bytes) -> None:
-        with pytest.raises(ReportError, match=f"this {format} carries no trace of ours"):
+        with pytest.raises(ReportError, match=f"this {format} has no atma-sweep trace"):
             read_trace(content, format)
 
     @pytest.mark.thorough
@@ -252,8 +252,8 @@ class TestCommand:
                 "'x.docx' has no ending that names a format; end it in .svg, .pdf, .png",
             ),
             (("--figure", "needle", "--format", "docx"), "figures cannot be written as 'docx'"),
-            (("--figure", "9"), "there is no figure 9"),
-            (("--figure", "needle", "--table", "6"), "a table and a figure need one command each"),
+            (("--figure", "9"), "unknown figure 9"),
+            (("--figure", "needle", "--table", "6"), "ask for one of them at a time"),
         ],
     )
     def test_what_cannot_be_is_refused(

@@ -97,7 +97,7 @@ def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(
     monkeypatch.setattr(loss_figure, "MOST_POINTS", 14 * 20)
     monkeypatch.setattr(loss_figure, "FEWEST_POINTS", 5)
     thin = make_figure("loss", large_sweep, "s")
-    assert thin.notes[-1] == "Drawn: at most 20 of up to 81 points a curve."
+    assert thin.notes[-1] == "Drawn: at most 20 of up to 81 points per curve."
     assert list(thin.frame.columns) == list(complete.frame.columns)
     assert thin.frame.dtypes.astype(str).to_dict() == complete.frame.dtypes.astype(str).to_dict()
     complete_rows = {(row["cell"], row["step"]): row for row in complete.as_json()["rows"]}
@@ -180,7 +180,7 @@ def test_training_loss_is_drawn_without_validation(empty: Store, make: Any) -> N
     figure_data = make_figure("loss", empty, "s")
     assert figure_data.notes == (
         "No validation loss is stored.",
-        "Lines: training loss, not smoothed, of so few points.",
+        "Lines: training loss, not smoothed (too few points).",
     )
     with drawing.settings():
         assert drawn(figure_data).get_supylabel() == "training loss, smoothed, nats per token"
@@ -208,7 +208,7 @@ def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
     ("by", "why"),
     [
         ("windwo", "sweep s has no such axis; .*did you mean window|no such axis"),
-        ("window", "all cells of sweep s stand at one level of it"),
+        ("window", "all cells of sweep s have the same level of it"),
     ],
 )
 def test_constant_axis_is_refused_in_single_line(large_sweep: Store, by: str, why: str) -> None:
@@ -223,7 +223,7 @@ def test_logarithmic_axes_on_request(large_sweep: Store) -> None:
     with drawing.settings():
         first, second = drawn(figure_data).axes[:2]
     assert [first.get_xscale(), first.get_yscale(), second.get_yscale()] == ["log", "log", "linear"]
-    assert "Logarithmic axes leave out" in figure_data.notes[-1]
+    assert "Logarithmic axes omit" in figure_data.notes[-1]
 
 
 @pytest.mark.thorough
@@ -303,7 +303,7 @@ def test_compared_sweep_adds_points_with_time(empty: Store, make: Any) -> None:
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["all cells: 4.000", "printed-atlas, no memory: 4.900", "printed-atlas, ATLAS: 5.500"]
     assert figure.axes[0].get_xlabel() == "hours of training"
-    with pytest.raises(ReportError, match="no training curve of it is stored"):
+    with pytest.raises(ReportError, match="has no stored training curve"):
         make_figure("loss", empty, "s", options={"compare": "printed-atlas"})
     compared_figure = make_figure("loss", empty, "s", options={"compare": "printed-v2"})
     assert (compared_figure.frame["first"] == "printed-v2").sum() == len(paper.rows("curves"))
@@ -322,7 +322,7 @@ def test_compared_training_without_time_is_omitted(empty: Store, make: Any) -> N
         empty.finish_attempt(attempt.id, 1, "done")
     figure_data = make_figure("loss", empty, "mine", options={"against": "time", "compare": "theirs"})
     assert figure_data.frame[figure_data.frame["first"] == "theirs"]["wall_s"].tolist() == [60.0]
-    assert "Of 2 cells of sweep theirs no curve or time is on record." in figure_data.notes
+    assert "No curve or time is stored for 2 cells of sweep theirs." in figure_data.notes
 
 
 def test_constant_mixer_uses_two_further_axes(empty: Store, make: Any) -> None:

@@ -182,7 +182,7 @@ class TestItems:
         assert len(figure_of(figure_data).axes) == 2
 
     def test_printed_numbers_have_no_trials(self, published: Store) -> None:
-        with pytest.raises(ReportError, match="sweep printed-v2 has no trials of the needle") as error:
+        with pytest.raises(ReportError, match="sweep printed-v2 has no stored needle trials") as error:
             make_figure("items", published, "printed-v2")
         assert "\n" not in str(error.value)
 
@@ -191,7 +191,7 @@ class TestItems:
 class TestBadInput:
     @pytest.mark.parametrize(
         ("name", "why"),
-        [("power", "has two runs with a"), ("seeds", "has two runs with a"), ("items", "no trials of the needle")],
+        [("power", "has two runs with a"), ("seeds", "has two runs with a"), ("items", "no stored needle trials")],
     )
     def test_single_runs_are_refused_in_single_line(self, every: Store, name: str, why: str) -> None:
         with pytest.raises(ReportError, match=why) as error:
@@ -203,7 +203,7 @@ class TestBadInput:
         empty.record_revision("same", grid_text="x", grid_file="x.yaml", cells=[cell(i, seed=i) for i in range(3)])
         for i in range(3):
             run(empty, cell(i).id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
-        with pytest.raises(ReportError, match="no number of sweep same varies between runs"):
+        with pytest.raises(ReportError, match="no number of sweep same varies between replicates"):
             make_figure("power", empty)
         figure_data = make_figure("seeds", empty)
         assert set(figure_data.frame["difference"]) == {0.0}
@@ -229,4 +229,4 @@ class TestBadInput:
         assert {"mixer-of-number-0, no memory", "mixer-of-number-19, with memory"} <= set(texts), (
             "of least and most noise"
         )
-        assert any("5 of most" in note for note in figure_data.notes)
+        assert any("5 strata with most" in note for note in figure_data.notes)

@@ -112,10 +112,10 @@ class TestRetention:
     def test_first_cells_or_highlighted_ones_are_drawn(self, probed: Store) -> None:
         figure_data = make_figure("retention", probed)
         titles = {axes.get_title() for axes in figure_of(figure_data).axes} - {""}
-        assert titles == {"FoX", "memory beside FoX", "NoPE", "memory beside NoPE"}
+        assert titles == {"FoX", "memory with FoX", "NoPE", "memory with NoPE"}
         look = with_highlight(COLUMN, load_sweep_data(probed), ["fox,seed=1"])
         titles = {axes.get_title().replace("\n", " ") for axes in figure_of(figure_data, look).axes} - {""}
-        assert titles == {"FoX, seed 1", "memory beside FoX, seed 1"}
+        assert titles == {"FoX, seed 1", "memory with FoX, seed 1"}
 
 
 class TestPasskey:

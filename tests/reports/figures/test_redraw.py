@@ -86,7 +86,7 @@ def test_a_pdf_and_a_png_are_drawn_again_too(pictures: dict[str, bytes], problem
     assert problems(pdf.replace(page, zlib.compress(drawn, 1) + b"\n"), "pdf") == []
     assert problems(pictures["png"], "png") == []
     assert redraw.first_difference(repainted(pictures["png"]), pictures["png"], "png") == (
-        "1 dots have another colour, the first at column 7, row 5"
+        "1 pixels have another colour, the first at column 7, row 5"
     )
     assert "it cannot be read as png" in str(redraw.first_difference(b"x" + pictures["png"], pictures["png"], "png"))
 

@@ -26,9 +26,9 @@ def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
     assert set(figure_data.frame["axis"]) == {AXIS}, "it has the most levels"
     assert set(figure_data.frame["length"]) == set(RATES)
     assert figure_data.notes == (
-        "Lines: means over model.n_layers, seed; dots: single cells. Band: 95% t intervals between the configurations of a "
-        "line, the seeds of each averaged first.",
-        "Other axes of numbers, for --by: model.n_layers.",
+        "Lines: means over model.n_layers, seed; dots: single cells. Band: 95% t intervals across "
+        "configurations (seeds averaged).",
+        "Other numeric axes (--by): model.n_layers.",
     )
     axes = figure_of(figure_data).axes[0]
     lines = {line.get_label(): line for line in axes.lines if line.get_linestyle() != "None"}
@@ -66,7 +66,7 @@ def test_response_by_second_axis(rates: Store) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--by", "attn_type"], "--by attn_type: that is no axis of sweep rates whose levels are numbers"),
+        (["--by", "attn_type"], "--by attn_type: sweep rates has no such numeric axis"),
         (["--by", "train.muon"], "did you mean train.muon_lr?"),
         (["--compare", "printed-v2"], "a table and a figure need one command each"),
     ],
@@ -79,7 +79,7 @@ def test_response_refusals_are_single_lines(rates: Store, tmp_path: Path, argume
 
 
 def test_sweep_without_numeric_axis_has_no_response(every: Store) -> None:
-    with pytest.raises(ReportError, match="sweep all has no axis whose levels are numbers; give its grid one"):
+    with pytest.raises(ReportError, match="sweep all has no numeric axis; add one to its grid"):
         make_figure("response", every)
 
 

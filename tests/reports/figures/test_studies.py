@@ -231,13 +231,13 @@ class TestPruned:
 
 
 REFUSED = [
-    ("tuned", "front", "the figure front takes two objectives, and the study of sweep tuned has val.val_loss alone; ask for"),
+    ("tuned", "front", "the figure front needs two objectives, but the study of sweep tuned has only val.val_loss; use --figure"),
     ("few", "importance", "the figure importance needs at least 10 finished trials; sweep few has 3; launch it"),
     ("few", "contours", "the figure contours needs at least 4 finished trials; sweep few has 3; launch it"),
     ("none", "history", "the figure history needs at least 1 finished trial; sweep none has 0; launch it"),
-    ("still", "contours", "two settings, and only train.muon_lr differs between the trials of sweep still; ask for --figure slices"),
-    ("still", "importance", "two settings, and only train.muon_lr differs between the trials of sweep still; ask for --figure slices"),
-    ("tuned", "response", "the trials of sweep tuned differ in all that is searched, so that none is a mean of others; ask for"),
+    ("still", "contours", "two settings that vary, and only train.muon_lr differs between the trials of sweep still; use --figure slices"),
+    ("still", "importance", "two settings that vary, and only train.muon_lr differs between the trials of sweep still; use --figure slices"),
+    ("tuned", "response", "the trials of sweep tuned differ in all searched settings, so there are no means over trials; use --figure"),
     ("grid", "slices", "sweep grid is not a study; add search: to its grid"),
 ]  # fmt: skip
 
@@ -280,5 +280,5 @@ def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path,
 
 
 def test_unknown_evaluator_is_refused(studies: Store) -> None:
-    with pytest.raises(ReportError, match="there is no evaluator palm-reading of importance"):
+    with pytest.raises(ReportError, match="unknown evaluator palm-reading of importance"):
         make_figure("importance", studies, options={"evaluator": "palm-reading"})

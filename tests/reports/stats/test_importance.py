@@ -112,7 +112,7 @@ def test_figure_trace_records_the_evaluator(studies: Store, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     figure = make_figure("importance", studies, "tuned")
     assert figure.trace["options"] == {"evaluator": PED_ANOVA}
-    assert figure.notes[0].startswith("PED-ANOVA of 33 trials that are done")
+    assert figure.notes[0].startswith("PED-ANOVA of 33 finished trials")
     rows = figure.frame.set_index("setting")
     assert rows["share"].sum() == pytest.approx(100)
     assert list(rows["sure"]) == [True, False, False, False]

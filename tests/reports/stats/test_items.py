@@ -263,4 +263,4 @@ class TestTable:
             warnings.simplefilter("error")
             sweep(cells)
             table = make_table("items", empty, "own")
-        assert table.rows or "No item of a probe" in table.notes[-1]
+        assert table.rows or "No items are stored" in table.notes[-1]

@@ -181,7 +181,7 @@ class TestCompare:
         ]
         assert table.above[0] == "Not judged: MFU (GPU NVIDIA H200 instead of NVIDIA L4)."
         assert "Unlike printed-v2: GPU NVIDIA H200 instead of NVIDIA L4." in table.notes
-        assert "Val: 1 within the known spread, 0 beyond, where chance alone puts 0.1." in table.notes
+        assert "Val: 1 within the known spread, 0 beyond (0.1 expected by chance)." in table.notes
         assert "MFU: not judged." in table.notes
         # what one side alone says is no difference, and is not passed over
         (lacking,) = [note for note in table.notes if note.startswith("Not recorded for mine: ")]
@@ -194,7 +194,7 @@ class TestCompare:
         """With limits at 95%, twenty judged numbers are expected to give one beyond."""
         table = make_table("compare", published, "printed-v1", reference="printed-v2", table="2")
         notes = [note for note in table.notes if "chance alone" in note]
-        assert notes[0] == "Clean@2K: 3 within the known spread, 0 beyond, where chance alone puts 0.2."
+        assert notes[0] == "Clean@2K: 3 within the known spread, 0 beyond (0.2 expected by chance)."
 
     def test_compare_restricted_to_a_table(self, published):
         second = make_table("compare", published, "printed-v1", reference="printed-v2", table="2")
@@ -235,7 +235,7 @@ class TestRefusal:
         ]
         (line,) = [line for line in table.above if line.startswith("Not judged")]
         assert line.startswith(
-            "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2; corpus stdlib instead of "
+            "Not judged, since the sweeps differ in kind: tokenizer bytes instead of gpt2; corpus stdlib instead of "
             "fineweb-edu; parameters 530K instead of 378M; train.tokens 200000 instead of 996147200; "
         )
         for text in ("train.loss_reduction mean instead of sum", "train.schedule cosine instead of linear"):
@@ -255,7 +255,7 @@ class TestRefusal:
         measure("wide", [cell(0), cell(1, seed=1)], [val(3.0), val(3.1)], [replace(LIKE, config=wide)] * 2)
         store = measure("narrow", [cell(2)], [val(3.0)], [replace(LIKE, config=narrow)])
         table = make_table("compare", store, "narrow", reference="wide")
-        assert table.above[0] == "Not judged, since the sweeps are not of one kind: model.d_model 64 instead of 128."
+        assert table.above[0] == "Not judged, since the sweeps differ in kind: model.d_model 64 instead of 128."
 
     @pytest.mark.thorough
     def test_recipe_difference_affects_its_probe_only(self, measure, make):
@@ -273,7 +273,7 @@ class TestRefusal:
         db = str(tmp_path / "empty.db")
         result = CliRunner().invoke(app, ["report", "--compare", "printed-v2", "--sweep", "mine", "--db", db])
         assert result.exit_code == 0
-        assert "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2" in result.stdout
+        assert "Not judged, since the sweeps differ in kind: tokenizer bytes instead of gpt2" in result.stdout
         assert "1.500" in result.stdout
 
 

@@ -68,10 +68,10 @@ def test_nothing_to_compare(tables: Any, levels: list[dict[str, Any]], state: st
     tables_by_name = tables(levels, lambda index: 0.5, state)
     rows = tables_by_name["effects"].rows
     assert all(row[1].endswith("(declared)") and "-" in row for row in rows)
-    assert "no two cells with numbers agree on all axes but one" in notes(tables_by_name["effects"]).lower()
+    assert "no two measured cells differ in exactly one axis" in notes(tables_by_name["effects"]).lower()
     assert tables_by_name["interactions"].rows == tables_by_name["power"].rows == ()
     assert "no four cells" in notes(tables_by_name["interactions"]).lower()
-    assert "how large a difference it can see is not known" in notes(tables_by_name["power"])
+    assert "the required sample size is unknown" in notes(tables_by_name["power"])
     assert {row[-1] for row in tables_by_name["contrasts"].rows} == {"no pairs"}
 
 
@@ -105,7 +105,7 @@ def test_seeds_missing_here_and_there(tables: Any) -> None:
 def test_two_seeds_get_a_note(tables: Any, seeds: int) -> None:
     tables_by_name = tables(square("polar", "nope", seeds=seeds), lambda index: index * (index + 3) % 11 / 10)
     for name in ("effects", "contrasts"):
-        assert ("Of two seeds one difference alone" in notes(tables_by_name[name])) == (seeds == 2)
+        assert ("With two seeds the spread" in notes(tables_by_name[name])) == (seeds == 2)
 
 
 def test_all_seeds_alike(tables: Any) -> None:

@@ -52,5 +52,5 @@ def test_answers_rows_and_loss_with_both_intervals(own: Store) -> None:
     )
     assert (omega["Rows 95% sequences"].low, omega["Rows 95% sequences"].high) == pytest.approx(wilson(85, 200))
     assert omega["Loss"].value == pytest.approx(0.15)
-    assert "A guess among the values is right in 1.6 %." in table.notes
+    assert "Chance level (a random value): 1.6 %." in table.notes
     assert table.columns[:3] == ("Type", "Mem", "Answers")

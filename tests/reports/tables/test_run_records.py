@@ -96,9 +96,9 @@ def test_without_a_prediction_the_hours_stand_alone(store: Store) -> None:
     (row,) = table.raw
     assert (row["predicted_hours"], row["ratio"]) == (None, None)
     assert row["took_hours"] == pytest.approx(690 / 3600)
-    assert "The launch kept no prediction." in table.notes
+    assert "The launch stored no prediction." in table.notes
 
 
 def test_published_cells_have_no_hours() -> None:
     table = make_table("budget", open_published(), "printed-v2")
-    assert (table.rows, table.notes[-1]) == ((), "Nobody says what published cells took.")
+    assert (table.rows, table.notes[-1]) == ((), "Published cells have no recorded hours.")

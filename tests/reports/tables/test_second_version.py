@@ -32,7 +32,7 @@ def test_a_number_of_the_second_version_alone_is_offered(published: Store, numbe
     with pytest.raises(ReportError) as caught:
         make_table(number, published, "printed-v2")
     assert str(caught.value) == (
-        f"there is no table {number}; in the paper's second version it is v2:{number}, here {name}; choose one of: {choices}"
+        f"unknown table {number}; table {number} of the paper's second version is v2:{number}, here {name}; choose one of: {choices}"
     )
 
 
@@ -42,4 +42,4 @@ def test_second_version_numbers_at_the_command_line(command_line: Callable[..., 
     assert code == 0
     code, _, err = command_line("report", "--sweep", "printed-v2", "--table", "8")
     assert code == 2
-    assert "it is v2:8, here 6" in err
+    assert "is v2:8, here 6" in err

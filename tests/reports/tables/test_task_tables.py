@@ -113,10 +113,12 @@ class TestFlipFlop:
 
     def test_the_notes_have_what_coins_score(self, own, published):
         notes = make_table("flipflop", own, "own").notes
-        assert "Fair coins get exactly right: IID 14.0% of 16,000, Sparse 14.0% of 160,000, Dense 14.0% of 4,000 sequences." in notes  # fmt: skip
+        assert "Exactly correct by fair coins: IID 14.0% of 16,000, Sparse 14.0% of 160,000, Dense 14.0% of 4,000 sequences." in notes  # fmt: skip
         notes = make_table("flipflop", published, "printed-tra").notes
         # 0.5 (1 - p_r / 2)^254 with p_r = 0.1, 0.01 and 0.45
-        assert "Fair coins get exactly right, by the task's definition: IID 1e-06, Sparse 14.0%, Dense 4e-29." in notes
+        assert (
+            "Exactly correct by fair coins, from the task's definition: IID 1e-06, Sparse 14.0%, Dense 4e-29." in notes
+        )
 
     def test_missing_seeds_are_counted_with_reasons(self, empty, make):
         cell, _ = make
@@ -139,7 +141,7 @@ class TestFlipFlop:
         cell, _ = make
         table = make_table(name, sweep(empty, "none", [(cell(0), None)]), "none")
         assert table.rows == ()
-        assert f"Nothing of the probe {name} was measured or asked for." in table.notes
+        assert f"No number of the probe {name} was measured or requested." in table.notes
         requested_sweep = sweep(empty, "asked", [(cell(1), None)], requested=[[name, 128]])
         assert make_table(name, requested_sweep, "asked").rows[0][0] == "polar"
 
@@ -179,7 +181,10 @@ class TestDownstream:
             ("67.1", "46.6", "33.1", "63.1", "52.5"),
             ("68.9", "47.1", "39.8", "63.0", "54.7"),
         ]
-        assert "An average that is not the four's to the digit: fox 50.4, of the four as printed 50.475." in table.notes
+        assert (
+            "Printed averages that differ from the mean of the four printed numbers: fox 50.4, mean of the four 50.475."
+            in table.notes
+        )
         assert any("rescale factor at C = 128: 5.91" in note for note in table.notes)
 
     @pytest.mark.thorough
@@ -247,7 +252,7 @@ class TestCompare:
         table = make_table("compare", store, "dense", reference="printed-tra")
         assert table.columns[-5:] == ("Measured", "Published", "Difference", "Limit", "p")
         assert [row[-1] for row in table.rows] == ["0.0667", "1.0000", "0.2000"]
-        assert any(note.startswith("Beside runs that all printed the same number") for note in table.notes)
+        assert any(note.startswith("Where all published runs have the same number") for note in table.notes)
 
     @pytest.mark.thorough
     def test_number_far_from_printed_value_is_beyond(self, empty, make):
@@ -274,7 +279,7 @@ class TestCompare:
         store = sweep(empty, "small", [(record, flips(1.0, 0.5, 1.0))])
         table = make_table("compare", store, "small", reference="printed-tra")
         assert table.above[0] == (
-            "Not judged, since the sweeps are not of one kind: train.tokens 1000000 instead of 819200000; model.n_layers 2 "
+            "Not judged, since the sweeps differ in kind: train.tokens 1000000 instead of 819200000; model.n_layers 2 "
             "instead of 4."
         )
         assert [row[-4:] for row in table.rows] == [
@@ -331,9 +336,7 @@ class TestCompare:
         table = make_table(
             "compare", sweep(empty, "muon", [(record, flips(sparse=0.9))]), "muon", reference="printed-tra"
         )
-        assert table.above[0] == (
-            "Not judged, since the sweeps are not of one kind: train.optimizer muon instead of adamw."
-        )
+        assert table.above[0] == ("Not judged, since the sweeps differ in kind: train.optimizer muon instead of adamw.")
         assert not any(note.startswith("Not recorded for muon") and "train." in note for note in table.notes)
 
     def test_flipflop_page_has_the_rows_of_the_command(self, empty, make):

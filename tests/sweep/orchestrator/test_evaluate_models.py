@@ -121,7 +121,7 @@ def test_native_pairing_is_another_row(desk: Bench, model_folder: Path) -> None:
     assert sum(slug.endswith("-native") for slug in slugs) == 1
     table = desk.ask("report", "--table", "open-weight", "--sweep", "micro")
     assert "tiny-llama, float32, native pairing (external)" in table
-    assert "Native pairing: texts cut by the model's own tokens" in table
+    assert "Native pairing: texts are cut by the model's own tokens" in table
     assert desk.sql("SELECT count(*) FROM sweep") == [(2,)]
 
 

@@ -115,10 +115,10 @@ def _reports_know_it(folder: Path, source: str) -> None:
     assert shown == [("Glow@32", 1), ("Glow@64", 1)]
     drawn = [(chart["probe"], chart["title"], chart["unit"]) for chart in page["charts"]]
     assert drawn[2:] == [
-        ("needle", "Needle: digits right", "%"), ("glow", "Glow: Light of all lamps together", "lux"),
+        ("needle", "Needle: digits recalled", "%"), ("glow", "Glow: Light of all lamps together", "lux"),
     ]  # fmt: skip
     assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {description}
-    assert "In their own units: Glow@32 lux, Glow@64 lux." in make_table("effects", store, "micro").notes
+    assert "Other units: Glow@32 lux, Glow@64 lux." in make_table("effects", store, "micro").notes
     frame = collect(store, load_sweep_data(store, "micro")).frame
     assert set(frame[frame["measure"] == "Glow@64"]["unit"]) == {"lux"}
     data = load_sweep_data(store, "micro")

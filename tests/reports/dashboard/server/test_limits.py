@@ -179,7 +179,7 @@ def test_lack_of_descriptors_is_reported_once(capfd: pytest.CaptureFixture[str])
     loop.close()
     assert capfd.readouterr().err == (
         "the server of the page cannot accept a connection: Too many open files; clients wait until connections are "
-        "closed; this is reported once\n"
+        "closed (reported once)\n"
     )
 
 

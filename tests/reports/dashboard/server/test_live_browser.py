@@ -122,7 +122,7 @@ def test_what_is_open_and_enlarged_stays_so(visit: Callable[..., Visit], site: S
     page.wait_for_selector("#chart-training[data-traces]")
     page.locator("#panel-curves summary").click()
     page.evaluate("Plotly.relayout('chart-training', {'xaxis.range': [2, 5]})")
-    page.get_by_role("tab", name="Answer").click()
+    page.get_by_role("tab", name="Results").click()
     page.locator("#panel-answer summary").first.click()
     finish(store, 1.234)
     seen.version(2)
@@ -204,7 +204,7 @@ def test_live_page_reports_end_of_server_and_keeps_data(visit: Callable[..., Vis
         seen = visit(site.address)
     page = seen.page
     page.wait_for_function("() => document.querySelector('#live-note').textContent.startsWith('Not live any more')")
-    assert "the server has ended" in page.locator("#live-note").text_content()
+    assert "the server has stopped" in page.locator("#live-note").text_content()
     page.get_by_role("tab", name="Effects").click()
     page.locator("#panel-effects tbody th").first.wait_for()
     assert page.locator("#trouble").is_hidden()
@@ -226,5 +226,5 @@ def test_another_page_can_neither_read_nor_frame_it(browser: Any, site: Site, tm
         == "TypeError"
     )
     frame = page.frames[1]
-    assert "Answer" not in frame.content()
+    assert "Results" not in frame.content()
     context.close()

@@ -93,7 +93,7 @@ def test_serve_refuses_port_in_use_in_single_line(command_line: Run) -> None:
         port = bound.getsockname()[1]
         code, out, err = command_line("dashboard", "--sweep", "printed-v2", "--port", str(port), "--no-open")
     assert (code, out) == (3, "")
-    assert err == f"atma-sweep: port {port} of 127.0.0.1 is taken; name another with --port, or leave it out\n"
+    assert err == f"atma-sweep: port {port} of 127.0.0.1 is in use; choose another with --port, or omit it\n"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.Mo
     monkeypatch.setattr(module.sys, "platform", "linux")
     monkeypatch.setattr(module.webbrowser, "open", lambda url: pytest.fail("a browser was opened"))
     with module.opened_in_browser("http://127.0.0.1:1/secret/") as note:
-        assert note == "no browser to open here; open the address yourself"
+        assert note == "no browser available; open the address yourself"
 
 
 def test_serve_prints_address_before_building_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_serve_prints_address_before_building_page(folder: Path, monkeypatch: py
 
 def test_a_page_that_cannot_be_prepared_ends_the_server(folder: Path) -> None:
     addresses: list[str] = []
-    with pytest.raises(ReportError, match="that is the sweep of the page itself"):
+    with pytest.raises(ReportError, match="this is the sweep of the page itself"):
         module.serve("big", str(folder / "atma.db"), compare="big", browser=False, tell=addresses.append)
     assert len(addresses) == 1
 

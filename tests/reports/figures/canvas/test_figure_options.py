@@ -184,10 +184,10 @@ class TestOwnStyle:
     @pytest.mark.parametrize(
         ("line", "why"),
         [
-            ("font.sise: 7", r"line 2: font\.sise is no setting of a style here; did you mean font\.size\?"),
+            ("font.sise: 7", r"line 2: font\.sise cannot be set in a style file; did you mean font\.size\?"),
             ("font.size: large enough", r"line 2: .*font\.size"),
-            ("font.size", "line 2: a style file has a setting a line"),
-            ("text.usetex: True", "line 2: text.usetex is no setting of a style here"),
+            ("font.size", "line 2: one setting per line expected"),
+            ("text.usetex: True", "line 2: text.usetex cannot be set in a style file"),
             ("text.latex.preamble: x", "line 2: text.latex.preamble is no setting"),
             ("backend: Qt5Agg", "line 2: backend is no setting"),
             ("font.size: nan", "line 2: .*font.size"),
@@ -201,9 +201,7 @@ class TestOwnStyle:
         assert "\n" not in str(error.value)
 
     def test_unknown_style_suggests_nearest(self) -> None:
-        with pytest.raises(
-            ReportError, match=r"there is no style 'natur'; .*did you mean nature\?; or a file that ends"
-        ):
+        with pytest.raises(ReportError, match=r"unknown style 'natur'; .*did you mean nature\?; or a file that ends"):
             options_from_cli("natur")
         with pytest.raises(ReportError, match="cannot read the style"):
             options_from_cli("nothing.mplstyle")
@@ -224,7 +222,7 @@ class TestTrace:
          {"own": {"text.usetex": True}}, {"own": 3}, {"own": {"font.size": []}}, {"highlight": 3}],
     )  # fmt: skip
     def test_invalid_stored_options_are_refused(self, stored_options: Any) -> None:
-        with pytest.raises(ReportError, match=r"^its look cannot be read[^\n]*draw the figure again$"):
+        with pytest.raises(ReportError, match=r"^its style options cannot be read[^\n]*draw the figure again$"):
             options_from_trace(stored_options)
 
     @pytest.mark.thorough
@@ -278,7 +276,7 @@ def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     result = report("--figure", "needle", "--by", "memory", "--db", "empty.db")
     assert isinstance(result.exception, ReportError)
-    assert str(result.exception) == "figure needle takes no --by; those that do: loss, response"
+    assert str(result.exception) == "figure needle takes no --by; figures that do: loss, response"
 
 
 @pytest.mark.thorough

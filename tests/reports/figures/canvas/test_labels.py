@@ -63,7 +63,7 @@ def test_baseline_label_hides_no_mean(gap: float) -> None:
     for height in (6, 12, 18):
         axes.plot(x, np.full(6, height + gap), zorder=MEAN_ZORDER)
         axes.plot(x, np.full(6, height + 2), zorder=1)
-    mark_baseline([axes], 12.8, "constant answer\n12.8%")
+    mark_baseline([axes], 12.8, "constant digit\n12.8 %")
     drawing.finalize_layout(figure)
     assert len(axes.texts) == (gap > 0)
     assert len(axes.lines) == 7, "the level itself is drawn either way"

@@ -179,21 +179,18 @@ def test_main_effect_design_has_no_interactions(all_cells: SweepData) -> None:
     table = tables.interactions_table(None, bare)  # type: ignore[arg-type]
     assert table.rows == ()
     assert (
-        "The design estimates no interaction; contrasts with `within`, or `model: two-way`, ask for some."
+        "The design estimates no interaction; declare contrasts with `within`, or `model: two-way`, to estimate some."
         in table.notes
     )
 
 
 def test_tables_list_aliased_effects(forty: SweepData) -> None:
     table = tables.effects_table(None, forty)  # type: ignore[arg-type]
-    assert table.title.startswith("Effects of levels by least squares")
+    assert table.title.startswith("Effect of each factor, by least squares")
     assert table.columns[4] == "Cells"
     assert "Up" not in table.columns
     notes = " ".join(table.notes)
-    assert (
-        "A partial design (d-optimal, 40 of 120 combinations): estimated together by least squares are the mean, attn_type,"
-        in notes
-    )
+    assert "A partial design (d-optimal, 40 of 120 combinations): least squares estimate the mean, attn_type," in notes
     assert "With these 40 cells, mixed in part (correlation above 0.5): " in notes
     assert "HC3" in notes
     assert "matched" not in table.title

@@ -218,7 +218,9 @@ class TestTables:
         )
         assert not any("probability" in note for note in notes)
         assert "p_best" not in trace_file_text(make_table("6", empty, "two"))
-        assert any(note.startswith("P(front) is not known of Val") for note in make_table("pareto", empty, "two").notes)
+        assert any(
+            note.startswith("P(front) is not available for Val") for note in make_table("pareto", empty, "two").notes
+        )
 
     def test_noise_kind_is_seeds_with_several_seeds(self, empty, make, run):
         cell, numbers = make
@@ -266,6 +268,4 @@ class TestTables:
         table = make_table("pareto", published, "printed-v2")
         assert table.columns[-2:] == ("P(front) Val", "P(front) Ndl@64K")
         assert all(0 <= entry.value <= 1 for row in table.entries for entry in row[-2:])
-        assert any(
-            "Off the front of Val as measured, but on it with P(front) of 0.25 or more: " in n for n in table.notes
-        )
+        assert any("Not on the measured front of Val, but with P(front) of at least 0.25: " in n for n in table.notes)
