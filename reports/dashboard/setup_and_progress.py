@@ -52,7 +52,7 @@ def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict
 
 
 def _cells_text(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> str:
-    """Return the number of cells: "2 × 3 = 6, every combination", "5, of 6 combinations", or the number alone.
+    """Return the number of cells: "2 × 3 = 6, all combinations", "5 of 6 combinations", or the number alone.
 
     The product is that of the levels of the axes that vary, and of the seeds. The number stands alone for a single
     factor or a product that does not exceed it.

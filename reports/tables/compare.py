@@ -565,7 +565,7 @@ def claims_table(store: Store, data: SweepData) -> Table:
         facts = ClaimFacts(data)
         answer = claim.decide(facts)
         silent = answer.verdict == CANNOT_SAY
-        counts["cannot be said" if silent else answer.verdict] += 1
+        counts["not decidable" if silent else answer.verdict] += 1
         json_fields = {"claim": claim.name, "verdict": answer.verdict, "numbers": dict(answer.numbers)}
         origins = () if silent else tuple(facts.read)
         labels = (claim.sentence, answer.verdict, answer.explanation)

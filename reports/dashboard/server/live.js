@@ -61,7 +61,7 @@ function clock(moment) {
   return today ? then.toLocaleTimeString([], { hour12: false }) : then.toLocaleString([], { hour12: false });
 }
 
-/** The words of the file, which says that it asks nothing of the network, are not true of this page. */
+/** Replaces the footer of the file, which says that it works offline: this page needs its server. */
 function tellFooter() {
   byId("footer").textContent = `Served by atma-sweep ${data.version} from the database, on this machine only.`;
 }

@@ -1,4 +1,4 @@
-// The first page: what was asked, how far it is, what came out and what to be careful about.
+// The first page: progress, design, cautions and main results.
 
 /** Fills a part of the page again only where its data are others than before, so that what the reader opened stays. */
 const parts = new Map();
@@ -46,7 +46,7 @@ function drawAnswer() {
 
 const plain = (text) => make("p", { class: "why", text });
 
-// --- what was asked, how far it is ---
+// --- design, progress ---
 
 function askedParts({ axes, facts: told }) {
   const rows = axes.map(({ name, words, levels }) => [

@@ -134,7 +134,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _write_means(axes, panel_rows, cells, heights, named=named)
         axes.set_title(f"needle, {format_length(int(length))}")
     _label_rows(grid[0], cells, heights, named=named)
-    colours = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits right": ALL}
+    colours = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits correct": ALL}
     colours |= {"no answer": MISSING} if missing else {}
     keys = {word: drawing.patch(facecolor=colour, linewidth=0.5) for word, colour in colours.items()}
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
