@@ -166,7 +166,7 @@ class TestItems:
         assert figure_data.frame["value"].max() == 1.0
         assert colors.same_color(axes.images[0].cmap(1.0), drawing.GOOD)
         legend_labels = [legend.get_text() for legend in figure.legends[0].get_texts()]
-        assert legend_labels == ["none", "half", "all digits right", "no answer"]
+        assert legend_labels == ["none", "half", "all digits correct", "no answer"]
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert labels[0] == "PoLAR, with memory, seed 0"
         means = [text.get_text() for text in axes.texts]
