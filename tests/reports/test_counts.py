@@ -54,7 +54,7 @@ def test_single_length_has_a_single_column(empty: Store, make: Make, run: Run, r
     assert table.rows[0][6:9] == ("0.50", "0.50", "50.0")
     open_weight = make_table("open-weight", empty, "s")
     assert open_weight.columns[2:] == ("Clean WAvg", "Clean 128", "Junk WAvg", "Junk 128", "Ndl WAvg", "Ndl 128")
-    assert any("this sweep at 128 alone" in note for note in open_weight.notes)
+    assert any("this sweep only at 128" in note for note in open_weight.notes)
     assert make_figure("needle", empty, "s").as_json()["rows"][0]["length"] == 128
 
 

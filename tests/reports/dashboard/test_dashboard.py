@@ -317,7 +317,7 @@ def test_comparison_says_why_numbers_are_not_judged(empty: Store, make: tuple[Ca
     nothing = Page(dashboard(empty, "bytes", compare="others")).block("answer")["beside"]
     assert nothing["why"] == "Sweeps bytes and others have no number of a common configuration."
     assert "beside" not in Page(dashboard(empty, "bytes")).blocks
-    with pytest.raises(ReportError, match="name another one"):
+    with pytest.raises(ReportError, match="choose another one"):
         dashboard(empty, "bytes", compare="bytes")
     with pytest.raises(SweepUnknown):
         dashboard(empty, "bytes", compare="nothing of that name")

@@ -285,7 +285,7 @@ def test_mean_over_time_ends_with_first_cell(empty: Store, make: Any) -> None:
     with drawing.settings():
         axes = drawn(figure_data).axes
     assert {panel.get_xlabel() for panel in axes} == {"seconds of training"}
-    assert any("interruptions left out" in note for note in figure_data.notes)
+    assert any("without interruptions" in note for note in figure_data.notes)
     plainly = make_figure("loss", empty, "s")
     assert (plainly.frame.to_csv(), "options" in plainly.trace) == (figure_data.frame.to_csv(), False)
 

@@ -107,7 +107,7 @@ def test_separated_groups_are_dropped(needle):
         ([({"memory": "on"}, 0, 40)], "no axis varies"),
         ([({"memory": "off"}, 0, 30), ({"memory": "on"}, 0, 40)], "no residual degree of freedom remains"),
         ([({"memory": m}, s, 30) for m in ("off", "on") for s in range(3)], "the same in all 6 cells"),
-        ([({"memory": m}, 0, None) for m in ("off", "on")], "no cell has a needle accuracy"),
+        ([({"memory": m}, 0, None) for m in ("off", "on")], "no cell has an accuracy"),
         ([({"memory": "on", "window": w}, s, 30 + s if s else None) for w in ("off", "on") for s in range(3)], "window"),
     ],
 )  # fmt: skip
@@ -123,4 +123,4 @@ def test_table_of_a_sweep_without_needle(store, empty, make, run):
     record = cell(1)
     empty.record_revision("own", grid_text="x", grid_file="x", cells=[record])
     run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0)])
-    assert "nothing to model" in " ".join(render(make_table("needle-model", empty), "terminal").split())
+    assert "Nothing to model" in " ".join(render(make_table("needle-model", empty), "terminal").split())

@@ -180,7 +180,7 @@ class TestCompare:
             ("MFU", "-", "-", "50.0", "35.6", "+14.4", "-"),
         ]
         assert table.above[0] == "Not judged: MFU (GPU NVIDIA H200 instead of NVIDIA L4)."
-        assert "Unlike printed-v2: GPU NVIDIA H200 instead of NVIDIA L4." in table.notes
+        assert "Differences from printed-v2: GPU NVIDIA H200 instead of NVIDIA L4." in table.notes
         assert "Val: 1 within the known spread, 0 beyond (0.1 expected by chance)." in table.notes
         assert "MFU: not judged." in table.notes
         # what one side alone says is no difference, and is not passed over
@@ -193,7 +193,7 @@ class TestCompare:
     def test_chance_alone(self, published, monkeypatch):
         """With limits at 95%, twenty judged numbers are expected to give one beyond."""
         table = make_table("compare", published, "printed-v1", reference="printed-v2", table="2")
-        notes = [note for note in table.notes if "chance alone" in note]
+        notes = [note for note in table.notes if "expected by chance" in note]
         assert notes[0] == "Clean@2K: 3 within the known spread, 0 beyond (0.2 expected by chance)."
 
     def test_compare_restricted_to_a_table(self, published):

@@ -188,8 +188,8 @@ class TestOwnStyle:
             ("font.size: large enough", r"line 2: .*font\.size"),
             ("font.size", "line 2: one setting per line expected"),
             ("text.usetex: True", "line 2: text.usetex cannot be set in a style file"),
-            ("text.latex.preamble: x", "line 2: text.latex.preamble is no setting"),
-            ("backend: Qt5Agg", "line 2: backend is no setting"),
+            ("text.latex.preamble: x", "line 2: text.latex.preamble cannot be set"),
+            ("backend: Qt5Agg", "line 2: backend cannot be set"),
             ("font.size: nan", "line 2: .*font.size"),
         ],
     )
