@@ -29,7 +29,9 @@ def test_filtered_table_has_only_these_cells(published: Store) -> None:
     assert len(wanted) == 40
     assert [tuple(row) for row in filtered_table.rows] == [tuple(row) for row in wanted]
     assert filtered_table.title.endswith("sweep printed-v2, revision 1, only attn_type polar, nope and memory on")
-    assert any("only attn_type polar, nope and memory on: 40 of 40 cells done." in note for note in filtered_table.notes)
+    assert any(
+        "only attn_type polar, nope and memory on: 40 of 40 cells done." in note for note in filtered_table.notes
+    )
 
 
 def test_filtered_effects_equal_the_stratum(published: Store) -> None:

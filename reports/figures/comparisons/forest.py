@@ -233,14 +233,14 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 
 def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
-    """Return at most three legend handles by label: the better side, the worse side, and "not sure".
+    """Return at most three legend handles by label: the better side, the worse side, and "not significant".
 
-    A side is there if a significant difference has its colour. "not sure" (grey and hollow) is there if any row is not
+    A side is there if a significant difference has its colour. "not significant" (grey and hollow) is there if any row is not
     significant.
 
     Args:
         rows: Rows with mean, better and sure, as `effect_fields` gives them.
-        sides: Labels of the better and of the worse side; "not sure" stays.
+        sides: Labels of the better and of the worse side; "not significant" stays.
     """
     colours = {effect_colour(row) for _, row in rows.iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)

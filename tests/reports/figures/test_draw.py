@@ -253,7 +253,7 @@ class TestCommand:
             ),
             (("--figure", "needle", "--format", "docx"), "figures cannot be written as 'docx'"),
             (("--figure", "9"), "unknown figure 9"),
-            (("--figure", "needle", "--table", "6"), "ask for one of them at a time"),
+            (("--figure", "needle", "--table", "6"), "a table and a figure need one command each"),
         ],
     )
     def test_what_cannot_be_is_refused(
