@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from importlib import metadata
+
+DISTRIBUTIONS = {"fla": "flash-linear-attention", "ruamel": "ruamel.yaml", "mlflow": "mlflow-skinny"}
+"""Distributions whose name differs from that of their module by more than underscores."""
+
+
+def install_hint(module: str) -> str:
+    """Return the pip command that installs the package of a module, as an extra of atma-sweep where it belongs to one.
+
+    A package of several extras is installed by the extra that pyproject.toml lists first.
+
+    Args:
+        module: Dotted name of a module; its top package counts.
+    """
+    package = module.partition(".")[0]
+    name = DISTRIBUTIONS.get(package, package).lower().replace("_", "-")
+    try:
+        requirements = metadata.requires("atma-sweep") or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    for requirement in requirements:
+        if re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower().replace("_", "-") != name:  # type: ignore[index]
+            continue
+        extra = re.search(r"extra == [\"']([^\"']+)", requirement)
+        return f"pip install 'atma-sweep[{extra[1]}]'" if extra else "pip install --upgrade atma-sweep"
+    return f"pip install {name}"
+
 
 class UserError(Exception):
     """Error that a user can resolve: the command line prints the message on one line and exits with `exit_code`."""
@@ -20,8 +48,7 @@ class PackageMissing(UserError):
         """Make the message from the dotted name of the module that could not be imported; it names the top package."""
         package = module.partition(".")[0]
         super().__init__(
-            f"the Python package {package!r} is not installed here; install atma-sweep with its dependencies: "
-            "pip install -c constraints.txt -e ."
+            f"the Python package {package!r}, which this command needs, is not installed; {install_hint(package)}"
         )
 
 

@@ -234,8 +234,8 @@ def test_missing_package_is_a_single_line(monkeypatch: pytest.MonkeyPatch, capsy
         cli.main(command)
     assert end.value.code == 3
     assert capsys.readouterr().err == (
-        "atma-sweep: the Python package 'pydantic' is not installed here; install atma-sweep with its dependencies: "
-        "pip install -c constraints.txt -e .\n"
+        "atma-sweep: the Python package 'pydantic', which this command needs, is not installed; "
+        "pip install --upgrade atma-sweep\n"
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import atma_sweep
 import pytest
+from atma_sweep.results.errors import install_hint
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -26,9 +28,12 @@ def test_torch_and_triton_are_pinned_as_a_pair() -> None:
     assert CONSTRAINTS["triton"] == TRITON_OF_TORCH[CONSTRAINTS["torch"]]
 
 
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
 def test_every_dependency_is_pinned_within_its_range() -> None:
-    groups = [PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values()]
-    required = [Requirement(text) for group in groups for text in group]
+    groups = [PROJECT["project"]["dependencies"], *EXTRAS.values()]
+    required = [Requirement(text) for group in groups for text in group if not text.startswith("atma-sweep[")]
     assert len(required) > 20
     for requirement in required:
         pinned = CONSTRAINTS[requirement.name.lower()]
@@ -36,6 +41,62 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     torch = next(requirement for requirement in required if requirement.name == "torch")
     assert torch.specifier.contains("2.11.0")
     assert not torch.specifier.contains("2.10.0")
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("torch.cuda", "pip install 'atma-sweep[train]'"),
+        ("fla", "pip install 'atma-sweep[train]'"),
+        ("huggingface_hub", "pip install 'atma-sweep[train]'"),
+        ("transformers", "pip install 'atma-sweep[hf]'"),
+        ("psycopg", "pip install 'atma-sweep[postgres]'"),
+        ("mlflow", "pip install 'atma-sweep[trackers]'"),
+        ("ruamel.yaml", "pip install --upgrade atma-sweep"),
+        ("a_plugins_need", "pip install a-plugins-need"),
+    ],
+)
+def test_install_hint_names_the_extra(module: str, command: str) -> None:
+    assert install_hint(module) == command
+
+
+def test_all_holds_every_extra_of_users() -> None:
+    (everything,) = map(Requirement, EXTRAS["all"])
+    assert everything.extras == set(EXTRAS) - {"all", "test", "dev", "oracles"}
+
+
+NOT_IN_BASE = ("torch", "triton", "fla", "ray", "tiktoken", "tokenizers", "datasets", "huggingface_hub", "pyarrow",
+               "safetensors", "transformers", "psycopg", "tensorboard", "wandb", "mlflow")  # fmt: skip
+"""Modules that only extras install."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("arguments", "code", "output"),
+    [
+        (["report", "--sweep", "printed-v2", "--table", "6"], 0, "Table 6"),
+        (["report", "--sweep", "printed-v2", "--figure", "needle", "--out", "needle.svg"], 0, "needle.svg"),
+        (["report", "--sweep", "printed-v2", "--format", "html", "--table", "6", "--out", "t.html"], 0, "t.html"),
+        (["status"], 0, ""),
+        (["schema"], 0, "properties"),
+        (["data", "list"], 0, ""),
+        (["plan", "quick"], 3, "package 'torch', which this command needs, is not installed; pip install"),
+        (["launch", "quick"], 3, "package 'torch', which this command needs, is not installed; pip install"),
+        (["bench", "kernels"], 3, "package 'torch', which this command needs, is not installed; pip install"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_base_installation_reads_and_names_extras(tmp_path: Path, arguments: list[str], code: int, output: str) -> None:
+    """Import of every package of an extra is blocked, as if it were not installed."""
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in NOT_IN_BASE)
+    program = f"import sys; {blocked}; sys.argv[1:] = {arguments!r}; from atma_sweep.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert output in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    if code:
+        assert ended.stderr.count("\n") == 1
+        assert not list(tmp_path.iterdir())
 
 
 def test_every_folder_with_code_is_a_listed_package() -> None:

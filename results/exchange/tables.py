@@ -13,7 +13,7 @@ from sqlalchemy import Boolean, Column, Double, Integer, select
 
 from ..console.output_files import atomic_file
 from ..console.text import choices_hint, csv_field, json_safe
-from ..errors import StoreError
+from ..errors import StoreError, install_hint
 from ..store import queries
 from ..store.database import jsonable
 from ..store.records import AXES
@@ -176,7 +176,7 @@ def _table_writer(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> It
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise StoreError("Parquet needs pyarrow; install it with: pip install 'pyarrow>=18', or use csv") from error
+        raise StoreError(f"Parquet needs pyarrow; {install_hint('pyarrow')}, or use csv") from error
     kinds = {"boolean": pa.bool_(), "Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string()}
     shape = pa.schema([(column.name, kinds[_dtype(column)]) for column in columns])
     with pq.ParquetWriter(stream, shape) as writer:

@@ -40,6 +40,7 @@ from ..errors import (
     StoreTooNew,
     StoreUnreachable,
     WriteRefused,
+    install_hint,
 )
 from ..names import DATABASE, quoted_short
 from .schema import HEAD, REVISIONS
@@ -230,7 +231,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
     try:
         engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=not sqlite, connect_args=lively)
     except ModuleNotFoundError as error:
-        raise StoreError("PostgreSQL needs psycopg; install it with: pip install 'atma-sweep[postgres]'") from error
+        raise StoreError(f"PostgreSQL needs psycopg; {install_hint('psycopg')}") from error
     engines_in_use[engine] = next(_numbers)
 
     @event.listens_for(engine, "handle_error")

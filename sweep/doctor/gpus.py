@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from ...results.console.text import counted
+from ...results.errors import install_hint
 from ..host.hardware import supported_precisions
 from ..host.locks import GpuLocks
 from ..units import size
@@ -77,7 +78,7 @@ def check_torch(context: Context) -> Check:
     try:
         facts = context.torch_facts()
     except LookFailed as error:
-        return bad(f"cannot be used: {error}", "install it again: pip install -c constraints.txt -e .")
+        return bad(f"cannot be used: {error}", f"install it again: {install_hint('torch')}")
     driver_gpus = context.listed_gpus()
     build_text = f"{facts['torch']}, " + (f"CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU")
     if not facts["cuda"]:
@@ -288,8 +289,8 @@ def check_triton(context: Context) -> Check:
             return absent(f"{finding}; needed on GPUs only")
         return ok(f"{finding}; no GPU on this machine")
     if triton is None or fla is None:
-        missing = "triton" if triton is None else "flash-linear-attention"
-        return warn(finding, f"slower operations are used without it: pip install {missing}")
+        missing = "triton" if triton is None else "fla"
+        return warn(finding, f"slower operations are used without it; {install_hint(missing)}")
     wrong_capabilities = sorted({gpu["capability"] for gpu in gpus if not gpu["fla_is_right"]})
     if wrong_capabilities:
         problem = f"{finding}: fla's gradients are wrong on compute capability {', '.join(wrong_capabilities)}, so the kernels of atma-sweep are used"

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from ...results.console.text import counted
+from ...results.errors import install_hint
 from ..executors import token_file
 from ..host import hardware
 from ..units import size
@@ -179,7 +180,7 @@ def check_ray(context: Context) -> Check:
     """
     spec, version = importlib.util.find_spec("ray"), version_of("ray")
     if spec is None or spec.origin is None:
-        return warn("not installed", "pip install ray, or launch with --executor local")
+        return warn("not installed", f"{install_hint('ray')}, or launch with --executor local")
     core = Path(spec.origin).parent / "core" / "src" / "ray"
     missing = [
         name

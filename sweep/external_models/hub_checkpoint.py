@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.console.text import closest_match
+from ...results.errors import install_hint
 from ..errors import MachineError, SweepError
 
 PREFIX = "hf:"
@@ -27,7 +28,6 @@ FLOAT32_FAMILIES = ("gemma3", "gemma3_text", "granite", "granitemoehybrid")
 GPU_FAMILIES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 """Families whose linear attention needs a GPU where flash-linear-attention is installed."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-INSTALL_HINT = "pip install 'atma-sweep[hf]'"
 
 
 class InvalidCheckpoint(SweepError):
@@ -91,7 +91,7 @@ class HubCheckpoint:
 def need_transformers() -> None:
     """Raise MachineError if the package transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
-        raise MachineError(f"open-weight models need the package transformers: {INSTALL_HINT}")
+        raise MachineError(f"open-weight models need the package transformers; {install_hint('transformers')}")
 
 
 def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckpoint:

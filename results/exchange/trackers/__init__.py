@@ -30,8 +30,6 @@ class Exporter:
     module: str
     tracker: str = ""
     """Display name of the program."""
-    package: str = ""
-    """Requirement to install with pip if the import fails."""
     ending: str = ""
     """Suffix of the one file; empty for an exporter that fills a folder with one run per cell."""
     counts: str = "cells"
@@ -41,16 +39,14 @@ class Exporter:
         """Import and return the module.
 
         Raises:
-            StoreError: an import fails, such as that of the tracker's package; the message says what to install.
+            PackageMissing: the tracker's package is not installed; the message says how to install it.
         """
         try:
             return importlib.import_module(f".{self.module}", __name__)
-        except ImportError as error:
-            from ...errors import StoreError
+        except ModuleNotFoundError as error:
+            from ...errors import PackageMissing
 
-            raise StoreError(
-                f"{self.tracker} files need a package ({error}); install it with: pip install '{self.package}'"
-            ) from error
+            raise PackageMissing(error.name or self.module) from error
 
     def export(self, store: Store, sweep: str, out: Path) -> int:
         """Write a sweep to a new folder or file, and return the number of exported cells or trials.
@@ -63,7 +59,8 @@ class Exporter:
             out: folder or (with an `ending`) file, which must not exist.
 
         Raises:
-            StoreError: the target exists, cannot be written, or the tracker's package is missing.
+            PackageMissing: the tracker's package is not installed.
+            StoreError: the target exists or cannot be written.
             SweepUnknown: there is no such sweep.
         """
         module = self.load()
@@ -82,9 +79,9 @@ class Exporter:
 
 
 EXPORTERS: Mapping[str, Exporter] = {
-    "tensorboard": Exporter("tensorboard", "TensorBoard", "tensorboard>=2.18"),
-    "wandb": Exporter("wandb", "Weights & Biases", "wandb>=0.22"),
-    "mlflow": Exporter("mlflow", "MLflow", "mlflow-skinny>=3.10"),
+    "tensorboard": Exporter("tensorboard", "TensorBoard"),
+    "wandb": Exporter("wandb", "Weights & Biases"),
+    "mlflow": Exporter("mlflow", "MLflow"),
     "optuna": Exporter("optuna", ending=".db", counts="trials"),
 }
 """Exporters by the value of --to."""

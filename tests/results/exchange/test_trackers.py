@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import studied
-from atma_sweep.results.errors import StoreError, SweepUnknown
+from atma_sweep.results.errors import PackageMissing, StoreError, SweepUnknown
 from atma_sweep.results.exchange import trackers
 from atma_sweep.results.exchange.trackers import EXPORTERS
 from atma_sweep.results.store.records import AXES
@@ -63,7 +63,7 @@ class TestContract:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name, exporter in EXPORTERS.items() if exporter.package]
+    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name, exporter in EXPORTERS.items() if exporter.tracker]
 )
 def test_a_missing_package_names_the_command(filled, tmp_path, monkeypatch, name):
     exporter = EXPORTERS[name]
@@ -71,7 +71,7 @@ def test_a_missing_package_names_the_command(filled, tmp_path, monkeypatch, name
     monkeypatch.delitem(sys.modules, module, raising=False)
     for part in (exporter.module, "tensorboard.compat.proto.event_pb2"):
         monkeypatch.setitem(sys.modules, part, None)
-    with pytest.raises(StoreError, match=f"{exporter.tracker} files need .* pip install '{exporter.package}'"):
+    with pytest.raises(PackageMissing, match=rf"package '{name}', .* pip install 'atma-sweep\[trackers\]'"):
         exporter.export(filled, "quick", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

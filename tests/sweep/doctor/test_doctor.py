@@ -326,7 +326,9 @@ def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch)
     )
     assert level_and_text(checks["kernels"]) == ("bad", "the self-tests did not finish: killed")
     del versions["triton"]
-    assert look(torch=cuda(gpu("aaaa"), gpu("bbbb")))["Triton and fla"].remedy.endswith("pip install triton")
+    assert look(torch=cuda(gpu("aaaa"), gpu("bbbb")))["Triton and fla"].remedy.endswith(
+        "pip install 'atma-sweep[train]'"
+    )
 
 
 def test_fla_verdict_is_that_of_the_kernels() -> None:
