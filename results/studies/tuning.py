@@ -59,8 +59,9 @@ class TuningResult:
         ]
         hours = sum(level.hours for level in self.levels)
         return (
-            f"Tuned before it, {counted(self.trials, 'trial')} for every level of {self.per} ({self.sampler}, for {self.objective}), {hours:.3g} "
-            f"{self.unit} in all, which speak of the seed that was tuned: {'; '.join(level_texts)}."
+            f"Tuned beforehand: {counted(self.trials, 'trial')} per level of {self.per} ({self.sampler}, for "
+            f"{self.objective}), {hours:.3g} {self.unit} in total; the settings were chosen for the tuned seed "
+            f"only: {'; '.join(level_texts)}."
         )
 
 
