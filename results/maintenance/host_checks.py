@@ -41,7 +41,7 @@ def check_host(path: Path) -> list[Finding]:
         findings.append(
             Finding(
                 severity="error" if free < LOW_BYTES // 10 else "warning",
-                what=f"{path.parent} has {free / 1e9:.2f} GB free, less than the database's {size / 1e9:.2f} GB",
+                what=f"{path.parent} has {free / 1e9:.2f} GB free, and the database takes {size / 1e9:.2f} GB",
                 remedy="free disk space: an upgrade or a backup needs as much as the database",
             )
         )

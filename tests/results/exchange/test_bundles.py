@@ -126,8 +126,9 @@ def test_a_refusal_names_member_row_and_field(victim, tmp_path):
     with pytest.raises(BundleError) as caught:
         import_bundle(store, file)
     assert str(caught.value) == (
-        f"{file} cannot be taken in: attempt.jsonl, row 2: started_at is '9999-12-31T23:59:59.999Z\\x1b[31m'; it must be a "
-        "time from 1970 to 2199, such as 2026-01-02T03:04:05.678Z; nothing was changed. Export the sweep again"
+        f"{file} cannot be imported: attempt.jsonl, row 2: started_at is '9999-12-31T23:59:59.999Z\\x1b[31m'; it "
+        "must be a time from 1970 to 2199, such as 2026-01-02T03:04:05.678Z; nothing was changed. Export the "
+        "sweep again"
     )
     unchanged()
 
@@ -328,12 +329,12 @@ def test_damaged_files(victim, tmp_path):
 def test_import_compares_ids_with_configs_on_request(victim, tmp_path):
     store, members, unchanged = victim
     file = packed(tmp_path / "evil.zip", members)
-    with pytest.raises(BundleError, match="is that of other"):
+    with pytest.raises(BundleError, match="has the id other"):
         import_bundle(store, file, identify=lambda config, claimed: "other")
     with pytest.raises(BundleError, match="cannot be read"):
         import_bundle(store, file, identify=lambda config, claimed: config["nothing"])
     read_only = packed(tmp_path / "evil.zip", edited(members, "sweep", read_only=True))
-    with pytest.raises(BundleError, match="is that of other"):
+    with pytest.raises(BundleError, match="has the id other"):
         import_bundle(store, read_only, rename="published", identify=lambda config, claimed: "other")
     unchanged()
 

@@ -126,8 +126,8 @@ def test_keys_that_are_there_twice(db):
         "DROP INDEX one_live_attempt", "UPDATE attempt SET state = 'running', cell_id = (SELECT MIN(cell_id) FROM attempt), number = id",
     )  # fmt: skip
     problems = [what for _, what in summary(check(db))]
-    assert "measurement has 1 keys (id) more than once" in problems
-    assert "measurement has 1 keys (attempt_id, probe, metric, length) more than once" in problems
+    assert "measurement has 1 duplicate keys (id)" in problems
+    assert "measurement has 1 duplicate keys (attempt_id, probe, metric, length)" in problems
     assert "cells with two live attempts: 1" in problems
 
 

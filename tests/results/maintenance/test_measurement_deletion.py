@@ -66,7 +66,7 @@ def test_plan_names_the_sweeps_that_request_the_numbers(store: Store, measured: 
     assert planned.asked_by == {"quick": "needs-eval"}
     assert planned.lines()[1:] == [
         "  clean at 64: 2 numbers of 2 attempts, 4 items behind them",
-        "  sweep quick asks for it: there the cell becomes needs-eval, and the next launch measures it again",
+        "  sweep quick requests them: there, the cell becomes needs-eval, and the next launch measures it again",
     ]
     delete_measurements(store, planned, who="ada")
     assert word(store, measured.id) == "needs-eval"

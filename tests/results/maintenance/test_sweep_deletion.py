@@ -156,7 +156,7 @@ def test_a_cell_on_whose_weights_another_was_measured_stays(store: Store, four: 
     run(store, four[3].id, owner, parent=theirs)
     planned = deletion.plan_deletion(store, ["one"], holds=holds)
     assert planned.cells == (four[1].id,)
-    assert [retained.why for retained in planned.kept][1:] == [f"on whose weights cell {four[3].id} was measured"]
+    assert [retained.why for retained in planned.kept][1:] == [f"its weights were used to measure cell {four[3].id}"]
     delete(store, "one")
     assert sound(store)
     assert set(deletion.plan_deletion(store, ["two", four[2].id], holds=holds).cells) == {four[i].id for i in (0, 2, 3)}

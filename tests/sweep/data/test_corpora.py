@@ -219,10 +219,10 @@ def test_find_reports_missing_paths(tmp_path: Path) -> None:
     assert find(corpus="files") == f"data.corpus: files {needs}"
     assert find(corpus="shards") == f"data.corpus: shards {needs}"
     assert find(corpus="fineweb-edu", path=f"{tmp_path}/gone") == (
-        f"data.path: {tmp_path}/gone is no folder with a copy of HuggingFaceFW/fineweb-edu"
+        f"data.path: {tmp_path}/gone is not a folder with a copy of HuggingFaceFW/fineweb-edu"
     )
     assert find(corpus="fineweb-edu-shards", path=f"{tmp_path}/gone") == (
-        f"data.path: {tmp_path}/gone is no folder with token shards"
+        f"data.path: {tmp_path}/gone is not a folder with token shards"
     )
     assert find(corpus="wikitext-103", heldout="finepdfss").startswith("data.heldout: finepdfss is neither a file, ")
 

@@ -114,7 +114,7 @@ def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
 
 def test_ready_shards_reject_folder_without_shards(tmp_path: Path) -> None:
     gone, folder = tmp_path / "gone", tmp_path / "s"
-    assert preparation_error(ready(gone), tmp_path / "c") == f"data.path: {gone} is no folder with token shards"
+    assert preparation_error(ready(gone), tmp_path / "c") == f"data.path: {gone} is not a folder with token shards"
     advice = "; training and validation shards are recognised by name"
     published_shard(folder / "val.bin", [1])
     assert preparation_error(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *train*.bin{advice}"

@@ -347,7 +347,7 @@ def test_hub_source_rejects_unreadable_copies(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert (
         refused(lambda: hub("finepdfs", gone).key(), CorpusError)
-        == f"data.path: {gone} is no folder with a copy of codelion/finepdfs-100M"
+        == f"data.path: {gone} is not a folder with a copy of codelion/finepdfs-100M"
     )
     root = tmp_path / "copy"
     root.mkdir()

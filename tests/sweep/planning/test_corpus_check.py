@@ -282,7 +282,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
 @pytest.mark.parametrize(("data", "message"), [
     ("corpus: files, path: gone", "data.path: {}/gone does not exist"),
     ("corpus: files", "data.corpus: files needs data.path, the folder or file that holds the text"),
-    ("corpus: finepdfs, path: gone", "data.path: {}/gone is no folder with a copy of codelion/finepdfs-100M"),
+    ("corpus: finepdfs, path: gone", "data.path: {}/gone is not a folder with a copy of codelion/finepdfs-100M"),
     ("corpus: files, path: text, heldout: ./gone",
      "data.heldout: {}/gone is neither a file, a folder nor a corpus with long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
     ("corpus: files, path: text, heldout: ./text",
