@@ -237,8 +237,8 @@ class Junk(LengthwiseProbe):
         if rows >= self.settings.rows:
             return None
         return (
-            f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {length}; probe {self.name} asks for "
-            f"{self.settings.rows}: lower eval.settings.junk.rows or eval.lengths"
+            f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {length}; probe "
+            f"{self.name} requests {self.settings.rows}: lower eval.settings.junk.rows or eval.lengths"
         )
 
     def run_at(self, subject: Subject, length: int) -> Result | str:

@@ -106,7 +106,7 @@ def test_commands_accept_printed_sweeps(
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "printed-v2 (revision 1, printed in arXiv:2606.25156v2): 120 cells: 120 done",
-        "  published numbers, nothing was run here; atma-sweep report shows them",
+        "  published numbers, not run here; atma-sweep report shows them",
     ]
     code, out, _ = run("show", "polar-baseline-d0-m1-w0-s0", "--sweep", "printed-v1")
     assert code == 0

@@ -66,7 +66,7 @@ def test_grid_with_an_undecodable_path_is_refused(tmp_path: Path, run: Run) -> N
     os.mkdir(strange)
     shutil.copy(tmp_path / "micro.yaml", strange)
     code, out, error = run("launch", f"{strange}/micro.yaml", "--executor", "local")
-    assert "is not in UTF-8, so it cannot be written down" in sole_line(code, out + error)
+    assert "is not valid UTF-8 and cannot be recorded" in sole_line(code, out + error)
 
 
 def test_bug_stays_a_traceback() -> None:
