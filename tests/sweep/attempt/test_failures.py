@@ -105,7 +105,7 @@ def test_table_of_failure_classes_is_complete_and_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "robustness.md").read_text()
     rows = "\n".join(f"| `{name}` | {failure.meaning} | {failure.reaction} |" for name, failure in FAILURES.items())
     assert rows in page, f"docs/robustness.md has another table than results/failure_classes.py, which reads:\n{rows}"
-    tries = {None: "without end", 1: "none", 2: "once more", 3: "three tries"}
+    tries = {None: "without limit", 1: "none", 2: "one more try", 3: "three tries"}
     assert [name for name, policy in FAILURES.items() if tries[policy.tries] not in policy.reaction] == []
 
 
