@@ -186,15 +186,19 @@ def test_printed_schema_equals_the_shipped_file(run) -> None:  # type: ignore[no
         (
             OSError(errno.EROFS, "Read-only file system", "/x/y"),
             3,
-            "cannot use /x/y: Read-only file system; name another",
+            "cannot use /x/y: Read-only file system; choose another",
         ),
         (
             PermissionError(errno.EACCES, "Permission denied", "/x"),
             3,
-            "cannot use /x: Permission denied; see to its perm",
+            "cannot use /x: Permission denied; check its perm",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device; make room"),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 2, "(5000 letters): File name too long; name"),
+        (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device; free disk space"),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000),
+            2,
+            "(5000 letters): File name too long; choose",
+        ),
     ],
 )
 def test_system_error_is_a_single_line(run, monkeypatch, error: OSError, code: int, expected: str) -> None:  # type: ignore[no-untyped-def]

@@ -176,7 +176,7 @@ def test_what_the_machine_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_atomic_file_keeps_a_write_protected_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").write_text("old")
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK))
-    with pytest.raises(WriteRefused, match="Permission denied; see to its permissions"):
+    with pytest.raises(WriteRefused, match="Permission denied; check its permissions"):
         output_files.write_file(tmp_path / "mine", "x")
     assert (tmp_path / "mine").read_text() == "old"
 

@@ -358,7 +358,7 @@ class TestRunning:
         first, second = laptops
         run(first, cells(4)[2].id, 90, state="running")
         before = all_rows(first)
-        with pytest.raises(SweepBusy, match=r"being run here \(attempt 1, pid 190 on here\)"):
+        with pytest.raises(SweepBusy, match=r"is running here \(attempt 1, pid 190 on here\)"):
             import_bundle(first, bundle(second, tmp_path))
         assert all_rows(first) == before
 

@@ -62,8 +62,8 @@ def test_a_sweep_with_another_name_is_the_same_sweep(filled: Store) -> None:
     ("name", "new", "message"),
     every_nth([
         ("one", "two", "there is a sweep two already"),
-        ("one", "a b", "is no name for a sweep"),
-        ("one", "printed-mine", "is no name for a sweep of your own"),
+        ("one", "a b", "is not a valid sweep name"),
+        ("one", "printed-mine", "is not available as a sweep name"),
         ("printed-v2", "mine", "keeps its name"),
     ], 4),
 )  # fmt: skip
@@ -90,7 +90,7 @@ def test_tags_come_and_go(filled: Store) -> None:
     with pytest.raises(StoreError, match="has no tag 'old'; it has: paper"):
         names_tags_notes.tag(filled, "one", ["paper", "old"], remove=True)
     for strange in ("", "two words", "x" * 41, "-x", "\x1b[31m"):
-        with pytest.raises(StoreError, match="is no tag"):
+        with pytest.raises(StoreError, match="is not a valid tag"):
             names_tags_notes.tag(filled, "one", ["fine", strange])
     assert (filled.sweep("one").tags, filled.sweep("two").tags) == (("paper",), ())
     names_tags_notes.tag(filled, "one", ["paper"], remove=True)

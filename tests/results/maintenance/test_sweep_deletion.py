@@ -173,7 +173,7 @@ def test_deletion_refuses_running_cells(store: Store, four: list[CellRecord], ow
     store.release_sweep("one", fence)
     run(store, four[2].id, owner, "running")
     for names in (["one"], [four[2].id]):
-        with pytest.raises(CellAlreadyRunning, match="is being run"):
+        with pytest.raises(CellAlreadyRunning, match="is running"):
             deletion.plan_deletion(store, names, holds=holds, is_alive=lambda attempt: True)
     assert counts(store) | {"event": 0} == before | {"event": 0, "attempt": before["attempt"] + 1, "measurement": before["measurement"] + 1, "example": before["example"] + 3, "curve_point": before["curve_point"] + 4, "provenance": before["provenance"] + 1}  # fmt: skip
     assert deletion.plan_deletion(store, ["one"], holds=holds, is_alive=lambda attempt: False).cells[-1] == four[2].id

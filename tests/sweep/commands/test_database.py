@@ -135,4 +135,4 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     code, _, err = run(
         "db", "forget", "polar-baseline-d0-m0-w0-s0", "--sweep", "printed-v1", "--probe", "clean", "--yes"
     )
-    assert (code, "whose numbers were imported; they stay as they are" in err) == (2, True)
+    assert (code, "whose measurements were imported and cannot be deleted" in err) == (2, True)

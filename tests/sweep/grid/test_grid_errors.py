@@ -158,8 +158,8 @@ def test_grid_error_suggests_only_near_matches() -> None:
     ("name", "why"),
     [
         ("../../../x", "'../../../x' is not a valid sweep name: letters, digits"),
-        ("a b", "'a b' is no name for a sweep"),
-        ("x" * 5000, f"'{'x' * 60}'... (5000 letters) is no name for a sweep"),
+        ("a b", "'a b' is not a valid sweep name"),
+        ("x" * 5000, f"'{'x' * 60}'... (5000 letters) is not a valid sweep name"),
         (
             "printed-v2",
             "'printed-v2' is not available as a sweep name: printed-... is reserved for the paper's numbers",

@@ -56,7 +56,7 @@ def test_working_folder_with_an_undecodable_name_is_refused(
     shutil.copy(tmp_path / "micro.yaml", os.fsdecode(strange))
     monkeypatch.chdir(os.fsdecode(strange))
     code, _, error = run(*LAUNCH)
-    assert "is not in UTF-8" in sole_line(code, error)
+    assert "is not valid UTF-8" in sole_line(code, error)
     assert os.listdir(strange) == [b"micro.yaml"]
 
 
@@ -136,7 +136,7 @@ def test_unwritable_database_is_refused(tmp_path: Path) -> None:
 def test_file_size_limit_is_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))  # noqa: E731
-    assert "File too large; raise the limit of a file's size (ulimit -f)" in refused(bench, *LAUNCH, before=small)
+    assert "File too large; raise the file size limit (ulimit -f)" in refused(bench, *LAUNCH, before=small)
 
 
 @pytest.mark.thorough
