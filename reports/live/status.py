@@ -331,7 +331,7 @@ class CellDetails:
             cause = f": {attempt.cause}" if attempt.cause else ""
             progress_text = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
             lines.append(
-                f"  {attempt.number} {attempt.state}, {progress_text}, started {_format_time(attempt.started_at)} on {attempt.host}, "
+                f"  attempt {attempt.number}: {attempt.state}, {progress_text}, started {_format_time(attempt.started_at)} on {attempt.host}, "
                 f"attempt_id {attempt.id}{cause}"
             )
         return lines
