@@ -352,7 +352,7 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
         to.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as error:
         kind = "a broken symbolic link" if to.is_symlink() and not to.exists() else "not a folder"
-        raise StoreError(f"{_short_path(to)} is {kind}; name another with {option}") from error
+        raise StoreError(f"{_short_path(to)} is {kind}; choose another with {option}") from error
     except OSError as error:
         raise path_error(error, to, "make") from error
 
@@ -398,10 +398,10 @@ def check_folder_writable(to: Path, option: str = "--out") -> None:
     with translate_os_errors(to):
         while not _exists(path):
             if path.is_symlink() or path == path.parent:
-                raise StoreError(f"{_short_path(path)} is a broken symbolic link; name another with {option}")
+                raise StoreError(f"{_short_path(path)} is a broken symbolic link; choose another with {option}")
             path = path.parent
         if not os.path.isdir(path):
-            raise StoreError(f"{_short_path(path)} is not a folder; name another with {option}")
+            raise StoreError(f"{_short_path(path)} is not a folder; choose another with {option}")
     _check_writable(path)
 
 

@@ -26,7 +26,7 @@ PERPLEXITY = metrics.metric(EXTRAPOLATION, "perplexity")
 TASKS: Mapping[str, Metric] = {
     name: Metric(name, FRACTION, "higher", f"{subject} answered rightly.", heading, 1)
     for name, heading, subject in (
-        ("hellaswag", "HellaSwag", "HellaSwag: share of sentences"),
+        ("hellaswag", "HellaSwag", "HellaSwag: share of sentences to be ended"),
         ("arc_c", "ARC-C", "ARC, challenge set: share of questions"),
         ("mmlu", "MMLU", "MMLU: share of questions"),
         ("winogrande", "Winogrande", "Winogrande: share of pronouns"),

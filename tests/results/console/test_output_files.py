@@ -105,7 +105,7 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
     output_files.write_file(Path("/dev/null"), "away")
     assert os.path.samestat(before, os.stat("/dev/null"))
     assert stat.S_ISCHR(before.st_mode)
-    with pytest.raises(WriteRefused, match="cannot write /dev/full: No space left on device; make room"):
+    with pytest.raises(WriteRefused, match="cannot write /dev/full: No space left on device; free disk space"):
         output_files.write_file(Path("/dev/full"), "x")
 
 
@@ -136,7 +136,7 @@ def test_full_standard_output_gives_a_single_error(tmp_path: Path) -> None:
     ("to", "message", "code"),
     [
         ("none/out.csv", "folder .*none does not exist; create it", 2),
-        ("file/out.csv", "file is not a folder; name another", 2),
+        ("file/out.csv", "file is not a folder; choose another", 2),
         ("folder", "folder is a folder; name a file with --out", 2),
         ("loop", "Too many levels of symbolic links", 2),
         ("x" * 300, "File name too long", 2),
@@ -189,7 +189,7 @@ def test_resolve_format_uses_the_option_or_the_suffix(tmp_path: Path) -> None:
     assert resolved("-", "md") == resolved("x.txt", "md") == resolved("x.MD") == resolved(None, "md") == "md"
     for to, format_name, why in [
         ("x.docx", None, "'x.docx' has no file extension of a known format; use one of .md, .csv, or add --format"),
-        ("table", None, "'table' has no ending that names a format"),
+        ("table", None, "'table' has no file extension of a known format"),
         ("x.csv", "md", "'x.csv' ends as csv, but --format says md"),
     ]:
         with pytest.raises(StoreError, match=why):
@@ -207,7 +207,7 @@ def test_folders(tmp_path: Path) -> None:
         (tmp_path / "c" / "d", "folder .*c does not exist; create it"),
         (tmp_path / "file", "file is not a folder"),
         (tmp_path / "nowhere", "nowhere is a broken symbolic link"),
-        (Path("-"), "--out names a folder here"),
+        (Path("-"), "--out needs a folder here"),
         (tmp_path / ("x" * 5000), "File name too long"),
     ]:
         with pytest.raises(StoreError, match=why):
@@ -235,9 +235,9 @@ def test_check_writable_before_long_work(tmp_path: Path) -> None:
     output_files.check_file_writable(tmp_path / "file")
     output_files.check_file_writable(Path("/dev/null"))
     for to, why, code in [
-        ("file", "file is not a folder; name another with --runs", 2),
+        ("file", "file is not a folder; choose another with --runs", 2),
         ("file/x", "Not a directory", 2),
-        ("nowhere/x", "nowhere is a broken symbolic link; name another with --runs", 2),
+        ("nowhere/x", "nowhere is a broken symbolic link; choose another with --runs", 2),
         ("x" * 300, "File name too long", 2),
         ("/sys/x/y", "cannot write /sys: (Permission denied|Read-only file system)", 3),
     ]:

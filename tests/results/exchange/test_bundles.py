@@ -191,7 +191,7 @@ def test_links_and_folders_are_no_members(victim, tmp_path):
             info = zipfile.ZipInfo(name)
             info.external_attr = mode << 16
             archive.writestr(info, b"/etc/passwd")
-        with pytest.raises(BundleError, match="no plain file"):
+        with pytest.raises(BundleError, match="not a plain file"):
             import_bundle(store, tmp_path / "evil.zip")
     unchanged()
 
@@ -227,11 +227,11 @@ def test_a_row_that_was_changed_without_its_hash(victim, tmp_path):
     changed = members | {"measurement.jsonl": members["measurement.jsonl"].replace(b":2.2,", b":1.2,")}
     assert changed != members
     facts = manifest["members"]["measurement.jsonl"]
-    with pytest.raises(BundleError, match="has not the hash"):
+    with pytest.raises(BundleError, match="the hash of .* differs"):
         import_bundle(store, packed(tmp_path / "evil.zip", changed, **{"members__measurement.jsonl": facts}))
     weights = next(name for name in members if name.endswith("safetensors"))
     facts = manifest["members"][weights]
-    with pytest.raises(BundleError, match="has not the hash"):
+    with pytest.raises(BundleError, match="the hash of .* differs"):
         import_bundle(store, packed(tmp_path / "evil.zip", members | {weights: b"x"}, **{f"members__{weights}": facts}))
     unchanged()
 
@@ -274,7 +274,7 @@ def test_members_that_the_manifest_does_not_list_or_lists_twice(victim, tmp_path
     file = packed(tmp_path / "evil.zip", members)
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("files/1/more.txt", b"x")
-    with pytest.raises(BundleError, match="members are not those"):
+    with pytest.raises(BundleError, match="members differ from those"):
         import_bundle(store, file)
     file = packed(tmp_path / "evil.zip", members)
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(file, "a") as archive:

@@ -86,8 +86,8 @@ BROKEN = {
     "the foreign key event.sweep_id": [
         "CREATE TABLE copy AS SELECT * FROM event", "DROP TABLE event", "ALTER TABLE copy RENAME TO event",
     ],
-    "row of measurement refers to rows of attempt": [REBUILT, "DELETE FROM attempt WHERE id = 1"],
-    "rows of revision_cell refer to rows of cell": [REBUILT, "DELETE FROM cell"],
+    "row of measurement refers to missing rows of attempt": [REBUILT, "DELETE FROM attempt WHERE id = 1"],
+    "rows of revision_cell refer to missing rows of cell": [REBUILT, "DELETE FROM cell"],
     "sweep 'quick' has no revision": [REBUILT, "DELETE FROM revision_cell", "DELETE FROM revision"],
     "the schema was written by a newer atma-sweep (revision 9999": ["UPDATE alembic_version SET version_num = '9999'"],
 }  # fmt: skip

@@ -75,7 +75,7 @@ def test_rename_refuses_invalid_names(filled: Store, name: str, new: str, messag
 
 def test_a_sweep_that_runs_keeps_its_name(filled: Store, owner: Owner) -> None:
     filled.acquire_sweep("one", owner, 60)
-    with pytest.raises(SweepBusy, match="cannot be renamed meanwhile"):
+    with pytest.raises(SweepBusy, match="cannot be renamed until it stops"):
         names_tags_notes.rename(filled, "one", "new", is_active=active, who="ada")
     with pytest.raises(SweepUnknown):
         filled.sweep("new")
@@ -110,7 +110,7 @@ def test_notes_of_sweeps_and_cells(filled: Store, cells: Make) -> None:
     assert names_tags_notes.note(filled, cell.id, "") == ("cell", cell.id, None)
     with pytest.raises(CellUnknown, match=r"no sweep is named 'nine'.*there is: "):
         names_tags_notes.note(filled, "nine", "x")
-    with pytest.raises(StoreError, match="at most 4,000 letters"):
+    with pytest.raises(StoreError, match="at most 4,000 characters"):
         names_tags_notes.note(filled, "one", "x" * 4001)
     assert rows(filled, "SELECT count(*) FROM cell WHERE note IS NOT NULL") == [(0,)]
 

@@ -202,7 +202,7 @@ def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[Cel
 
 
 def test_the_beginning_of_an_id_is_not_enough(store: Store, four: list[CellRecord]) -> None:
-    with pytest.raises(CellUnknown, match="give its whole id"):
+    with pytest.raises(CellUnknown, match="give its complete id"):
         deletion.plan_deletion(store, ["c01"], holds=holds)
     with pytest.raises(CellUnknown, match="no sweep is named 'nothing'"):
         deletion.plan_deletion(store, ["nothing"], holds=holds)

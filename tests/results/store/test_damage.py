@@ -115,7 +115,7 @@ def test_a_binary_schema_is_a_single_line(run: Run, tmp_path: Path, sound: bytes
 def test_no_database_is_a_single_line(run: Run, tmp_path: Path, sound: bytes) -> None:
     path = tmp_path / "atma.db"
     message = {
-        "header": (3, "is damaged: its header cannot be read; see atma-sweep db check"),
+        "header": (3, "is damaged: its header cannot be read; run atma-sweep db check"),
         "text": (2, "as a database: file is not a database; name another with --db"),
         "empty": (2, "is empty; launch a grid first, or name the database with --db"),
     }
@@ -277,7 +277,7 @@ def test_commands_on_a_full_disk(run: Run, tmp_path: Path, sound: bytes) -> None
             code, _, err = run(*arguments.split(), "--db", str(full / "atma.db"))
             assert (code, len(err.splitlines())) == (3, 1), (arguments, err)
             assert f"{full}/atma.db cannot be written" in err
-            assert "make room" in err
+            assert "free disk space" in err
         code, _, err = run("launch", "quick", "--executor", "local", "--db", str(full / "new.db"))
         assert code == 3
         assert f"; 0 B free in {full}/new-runs" in err

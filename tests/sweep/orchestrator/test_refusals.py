@@ -30,9 +30,9 @@ def sole_line(code: int, error: str, expected: int = 3) -> str:
 
 
 @pytest.mark.parametrize(("runs", "expected", "expected_text"), [
-    ("file", 2, "is not a folder; name another with --runs"),
+    ("file", 2, "is not a folder; choose another with --runs"),
     ("file/below", 2, "Not a directory"),
-    ("dangling", 2, "is a broken symbolic link; name another with --runs"),
+    ("dangling", 2, "is a broken symbolic link; choose another with --runs"),
     ("/proc/nowhere", 2, "No such file or directory"),
     (b"\xff".decode(errors="surrogateescape"), 3, "is not valid UTF-8 and cannot be recorded; rename it"),
 ])  # fmt: skip

@@ -89,7 +89,7 @@ def test_stopping_notes_state_looks_levels_and_end(replicated: Store) -> None:
         replicated.record_revision("twice", grid_text="x", grid_file="x", options=options, cells=[replace(cell, axes=axes[cell.id]) for cell in cells])  # fmt: skip
         notes = " ".join(make_table("contrasts", replicated, "twice").notes)
         assert "Interim analysis 1 of at most 3, after 3 of at most 5 seeds: -1.0" in notes
-        assert "at level 0.76% instead of 5%" in notes
+        assert "at significance level 0.76% instead of 5%" in notes
         assert text in notes
 
 
