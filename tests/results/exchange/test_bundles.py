@@ -227,11 +227,11 @@ def test_a_row_that_was_changed_without_its_hash(victim, tmp_path):
     changed = members | {"measurement.jsonl": members["measurement.jsonl"].replace(b":2.2,", b":1.2,")}
     assert changed != members
     facts = manifest["members"]["measurement.jsonl"]
-    with pytest.raises(BundleError, match="the hash of .* differs"):
+    with pytest.raises(BundleError, match=r"the hash of .* differs"):
         import_bundle(store, packed(tmp_path / "evil.zip", changed, **{"members__measurement.jsonl": facts}))
     weights = next(name for name in members if name.endswith("safetensors"))
     facts = manifest["members"][weights]
-    with pytest.raises(BundleError, match="the hash of .* differs"):
+    with pytest.raises(BundleError, match=r"the hash of .* differs"):
         import_bundle(store, packed(tmp_path / "evil.zip", members | {weights: b"x"}, **{f"members__{weights}": facts}))
     unchanged()
 
