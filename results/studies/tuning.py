@@ -104,5 +104,5 @@ def _parse_tuning(fields: Mapping[str, Any]) -> TuningResult:
 
 def _finite_number(value: object) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)

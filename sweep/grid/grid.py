@@ -244,7 +244,7 @@ class Grid:
             return
         sources = {"seeds": seeds, "include": included, **factors}
         largest = max(sources, key=lambda key: sources[key])
-        dropped = ", including those that exclude drops" if self.exclude else ""
+        dropped = ", including those dropped by exclude" if self.exclude else ""
         raise self.document.error(
             tuple(largest.split(".", 1)),
             f"the grid has {cells:,} cells{dropped}, more than the limit of {max_cells:,}; --cells {cells} raises the limit",

@@ -330,7 +330,7 @@ class SameTail(DocumentProbe):
 
         last, end = self._resolved_settings.last, self._resolved_settings.end
         if length > end:
-            return f"n/a: the text ends at token {end}, which fewer than {length} tokens precede"
+            return f"n/a: the scored tokens end at token {end}, too early for a context of {length} tokens"
         if length < last:
             return f"n/a: {last} tokens are scored, more than the context of {length}"
         if (reason := subject.beyond(length) or subject.lacking(end + 1)) is not None:

@@ -52,7 +52,7 @@ def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
     [
         (1, {}, "failed", "code", "exit code 1: ImportError: no such thing"),
         (EXIT_MACHINE, {}, "failed", "infrastructure", "exit code 3: ImportError"),
-        (-9, {}, "interrupted", "preempted", "killed by SIGKILL (out of memory, or by hand)"),
+        (-9, {}, "interrupted", "preempted", "killed by SIGKILL (out of memory, or killed by a user)"),
         (-9, {"oom_killed": True}, "interrupted", "host_oom", "the machine ran out of memory"),
         (OOM_KILLED, {}, "interrupted", "host_oom", "the machine ran out of memory"),
         (-9, {"hung": True}, "interrupted", "hang", "it made no progress"),
