@@ -31,10 +31,7 @@ def check_tile_window(window: int | None, masked: str = "tile") -> None:
         masked: Name of the part that the kernels mask by order alone, for the message.
     """
     if window is not None and window < TILE:
-        raise ValueError(
-            f"window {window} is smaller than the {TILE}-token tile: the Gluon kernels apply no window to the "
-            f"diagonal's {masked}; use backend triton"
-        )
+        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's {masked} by order alone")
 
 
 def head_blocks(x: Tensor, rows: int) -> Any:

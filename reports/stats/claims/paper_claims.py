@@ -56,8 +56,9 @@ class ClaimResult:
     verdict: str
     """Verdict text, never a bool.
 
-    One of "true" (TRUE), "weak" (WEAKLY_TRUE), "not shown" (NOT_SHOWN), "false" (FALSE), "differs" (DIFFERS), "not
-    decidable" (CANNOT_SAY), "not checked" (UNCHECKED), AT_CHANCE_VERDICT, or a text such as "true of K of N".
+    One of "true" (TRUE), "weak" (WEAKLY_TRUE), "not shown" (NOT_SHOWN), "false" (FALSE), "differs" (DIFFERS), "cannot
+    say" (CANNOT_SAY), "unchecked" (UNCHECKED), "not asked: all at chance" (AT_CHANCE_VERDICT), or a text such as "true
+    of K of N".
     """
     explanation: str
     """Explanation with the numbers behind the verdict."""
