@@ -190,7 +190,7 @@ def test_resolve_format_uses_the_option_or_the_suffix(tmp_path: Path) -> None:
     for to, format_name, why in [
         ("x.docx", None, "'x.docx' has no file extension of a known format; use one of .md, .csv, or add --format"),
         ("table", None, "'table' has no file extension of a known format"),
-        ("x.csv", "md", "'x.csv' ends as csv, but --format says md"),
+        ("x.csv", "md", "'x.csv' has the extension of csv, but --format is md"),
     ]:
         with pytest.raises(StoreError, match=why):
             resolved(to, format_name)

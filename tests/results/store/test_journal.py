@@ -222,5 +222,5 @@ def test_a_journal_of_an_earlier_release_is_applied(
         ("started", "attempt 1 (train) on here", second.id),
         ("resumed", "from step 5 of attempt 1", second.id),
         ("done", "done", second.id),
-        ("storage", "old checkpoints could not be removed: no s3", second.id),
+        ("storage", "checkpoints were left behind: no s3", second.id),
     ]
