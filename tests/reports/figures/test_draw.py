@@ -243,7 +243,7 @@ class TestCommand:
         [
             (
                 ("--figure", "needle", "--out", "x.docx"),
-                "'x.docx' has no ending that names a format; end it in .svg, .pdf, .png",
+                "'x.docx' has no file extension of a known format; use one of .svg, .pdf, .png",
             ),
             (("--figure", "needle", "--format", "docx"), "figures cannot be written as 'docx'"),
             (("--figure", "9"), "unknown figure 9"),
