@@ -67,8 +67,14 @@ def _offer(sweep: str | None) -> str:
     """
     names = (*PUBLISHED, *SHIPPED)
     if sweep is None:
-        return f"; without one there is --sweep printed-v2, the numbers of the paper, and {', '.join(name for name in names if name != 'printed-v2')}"
-    return f"; {quoted_short(sweep)} is none of the sweeps that need no database: {', '.join(names)}{did_you_mean(sweep, names)}"
+        return (
+            "; these sweeps need no database: printed-v2 (the paper's numbers), "
+            f"{', '.join(name for name in names if name != 'printed-v2')}"
+        )
+    return (
+        f"; {quoted_short(sweep)} is not one of the sweeps that need no database: "
+        f"{', '.join(names)}{did_you_mean(sweep, names)}"
+    )
 
 
 def nothing_launched(error: StoreMissing) -> list[str]:

@@ -39,40 +39,40 @@ class FailureClass:
 FAILURES: Mapping[Failure, FailureClass] = {
     "preempted": FailureClass(
         meaning="killed from outside",
-        reaction="goes on from its checkpoint, without end as long as it gains steps between deaths",
+        reaction="resumes from its checkpoint, without limit while it gains steps between deaths",
         tries=None,
     ),
     "node_lost": FailureClass(
-        meaning="its node is away (a cluster)", reaction="goes on elsewhere, without end", tries=None
+        meaning="its node was lost (cluster)", reaction="resumes on another node, without limit", tries=None
     ),
     "infrastructure": FailureClass(
-        meaning="full or failing disk, ECC, NCCL, a GPU that is gone, a database that is away",
+        meaning="full or failing disk, ECC or NCCL error, lost GPU, unreachable database",
         reaction="three tries, 5 and 10 s apart",
         tries=3,
         wait_s=5.0,
     ),
     "host_oom": FailureClass(
-        meaning="killed for want of memory", reaction="once more, with the machine to itself", tries=2, alone=True
+        meaning="killed because memory ran out", reaction="one more try, alone on the machine", tries=2, alone=True
     ),
     "cuda_oom": FailureClass(
         meaning="CUDA out of memory",
-        reaction="once more with half the micro-batch and twice the accumulation if `resources.on_cuda_oom: halve`, "
-        "marked as a deviation; else none",
+        reaction="one more try with half the micro-batch and twice the accumulation if `resources.on_cuda_oom: halve`, "
+        "recorded as a deviation; otherwise none",
         tries=2,
         smaller=True,
     ),
-    "diverged": FailureClass(meaning="a loss that is not finite", reaction="none: it is a result"),
+    "diverged": FailureClass(meaning="a loss that is not finite", reaction="none: divergence is a result"),
     "code": FailureClass(
-        meaning="any other exception, a crash of the interpreter aside (`infrastructure`)",
-        reaction="none; three cells that fail alike stop the sweep",
+        meaning="any other exception; a crash of the interpreter is `infrastructure`",
+        reaction="none; three cells with the same error stop the sweep",
     ),
     "hang": FailureClass(
-        meaning="nothing new for `resources.hang_minutes`",
-        reaction="its threads' stacks into the log, killed, three tries",
+        meaning="no progress for `resources.hang_minutes`",
+        reaction="killed, after writing the stacks of its threads to the log; three tries",
         tries=3,
     ),
     "pruned": FailureClass(
         meaning="a [study](studies.md) ended the trial early",
-        reaction="none: no failure; an ordinary grid with that cell has it go on",
+        reaction="none: not a failure; a factorial grid with that cell resumes it",
     ),
 }

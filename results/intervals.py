@@ -18,7 +18,7 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
         ValueError: not 0 <= hits <= n, or n < 1.
     """
     if n < 1 or not 0 <= hits <= n:
-        raise ValueError(f"{hits} of {n} is no share")
+        raise ValueError(f"{hits} of {n} is not a share")
     p = hits / n
     scale = 1 + Z_95 * Z_95 / n
     middle = (p + Z_95 * Z_95 / (2 * n)) / scale

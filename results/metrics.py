@@ -18,7 +18,7 @@ DIRECTIONS: Mapping[Better, int] = {"lower": -1, "neither": 0, "higher": 1}
 DIRECTION_SENTENCES: Mapping[Better, str] = {"lower": "Less is better.", "neither": "", "higher": "More is better."}
 FRACTION = "fraction"
 """Unit of a number between 0 and 1 that is printed in percent."""
-UNKNOWN_METRIC_TEXT = "Recorded by the probe {probe}, which says no more of it than its name and unit."
+UNKNOWN_METRIC_TEXT = "Recorded by the probe {probe}, which describes it by name and unit only."
 SD_SUFFIX = "_sd"
 """Suffix of a metric's name: the standard deviation between runs.
 
@@ -72,7 +72,7 @@ class Metric:
     @property
     def definition(self) -> str:
         """Meaning, better direction and chance level as one text."""
-        trivial = f"A trivial answer scores {self.chance_text}." if self.chance is not None else ""
+        trivial = f"Score of a trivial answer: {self.chance_text}." if self.chance is not None else ""
         return " ".join(filter(None, (self.words, DIRECTION_SENTENCES[self.better], trivial)))
 
 
@@ -96,7 +96,7 @@ _PEAK = Metric(
     PEAK_MEMORY,
     "bytes",
     "lower",
-    "Most memory that the evaluation took: on CUDA what was allocated, weights included; on the CPU the resident memory.",
+    "Peak memory of the evaluation: on CUDA the allocated memory, weights included; on the CPU the resident memory.",
     decimals=0,
 )
 

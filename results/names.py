@@ -31,9 +31,9 @@ def sweep_name_problem(name: object) -> str | None:
     None for a valid name. Names of published sweeps are refused; whether a sweep of the name exists is not examined.
     """
     if not is_valid_name(name):
-        return f"is no name for a sweep: {NAME_RULE}"
+        return f"is not a valid sweep name: {NAME_RULE}"
     if str(name).lower().startswith(PUBLISHED_PREFIX):
-        return f"is no name for a sweep of your own: {PUBLISHED_PREFIX}... are the numbers that the paper prints"
+        return f"is not available as a sweep name: {PUBLISHED_PREFIX}... is reserved for the paper's numbers"
     return None
 
 

@@ -40,7 +40,9 @@ def test_find_cell_takes_id_slug_and_beginnings(store: Store) -> None:
     assert {name: store.find_cell(name).id for name in names} == names
     with pytest.raises(CellAmbiguous, match=r"'wall-weak-d0-m1-w0' fits 2 cells: .*; add the seed"):
         store.find_cell("wall-weak-d0-m1-w0")
-    with pytest.raises(CellAmbiguous, match=r"'wall' fits 2 cells: ab0{9}2 \(wall-.*; give more letters of the id or"):
+    with pytest.raises(
+        CellAmbiguous, match=r"'wall' fits 2 cells: ab0{9}2 \(wall-.*; give more characters of the id or"
+    ):
         store.find_cell("wall")
     for unknown in ("ade", "", "nope-s1", "wall-weak-d0-m1-w1"):
         with pytest.raises(CellUnknown):
@@ -86,7 +88,10 @@ def test_every_command_takes_every_name_of_a_cell(store: Store, run: Run, name: 
     if name in (WANTED, "fade-weak-d0-m1-w0-s1"):
         assert (code, "to delete: 1 cell" in out) == (0, True)
     else:
-        assert (code, f"if cell {WANTED} (fade-weak-d0-m1-w0-s1) is meant, give its whole id" in refusal) == (2, True)
+        assert (code, f"if cell {WANTED} (fade-weak-d0-m1-w0-s1) is meant, give its complete id" in refusal) == (
+            2,
+            True,
+        )
 
 
 def test_status_points_to_the_log_of_a_failed_cell(store: Store, run: Run) -> None:

@@ -157,7 +157,7 @@ def test_status_and_show_tell_the_same_in_text_and_json(run, tmp_path: Path) -> 
     assert (sweep["sweep"], sweep["counts"]) == ("demo", {"failed": 1, "new": 2})
     assert [cell["standing"] for cell in sweep["cells"]] == ["failed", "new", "new"]
     assert run("status", "--sweep", "demos")[0] == 2
-    assert "attempts:\n  1 failed, step 0/10" in run("show", "cell-0")[1]
+    assert "attempts:\n  attempt 1: failed, step 0/10" in run("show", "cell-0")[1]
     assert json.loads(run("show", "000000000000", "--json")[1])["attempts"][0]["cause"] == "ValueError: it broke"
     code, _, err = run("show", "cell")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -186,15 +186,19 @@ def test_printed_schema_equals_the_shipped_file(run) -> None:  # type: ignore[no
         (
             OSError(errno.EROFS, "Read-only file system", "/x/y"),
             3,
-            "cannot use /x/y: Read-only file system; name another",
+            "cannot use /x/y: Read-only file system; choose another",
         ),
         (
             PermissionError(errno.EACCES, "Permission denied", "/x"),
             3,
-            "cannot use /x: Permission denied; see to its perm",
+            "cannot use /x: Permission denied; check its perm",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device; make room"),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 2, "(5000 letters): File name too long; name"),
+        (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device; free disk space"),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000),
+            2,
+            "(5000 letters): File name too long; choose",
+        ),
     ],
 )
 def test_system_error_is_a_single_line(run, monkeypatch, error: OSError, code: int, expected: str) -> None:  # type: ignore[no-untyped-def]

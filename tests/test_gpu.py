@@ -123,7 +123,7 @@ def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
     ((overlap,),) = database.execute("SELECT max(started_at) < min(finished_at) FROM attempt").fetchall()
     assert overlap == 1
     shown = run_in(tmp_path, "report", "--table", "6")
-    assert "shared GPUs: 2 cells ran beside up to 1 other attempt over their run" in " ".join(shown.split())
+    assert "shared GPUs: 2 cells shared a GPU with up to 1 other attempt" in " ".join(shown.split())
 
 
 def trained(folder: Path, *how: str, stop: int = 0, exactly: bool) -> Any:

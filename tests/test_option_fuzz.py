@@ -126,5 +126,5 @@ def test_settings_that_are_not_utf8_are_refused(command_line: Command) -> None:
         assert command_line("launch", "quick", "--dry-run", "--name", "x", "--set", f"{path}=a\udcff") == (
             2,
             "",
-            "atma-sweep: command line: 'a\\udcff': is not in UTF-8, so it cannot be written down\n",
+            "atma-sweep: command line: 'a\\udcff': is not valid UTF-8 and cannot be recorded\n",
         )

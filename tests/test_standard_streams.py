@@ -102,7 +102,7 @@ def test_a_launch_without_a_reader_trains(tmp_path: Path) -> None:
 
 
 def test_a_full_output_is_a_single_line(tmp_path: Path) -> None:
-    message = "atma-sweep: cannot write standard output: No space left on device; make room, or send it to a file\n"
+    message = "atma-sweep: cannot write standard output: No space left on device; free disk space, or write to a file\n"
     assert ends(("sweeps", "--help"), tmp_path, ">/dev/full") == (3, "", message)
 
 

@@ -40,8 +40,8 @@ def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = Fals
     lacking = {word: count for word, count in counts.items() if word != "done"}
     if lacking:
         lacking_counts = ", ".join(f"{count} {word}" for word, count in lacking.items())
-        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({lacking_counts}): "
-"their pairs are left out of effects.")  # fmt: skip
+        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({lacking_counts}): their "
+            "pairs are excluded from effects.")  # fmt: skip
     if near := _negligible_regularizers(data):
         where = _summed_loss_suffix(data)
         lines.append(

@@ -111,7 +111,7 @@ class SweepStatus:
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {study_text.describe_study(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
-            lines.append("  published numbers, nothing was run here; atma-sweep report shows them")
+            lines.append("  published numbers, not run here; atma-sweep report shows them")
         if summary.owner:
             lines.append(f"  run by {summary.owner.name} on {summary.owner.host}, pid {summary.owner.pid}")
         if self.pause:
@@ -331,7 +331,7 @@ class CellDetails:
             cause = f": {attempt.cause}" if attempt.cause else ""
             progress_text = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
             lines.append(
-                f"  {attempt.number} {attempt.state}, {progress_text}, started {_format_time(attempt.started_at)} on {attempt.host}, "
+                f"  attempt {attempt.number}: {attempt.state}, {progress_text}, started {_format_time(attempt.started_at)} on {attempt.host}, "
                 f"attempt_id {attempt.id}{cause}"
             )
         return lines

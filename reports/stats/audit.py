@@ -313,8 +313,9 @@ def _gpu_sharing_lines(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]
     if not shared:
         return []
     return [
-        f"shared GPUs: {counted(len(shared), 'cell')} ran beside up to {counted(max(max_neighbours.values()), 'other attempt')} over their run; "
-        "their tokens/s and MFU are not those of an unshared GPU"
+        f"shared GPUs: {counted(len(shared), 'cell')} shared a GPU with up to "
+        f"{counted(max(max_neighbours.values()), 'other attempt')}; their tokens/s and MFU are not those of an "
+        "unshared GPU"
     ]
 
 

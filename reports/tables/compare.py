@@ -570,7 +570,7 @@ def claims_table(store: Store, data: SweepData) -> Table:
         origins = () if silent else tuple(facts.read)
         labels = (claim.sentence, answer.verdict, answer.explanation)
         lines.append(TableRow(labels=labels, origins=origins, json_fields=json_fields))
-    verdict_counts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    verdict_counts = ", ".join(f"{count} {verdict.partition(':')[0]}" for verdict, count in counts.most_common())
     notes = [sweep_note(data), f"{len(claims)} claims: {verdict_counts}.", CLAIMS_NOTE]
     title = "Checking the paper's claims"
     return build_table(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes, paged=True)

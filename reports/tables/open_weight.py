@@ -120,7 +120,7 @@ def open_weight_table(store: Store, data: SweepData) -> Table:
         notes = ["Models by name: as printed in the paper's second version."]
     else:
         where = f"from {' to '.join(shown)}" if len(shown) > 1 else f"only at {shown[0]}"
-        notes = [f"Published models are left out: they were measured from 2K to 64K tokens, this sweep {where}."]
+        notes = [f"Published models are excluded: they were measured from 2K to 64K tokens, this sweep {where}."]
     elsewhere = external_models(store, data)
     data = replace(data, sources=dict(ChainMap(*(dict(model.data.sources) for model in elsewhere), dict(data.sources))))
     lines += _external_rows(elsewhere, data, columns)

@@ -28,12 +28,12 @@ _NAME_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, e
 """Error numbers that mean a wrong name; the others are caused by the machine."""
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REMEDIES = {
-    errno.EACCES: "see to its permissions, or name another place",
-    errno.EPERM: "see to its permissions, or name another place",
-    errno.EROFS: "name another place",
-    errno.ENOSPC: "make room, or name another place",
-    errno.EDQUOT: "make room, or name another place",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or name another place",
+    errno.EACCES: "check its permissions, or choose another path",
+    errno.EPERM: "check its permissions, or choose another path",
+    errno.EROFS: "choose another path",
+    errno.ENOSPC: "free disk space, or choose another path",
+    errno.EDQUOT: "free disk space, or choose another path",
+    errno.EFBIG: "raise the file size limit (ulimit -f), or choose another path",
 }
 
 
@@ -72,7 +72,7 @@ def store_error_for(error: BaseException) -> StoreError | None:
         return _undecodable_name_error(str(error.object))
     if not isinstance(error, OSError) or error.errno not in _PATH_ERRORS or isinstance(error.filename, int):
         return None
-    return path_error(error, os.fsdecode(_error_path(error) or "the place that this goes to"), "use")
+    return path_error(error, os.fsdecode(_error_path(error) or "the output"), "use")
 
 
 def _error_path(error: OSError) -> str | bytes | None:
@@ -89,7 +89,7 @@ def _undecodable_name_error(name: str) -> WriteRefused | None:
     if not any("\udc80" <= letter <= "\udcff" for letter in name):
         return None
     shown = name.encode(errors="surrogateescape").decode(errors="replace")
-    return WriteRefused(f"{_short_path(Path(shown))} is not in UTF-8, so it cannot be written down; rename it")
+    return WriteRefused(f"{_short_path(Path(shown))} is not valid UTF-8 and cannot be recorded; rename it")
 
 
 def path_error(error: OSError, path: Path | str, verb: str = "write") -> StoreError:
@@ -106,7 +106,7 @@ def path_error(error: OSError, path: Path | str, verb: str = "write") -> StoreEr
     cause = error.strerror or str(error) or type(error).__name__
     text = display_path(Path(path))
     shown = text if len(text) <= MAX_SHOWN_CHARS else quoted_short(text)
-    remedy = _REMEDIES.get(error.errno or 0, "name another place")
+    remedy = _REMEDIES.get(error.errno or 0, "choose another path")
     kind = StoreError if error.errno in _NAME_ERRORS else WriteRefused
     return kind(f"cannot {verb} {shown}: {cause}; {remedy}")
 
@@ -290,8 +290,8 @@ def check_parent(to: Path, option: str = "--out") -> None:
     if not os.path.isdir(to.parent):
         folder = _short_path(to.parent)
         if os.path.lexists(to.parent):
-            raise StoreError(f"{folder} is no folder; name another place with {option}")
-        raise StoreError(f"there is no folder {folder}; make it, or name another place with {option}")
+            raise StoreError(f"{folder} is not a folder; choose another with {option}")
+        raise StoreError(f"folder {folder} does not exist; create it, or choose another with {option}")
 
 
 def _short_path(path: Path) -> str:
@@ -322,12 +322,12 @@ def resolve_format(
     if implied is None and format_name is None:
         endings_text = ", ".join(endings)
         raise StoreError(
-            f"{quoted_short(to.name)} has no ending that names a format; end it in {endings_text}"
+            f"{quoted_short(to.name)} has no file extension of a known format; use one of {endings_text}"
             + (f", or add {option}" if option else "")
         )
     if format_name is not None and implied is not None and implied != format_name:
         raise StoreError(
-            f"{quoted_short(to.name)} ends as {implied}, but {option} says {format_name}; change one of them"
+            f"{quoted_short(to.name)} has the extension of {implied}, but {option} is {format_name}; change one of them"
         )
     return format_name or str(implied)
 
@@ -345,14 +345,14 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
         WriteRefused: permissions, a read-only file system, or no free space.
     """
     if to == STDOUT:
-        raise StoreError(f"{option} names a folder here, and standard output is none; name one")
+        raise StoreError(f"{option} needs a folder here, not standard output; name a folder")
     try:
         if not parents and not os.path.lexists(to):
             check_parent(Path(os.path.abspath(to)), option)
         to.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as error:
-        kind = "a link to nothing" if to.is_symlink() and not to.exists() else "no folder"
-        raise StoreError(f"{_short_path(to)} is {kind}; name another with {option}") from error
+        kind = "a broken symbolic link" if to.is_symlink() and not to.exists() else "not a folder"
+        raise StoreError(f"{_short_path(to)} is {kind}; choose another with {option}") from error
     except OSError as error:
         raise path_error(error, to, "make") from error
 
@@ -398,10 +398,10 @@ def check_folder_writable(to: Path, option: str = "--out") -> None:
     with translate_os_errors(to):
         while not _exists(path):
             if path.is_symlink() or path == path.parent:
-                raise StoreError(f"{_short_path(path)} is a link to nothing; name another with {option}")
+                raise StoreError(f"{_short_path(path)} is a broken symbolic link; choose another with {option}")
             path = path.parent
         if not os.path.isdir(path):
-            raise StoreError(f"{_short_path(path)} is no folder; name another with {option}")
+            raise StoreError(f"{_short_path(path)} is not a folder; choose another with {option}")
     _check_writable(path)
 
 
@@ -441,7 +441,7 @@ def atomic_folder(to: Path, option: str = "--out") -> Iterator[Path]:
         WriteRefused: permissions, a read-only file system, or no free space.
     """
     if to == STDOUT:
-        raise StoreError(f"{option} names a folder here, and standard output is none; name one")
+        raise StoreError(f"{option} needs a folder here, not standard output; name a folder")
     to = Path(os.path.abspath(to))
     temporary = to.with_name(f".{to.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
@@ -473,7 +473,7 @@ def check_regular(path: Path, remedy: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-        raise StoreError(f"{_short_path(path)} is {kind} and no file; {remedy}")
+        raise StoreError(f"{_short_path(path)} is {kind}, not a file; {remedy}")
     if status.st_size == 0:
         raise StoreError(f"{_short_path(path)} is empty; {remedy}")
 

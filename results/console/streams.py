@@ -96,7 +96,7 @@ class OutputFile(io.FileIO):
         if error.errno == errno.EPIPE or (error.errno == errno.EIO and self.isatty()):
             return OutputClosed()
         cause = error.strerror or str(error)
-        return WriteRefused(f"cannot write standard output: {cause}; make room, or send it to a file")
+        return WriteRefused(f"cannot write standard output: {cause}; free disk space, or write to a file")
 
 
 def open_standard_streams() -> None:

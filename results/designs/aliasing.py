@@ -167,16 +167,16 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     """
     n, pairs = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "
-    inseparable = [f"{term_text(term)} cannot be told from the mean" for term in constant_terms(model, members)]
+    inseparable = [f"{term_text(term)} is aliased with the mean" for term in constant_terms(model, members)]
     for first, *further in _mutual_groups([a for a in pairs if a.is_mutual]):
-        inseparable.append(f"{term_text(first)} cannot be told from {' or '.join(map(term_text, further))}")
+        inseparable.append(f"{term_text(first)} is aliased with {' and '.join(map(term_text, further))}")
     inseparable += [
-        f"{term_text(a.first)} cannot be told from {term_text(a.second)}"
+        f"{term_text(a.first)} is aliased with {term_text(a.second)}"
         for a in pairs
         if a.is_complete and not a.is_mutual
     ]
     exact = [
-        f"part of {term_text(a.first)} cannot be told from {term_text(a.second)}"
+        f"part of {term_text(a.first)} is aliased with {term_text(a.second)}"
         for a in _with_model_terms(model, pairs)
         if not a.is_complete and a.correlation >= COMPLETE_CORRELATION
     ]
@@ -190,16 +190,15 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
         sentences.append(start + _first_parts([*inseparable, *exact], "; "))
     if partly:
         sentences.append(
-            f"{'' if sentences else start}mixed in part (correlation above {MIN_CORRELATION:g}): {_first_parts(partly, ', ')}"
+            f"{'' if sentences else start}partly aliased (correlation above {MIN_CORRELATION:g}): "
+            f"{_first_parts(partly, ', ')}"
         )
     if not sentences:
         terms_text = "main effects and interactions of two axes"
         if aliases(model, members, 1e-6):
-            sentences.append(
-                f"{start}no two of the {terms_text} are mixed with a correlation above {MIN_CORRELATION:g}"
-            )
+            sentences.append(f"{start}no two of the {terms_text} have a correlation above {MIN_CORRELATION:g}")
         else:
-            sentences.append(f"{start}{terms_text} can all be told from each other")
+            sentences.append(f"{start}no two of the {terms_text} are aliased")
     return sentences
 
 
@@ -234,11 +233,13 @@ def precision_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     are indices of the design's points in the space.
     """
     inflations = interval_inflations(model, members)
-    share = f"D-efficiency {100 * efficiency(model, members):.0f}% (of what as many cells of the whole grid would tell)"
+    share = (
+        f"D-efficiency {100 * efficiency(model, members):.0f}% (information per cell, relative to the complete grid)"
+    )
     if not inflations:
         return [share]
     factors = ", ".join(f"{inflation.axis} {inflation.total:.2f}" for inflation in inflations)
     return [
-        f"{share}; intervals are wider than from all {counted(len(model.space.points), 'cell')} by {factors}: {inflations[0].fewer:.2f} since there are "
-        "fewer, the rest for lack of balance"
+        f"{share}; intervals are wider than with all {counted(len(model.space.points), 'cell')} by {factors}: "
+        f"{inflations[0].fewer:.2f} from having fewer cells, the rest from imbalance"
     ]

@@ -236,12 +236,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> RowDict:
     """Return the pairs of a JSON object as a dict. Raises ValueError for a duplicate key."""
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return result
 
 
 def _reject_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a valid number")
 
 
 _PLAIN = json.JSONDecoder(parse_constant=_reject_constant)
@@ -279,7 +279,7 @@ class Bundle:
         infos = archive.infolist()
         self.infos = {info.filename: info for info in infos}
         if len(self.infos) != len(infos):
-            raise self.invalid_error("a member is there twice")
+            raise self.invalid_error("a member occurs twice")
         for info in infos:
             self._check_info(info)
         if MANIFEST not in self.infos or self.infos[MANIFEST].file_size > MANIFEST_BYTES:
@@ -291,7 +291,7 @@ class Bundle:
         except (ValueError, *_DAMAGED) as error:
             raise self.invalid_error(f"{MANIFEST}: {error_text(error)}") from error
         if not isinstance(self.manifest, dict):
-            raise self.invalid_error(f"{MANIFEST} is no JSON object")
+            raise self.invalid_error(f"{MANIFEST} is not a JSON object")
         self._check_manifest()
         self.sweep = str(self.manifest["sweep"])
         self.is_current_schema = self.manifest["schema"] == HEAD
@@ -299,23 +299,23 @@ class Bundle:
 
     def invalid_error(self, reason: str) -> BundleError:
         """Return the error to raise for an invalid bundle; `reason` is a clause for the message."""
-        return BundleError(f"{self.path} cannot be taken in: {reason}; nothing was changed. Export the sweep again")
+        return BundleError(f"{self.path} cannot be imported: {reason}; nothing was changed. Export the sweep again")
 
     def too_large_error(self, reason: str) -> BundleError:
         """Return the error to raise for a bundle that exceeds the limits; `reason` is a clause for the message."""
         return BundleError(
-            f"{self.path} cannot be taken in: {reason}, which no usual sweep has; nothing was changed. "
-            "If you trust whom it is from, import it with --large"
+            f"{self.path} cannot be imported: {reason}, more than any usual sweep; nothing was changed. If you "
+            "trust its source, import it with --large"
         )
 
     def _check_info(self, info: zipfile.ZipInfo) -> None:
         """Raise BundleError unless the member is a plain file, unencrypted, and stored or deflated."""
         name = quoted_value(info.filename)
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 0x41:
-            raise self.invalid_error(f"the member {name} is packed in a way that no bundle is")
+            raise self.invalid_error(f"the member {name} is compressed in a way that bundles do not use")
         mode = info.external_attr >> 16
         if info.filename.endswith("/") or (stat.S_IFMT(mode) not in (0, stat.S_IFREG)):
-            raise self.invalid_error(f"the member {name} is no plain file")
+            raise self.invalid_error(f"the member {name} is not a plain file")
 
     def _check_sizes(self) -> None:
         """Check the declared sizes against the limits, before anything is unpacked.
@@ -327,7 +327,7 @@ class Bundle:
         """
         packed, archive_bytes = sum(info.compress_size for info in self.infos.values()), self.path.stat().st_size
         if packed > archive_bytes:
-            raise self.invalid_error("its members lie over each other")
+            raise self.invalid_error("its members overlap")
         if len(self.infos) > self.limits.max_files + len(BUNDLE_TABLES) + 1:
             raise self.too_large_error(f"it has {len(self.infos):,} members")
         for info in self.infos.values():
@@ -352,25 +352,25 @@ class Bundle:
         manifest = self.manifest
         if manifest.get("what") != BUNDLE_TYPE:
             raise self.invalid_error(
-                f"it is no bundle of atma-sweep (its manifest says {quoted_value(manifest.get('what'))})"
+                f"it is not a bundle of atma-sweep (its manifest says {quoted_value(manifest.get('what'))})"
             )
         version, schema = manifest.get("format"), manifest.get("schema")
         if type(version) is not int or not isinstance(schema, str):
-            raise self.invalid_error("the manifest names no format and schema")
+            raise self.invalid_error("the manifest lacks a format or schema")
         if version > FORMAT_VERSION or schema not in REVISIONS:
             raise StoreTooNew(
                 f"{self.path} was written by a newer atma-sweep (bundle format {version}, schema {quoted_value(schema)}; this one "
                 f"reads up to {FORMAT_VERSION} and {HEAD}); upgrade the program, then import again"
             )
         if version != FORMAT_VERSION or not is_valid_sweep_name(manifest.get("sweep")):
-            raise self.invalid_error("the manifest names no format or sweep that can be")
+            raise self.invalid_error("the manifest has an invalid format or sweep")
         members, counts = manifest.get("members"), manifest.get("counts")
         if not isinstance(members, dict) or not isinstance(counts, dict) or sorted(counts) != sorted(BUNDLE_TABLES):
             raise self.invalid_error("the manifest does not list the members")
         if set(members) | {MANIFEST} != set(self.infos) or not {f"{name}.jsonl" for name in BUNDLE_TABLES} <= set(
             members
         ):
-            raise self.invalid_error("its members are not those that the manifest lists")
+            raise self.invalid_error("its members differ from those that the manifest lists")
         for name, facts in members.items():
             self._check_member(name, facts)
         names = Counter(name.lower() for name in members)
@@ -392,12 +392,12 @@ class Bundle:
         """
         file = FILE_MEMBER.fullmatch(name)
         if file is None and name not in {f"{table}.jsonl" for table in BUNDLE_TABLES}:
-            raise self.invalid_error(f"the member {quoted_value(name)} has a name that no bundle has")
+            raise self.invalid_error(f"the member {quoted_value(name)} has an unexpected name")
         expected = {"sha256", "bytes"} | ({"role"} if file else set())
         if not isinstance(facts, dict) or set(facts) != expected or type(facts["bytes"]) is not int:
-            raise self.invalid_error(f"the manifest says too little of {name}")
+            raise self.invalid_error(f"the manifest entry of {name} is incomplete")
         if facts["bytes"] != self.infos[name].file_size:
-            raise self.invalid_error(f"{name} has not the size that the manifest says")
+            raise self.invalid_error(f"the size of {name} differs from the manifest")
         if file and facts["role"] != ATTEMPT_FILES[file[2]]:
             raise self.invalid_error(f"{name} is neither weights nor a log")
 
@@ -445,13 +445,13 @@ class Bundle:
                 while data := coming.result():
                     size += len(data)
                     if size > facts["bytes"]:
-                        raise self.invalid_error(f"{name} is larger than the manifest says")
+                        raise self.invalid_error(f"{name} is larger than the manifest states")
                     coming = executor.submit(read, stream)
                     yield data
         except _DAMAGED as error:
             raise self.invalid_error(f"{name} is damaged ({error_text(error)})") from error
         if digest.hexdigest() != facts["sha256"] or size != facts["bytes"]:
-            raise self.invalid_error(f"{name} has not the hash that the manifest says")
+            raise self.invalid_error(f"the hash of {name} differs from the manifest")
 
     def _lines(self, name: str, max_bytes: int) -> Iterator[list[bytes]]:
         """Yield the lines of a member without their line breaks, in lists of at most 5,000 (BATCH_ROWS).
@@ -468,7 +468,7 @@ class Bundle:
             for start in range(0, len(lines), BATCH_ROWS):
                 yield lines[start : start + BATCH_ROWS]
         if rest:
-            raise self.invalid_error(f"{name} ends within a line")
+            raise self.invalid_error(f"{name} ends in the middle of a line")
 
     def columns(self, table: str) -> Iterator[dict[str, list[Any]]]:
         """Yield the rows of a table in batches, each as a dictionary from column name to a list of validated values.
@@ -501,7 +501,7 @@ class Bundle:
             count += len(rows)
         if count != self.manifest["counts"][table]:
             raise self.invalid_error(
-                f"{name} has {counted(count, 'row')}, the manifest says {self.manifest['counts'][table]}"
+                f"{name} has {counted(count, 'row')}, but the manifest states {self.manifest['counts'][table]}"
             )
 
     def rows(self, table: str) -> Iterator[RowDict]:
@@ -587,8 +587,8 @@ def _check_directory(path: Path, stream: IO[bytes], limits: Limits) -> None:
         listed = struct.unpack_from("<Q", record, 40)[0] if len(record) == 56 else size
     if min(listed, size) > DIRECTORY_BYTES * (limits.max_files + len(BUNDLE_TABLES) + 1):
         raise BundleError(
-            f"{path} cannot be taken in: it lists too many members for a sweep; nothing was changed. "
-            "If you trust whom it is from, import it with --large"
+            f"{path} cannot be imported: it lists too many members for a sweep; nothing was changed. If you "
+            "trust its source, import it with --large"
         )
     stream.seek(0)
 

@@ -256,23 +256,28 @@ def export_sweep(
                         raise StoreError(f"{hash_mismatch_text(str(source), file_hash, recorded)}; nothing was written")
                     files += 1
                 elif role == "weights":
-                    notes.append(f"the weights {source} are missing and were left out")
+                    notes.append(f"the weights {source} are missing and were not exported")
             writer.manifest(export.name)
         size = stream.tell()
         if weights:
             n_weights = sum(1 for row in export.attempts if row["weights"] and local_path(row["weights"]) is None)
             notes += (
-                [f"the weights of {counted(n_weights, 'attempt')} lie elsewhere and are only named"]
+                [
+                    f"the weights of {counted(n_weights, 'attempt')} are stored elsewhere; the bundle has only their "
+                    "addresses"
+                ]
                 if n_weights
                 else []
             )
         elif n_weights:
-            notes.append(f"the weights of {counted(n_weights, 'attempt')} stay here; --with-weights takes them along")
+            notes.append(
+                f"the weights of {counted(n_weights, 'attempt')} are not in the bundle; --with-weights adds them"
+            )
         if not examples:
-            notes.append("what was answered item by item stays here (--no-examples)")
+            notes.append("results by item are not in the bundle (--no-examples)")
         live = sum(1 for row in export.attempts if row["state"] == "running")
         if live:
-            notes.append(f"of {counted(live, 'attempt')} that had not ended it holds what there was so far")
+            notes.append(f"{counted(live, 'attempt')} had not ended; the bundle has their results so far")
     return BundleSummary(
         sweep=export.name, file=str(to), added=writer.counts, files=files, bytes=size, notes=tuple(notes)
     )

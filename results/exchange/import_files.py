@@ -89,7 +89,9 @@ class BundleFiles:
         if self.names(index):
             target = self.runs / folder
             if os.path.lexists(target) or target.parent.is_symlink():
-                raise StoreError(f"{target} is in the way of the import; nothing was changed. Move it away")
+                raise StoreError(
+                    f"{target} already exists, where the import would write; nothing was changed. Move it elsewhere"
+                )
             new_folders = [path for path in reversed(target.parents) if not path.exists()]
             self._undo += [path.rmdir for path in new_folders]
             target.parent.mkdir(parents=True, exist_ok=True)

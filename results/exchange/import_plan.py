@@ -75,23 +75,23 @@ class BundleContent:
         invalid_error = bundle.invalid_error
         sweeps = list(bundle.rows("sweep"))
         if [row["name"] for row in sweeps] != [bundle.sweep]:
-            raise invalid_error("it does not hold exactly the sweep that the manifest names")
+            raise invalid_error("it does not contain exactly one sweep, the one in the manifest")
         self.sweep = sweeps[0]
         self.cells = {row["id"]: row for row in bundle.rows("cell")}
         if len(self.cells) != bundle.manifest["counts"]["cell"]:
-            raise invalid_error("cell.jsonl has a cell twice")
+            raise invalid_error("cell.jsonl lists a cell twice")
         # first of all, since later checks rely on the ids
         if compute_cell_id is not None:
             self._check_cell_ids(compute_cell_id)
         self.revisions = {row["number"]: row for row in bundle.rows("revision")}
         if len(self.revisions) != bundle.manifest["counts"]["revision"] or not self.revisions:
-            raise invalid_error("its revisions are not numbered one by one")
+            raise invalid_error("its revisions are not numbered consecutively")
         self.members = self._members()
         if derive is not None:
             self._check_labels(derive)
         self.attempts = {row["id"]: row for row in bundle.rows("attempt")}
         if sorted(self.attempts) != list(range(1, bundle.manifest["counts"]["attempt"] + 1)):
-            raise invalid_error("its attempts are not numbered one by one")
+            raise invalid_error("its attempts are not numbered consecutively")
         for row in self.attempts.values():
             self._check_attempt(row)
         hashes: dict[int, str | None] = {}
@@ -100,14 +100,14 @@ class BundleContent:
                 if table == "provenance":
                     hashes |= zip(columns["attempt_id"], map(recorded_hash, columns["extra"]), strict=True)
                 if max(columns["attempt_id"]) > len(self.attempts):
-                    raise invalid_error(f"{table}.jsonl speaks of attempts that are not there")
+                    raise invalid_error(f"{table}.jsonl refers to attempts that are not in the bundle")
                 if store_columns is not None:
                     store_columns(table, columns)
         attempts, cells = {None, *self.attempts}, {None, *self.cells}
         self.events = []
         for row in bundle.rows("event"):
             if row["attempt_id"] not in attempts or row["cell_id"] not in cells:
-                raise invalid_error("event.jsonl speaks of what is not there")
+                raise invalid_error("event.jsonl refers to attempts or cells that are not in the bundle")
             self.events.append(row)
         for member, (number, name, role) in bundle.files.items():
             if number not in self.attempts:
@@ -115,7 +115,8 @@ class BundleContent:
             recorded = hashes.get(number) if role == "weights" else None
             if recorded not in (None, bundle.manifest["members"][member]["sha256"]):
                 raise invalid_error(
-                    f"{member} are other weights than attempt {number} recorded (SHA-256 {quoted_value(recorded)})"
+                    f"{member} differs from the weights that attempt {number} recorded (SHA-256 "
+                    f"{quoted_value(recorded)})"
                 )
         for member in bundle.files:
             for _ in bundle.chunks(member):
@@ -132,7 +133,9 @@ class BundleContent:
         members: dict[int, list[RowDict]] = {number: [] for number in self.revisions}
         for row in self.bundle.rows("revision_cell"):
             if row["revision"] not in members or row["cell_id"] not in self.cells:
-                raise self.bundle.invalid_error("revision_cell.jsonl lists what is not there")
+                raise self.bundle.invalid_error(
+                    "revision_cell.jsonl refers to cells or revisions that are not in the bundle"
+                )
             members[row["revision"]].append(row)
         if any(len({row["cell_id"] for row in rows}) != len(rows) for rows in members.values()):
             raise self.bundle.invalid_error("revision_cell.jsonl lists a cell twice")
@@ -147,7 +150,7 @@ class BundleContent:
         """
         at = f"attempt.jsonl, attempt {row['id']}"
         if row["cell_id"] not in self.cells:
-            raise self.bundle.invalid_error(f"{at}: its cell is not there")
+            raise self.bundle.invalid_error(f"{at}: its cell is not in the bundle")
         if not row["run_dir"].startswith(f"{row['cell_id']}/"):
             raise self.bundle.invalid_error(f"{at}: run_dir is {row['run_dir']!r}, not in the folder of its cell")
         if (row["state"] == "running") != (row["finished_at"] is None):
@@ -155,7 +158,7 @@ class BundleContent:
         parent, ancestors = row["parent_id"], {row["id"]}
         while parent is not None:
             if parent not in self.attempts or parent in ancestors:
-                raise self.bundle.invalid_error(f"{at}: its parent is not there, or its own child")
+                raise self.bundle.invalid_error(f"{at}: its parent is not in the bundle, or is its own descendant")
             ancestors.add(parent)
             parent = self.attempts[parent]["parent_id"]
 
@@ -181,7 +184,7 @@ class BundleContent:
                     f"{at}: the config of cell {cell} cannot be read ({error_text(error)})"
                 ) from error
             if cell_id != cell:
-                raise self.bundle.invalid_error(f"{at}: the config of cell {cell} is that of {cell_id}")
+                raise self.bundle.invalid_error(f"{at}: the config of cell {cell} has the id {cell_id}")
 
     def _check_labels(self, derive: Derive) -> None:
         """Check the columns of cells, and their levels in each revision, against their configs.
@@ -457,8 +460,8 @@ class ImportPlanner:
         live = [row for row in existing if row["state"] == "running"]
         if live:
             raise SweepBusy(
-                f"cell {cell} is being run here (attempt {live[0]['number']}, pid {live[0]['pid']} on "
-                f"{live[0]['host']}) and the bundle has other attempts of it; import again when that has ended"
+                f"cell {cell} is running here (attempt {live[0]['number']}, pid {live[0]['pid']} on "
+                f"{live[0]['host']}), and the bundle has other attempts of it; import again when it has ended"
             )
 
         def age(row: RowDict) -> tuple[Any, ...]:
@@ -512,8 +515,8 @@ class ImportPlanner:
         """Raise SweepBusy for the name of a running sweep; do nothing for None."""
         if running is not None:
             raise SweepBusy(
-                f"sweep {running!r} is being run, and the import would set older results among its own; "
-                "import again when the launch has ended"
+                f"sweep {running!r} is running, and the import would mix older results with its own; import "
+                "again when the launch has ended"
             )
 
     # --- revisions ---

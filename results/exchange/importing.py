@@ -145,7 +145,8 @@ class _ImportWriter:
         bundle_cells = {row["cell_id"] for rows in self.content.members.values() for row in rows}
         if existing_cells and bundle_cells and not existing_cells & bundle_cells:
             self.notes.append(
-                f"sweep {name!r} had no cell in common with the bundle's and now holds both; --name keeps them apart"
+                f"sweep {name!r} had no cell in common with the bundle and now has the cells of both; --name "
+                "imports into a separate sweep"
             )
         return int(existing.id)
 
@@ -160,7 +161,8 @@ class _ImportWriter:
         self.present["cell"] += len(existing)
         if n_different:
             self.notes.append(
-                f"{counted(n_different, 'cell')} {'is' if n_different == 1 else 'are'} evaluated or kept otherwise in the bundle; what is here stays"
+                f"{counted(n_different, 'cell')} {'has' if n_different == 1 else 'have'} other evaluation or "
+                "checkpoint settings in the bundle; those in this database are unchanged"
             )
 
     def _write_revisions(self, sweep: int) -> None:
@@ -216,12 +218,13 @@ class _ImportWriter:
         self.present["attempt"] = len(self.plan.present)
         if self.n_missing_weights:
             self.notes.append(
-                f"the weights of {counted(self.n_missing_weights, 'attempt')} are not in the bundle; export --with-weights takes them along"
+                f"the weights of {counted(self.n_missing_weights, 'attempt')} are not in the bundle; export "
+                "--with-weights adds them"
             )
         if self.n_remote_weights:
             self.notes.append(
-                f"the weights of {counted(self.n_remote_weights, 'attempt')} lie elsewhere; an address in a bundle is not followed, so they "
-                "count as gone here"
+                f"the weights of {counted(self.n_remote_weights, 'attempt')} are stored elsewhere; import does "
+                "not use addresses in a bundle, so these weights count as gone here"
             )
 
     def _attempt_values(self, row: RowDict) -> RowDict:
@@ -247,7 +250,8 @@ class _ImportWriter:
         if row["state"] == "running":
             values |= {"state": "interrupted", "finished_at": row["heartbeat_at"]}
             values["cause"] = (
-                f"{UNFINISHED_CAUSE}, on {row['host']} (pid {row['pid']}), last heard of at {format_utc(row['heartbeat_at'])}"
+                f"{UNFINISHED_CAUSE}, on {row['host']} (pid {row['pid']}), last heartbeat at "
+                f"{format_utc(row['heartbeat_at'])}"
             )
             values["failure"] = PREEMPTED
         return values
@@ -376,7 +380,7 @@ def import_bundle(
     try:
         with open_bundle(file, Limits.unlimited() if large else Limits()) as bundle:
             if rename is None and (problem := sweep_name_problem(bundle.sweep)):
-                raise BundleError(f"{file}: {quoted_short(bundle.sweep)} {problem}; give it another with --name")
+                raise BundleError(f"{file}: {quoted_short(bundle.sweep)} {problem}; choose another with --name")
             _require_disk_space(bundle, sqlite_file(store.url), runs_folder)
             files = BundleFiles(bundle, runs_folder)
             try:
@@ -388,7 +392,7 @@ def import_bundle(
                                 import_store, bundle, files, rename or bundle.sweep, identify, derive
                             )
             except (IntegrityError, DataError) as error:
-                raise bundle.invalid_error(f"the database refuses its rows ({_first_line(error)})") from error
+                raise bundle.invalid_error(f"the database rejected its rows ({_first_line(error)})") from error
             except DBAPIError as error:
                 unknown = StoreError(f"cannot write to {store}: {_first_line(error)}; nothing was changed")
                 raise explain_driver_error(error, store.url) or unknown from error
@@ -517,7 +521,8 @@ def _require_free_bytes(file: Path, folder: Path, size: int) -> None:
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if size > free:
         raise WriteRefused(
-            f"{file} holds {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; make room, then import again"
+            f"{file} holds {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; free disk space, then "
+            "import again"
         )
 
 

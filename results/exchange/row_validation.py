@@ -169,7 +169,7 @@ def _text_problem(field: FieldRule, value: Any) -> str | None:
     if field.choices:
         return None if value in field.choices else f"must be one of {', '.join(field.choices)}"
     if not is_storable_text(value, field.longest):
-        return f"must be text of at most {field.longest} letters that every database takes"
+        return f"must be text of at most {field.longest} characters that every database can store"
     if not field.lines and not value.isprintable():
         return "must be text of one line, without control characters"
     if field.pattern is not None and not field.pattern.fullmatch(value):
@@ -206,14 +206,14 @@ def _nested_value_problem(value: Any) -> str | None:
         if n_items + len(pending) > MAX_NODES or depth > MAX_DEPTH:
             return f"must hold at most {MAX_NODES} values, at most {MAX_DEPTH} deep"
         if isinstance(item, str) and not is_storable_text(item, None):
-            return "holds text that no database takes"
+            return "contains text that not every database can store"
         if isinstance(item, int) and not -MAX_BIG_INTEGER <= item <= MAX_BIG_INTEGER:
-            return "holds a number of more than 64 bits"
+            return "contains a number of more than 64 bits"
         if isinstance(item, float) and not math.isfinite(item):
-            return "holds a number that is not finite"
+            return "contains a number that is not finite"
         if isinstance(item, dict):
             if not all(is_storable_text(name, 1000) for name in item):
-                return "holds a name that no database takes"
+                return "contains a name that not every database can store"
             pending += [(item, depth + 1) for item in item.values()]
         elif isinstance(item, list):
             pending += [(item, depth + 1) for item in item]
@@ -229,7 +229,7 @@ def _text_map_problem(value: Mapping[str, Any]) -> str | None:
     A text may have at most 10,000 characters.
     """
     good = all(isinstance(text, str) and len(text) <= 10_000 for text in value.values())
-    return None if good else "must hold texts alone"
+    return None if good else "must contain only texts"
 
 
 def _options_problem(value: Mapping[str, Any]) -> str | None:
@@ -239,8 +239,8 @@ def _options_problem(value: Mapping[str, Any]) -> str | None:
     """
     requested = value.get("requested", [])
     if not isinstance(requested, list) or any(_is_invalid_request(pair) for pair in requested):
-        return "must have under `requested` pairs of a probe and a context length"
-    return None if isinstance(value.get("set", {}), dict) else "must have under `set` an object"
+        return "must have a list of pairs of probe and context length under `requested`"
+    return None if isinstance(value.get("set", {}), dict) else "must have an object under `set`"
 
 
 def _is_invalid_request(pair: Any) -> bool:
@@ -261,9 +261,9 @@ def _config_problem(value: Mapping[str, Any]) -> str | None:
     for plugin in listed:
         texts = isinstance(plugin, dict) and set(plugin) == {"path", "sha256"}
         if not texts or not all(isinstance(text, str) for text in plugin.values()):
-            return "must have under `plugins` objects with a path and a sha256"
+            return "must have a list of objects with a path and a sha256 under `plugins`"
         if not re.fullmatch("[0-9a-f]{64}", plugin["sha256"]):
-            return "must have SHA-256 hashes of plugins"
+            return "must have valid SHA-256 hashes under `plugins`"
     return None
 
 
@@ -425,11 +425,11 @@ class RowValidator:
         """
         for at, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise InvalidRow(at, "it is no JSON object")
+                raise InvalidRow(at, "it is not a JSON object")
             if row.keys() != self.names and not self.required_names <= row.keys() <= self.names:
                 unexpected = sorted(row.keys() ^ self.names)
                 raise InvalidRow(
-                    at, f"its fields are not those of {self.name}: {', '.join(map(repr, unexpected))[:200]}"
+                    at, f"its fields differ from those of {self.name}: {', '.join(map(repr, unexpected))[:200]}"
                 )
         columns = {}
         for name, field in self.fields.items():
@@ -460,7 +460,7 @@ class RowValidator:
         if self.name == "measurement":
             for at, (value, reason) in enumerate(zip(columns["value"], columns["reason"], strict=True)):
                 if value is None and not reason:
-                    raise InvalidRow(at, "reason is empty, and so is value; one of them must be there")
+                    raise InvalidRow(at, "value and reason are both empty; one of them is required")
         if self.name == "event":
             for at, (kind, message) in enumerate(zip(columns["kind"], columns["message"], strict=True)):
                 if kind == "code" and not re.fullmatch(CELL_ID, message):
@@ -471,7 +471,7 @@ class RowValidator:
             sequence = [*before, *keys]
             for at, (previous, current) in enumerate(pairwise(sequence)):
                 if not previous < current:
-                    raise InvalidRow(at + 1 - len(before), f"its {', '.join(SORTED_BY[self.name])} do not rise")
+                    raise InvalidRow(at + 1 - len(before), f"rows are not sorted by {', '.join(SORTED_BY[self.name])}")
             self._last = sequence[-1] if sequence else self._last
 
 

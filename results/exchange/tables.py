@@ -105,7 +105,7 @@ def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, swee
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
         raise StoreError(f"there is no table {what!r}; {choices_hint(what, get_args(TableName))}")
     if fmt not in ("csv", "jsonl", "parquet"):
-        raise StoreError(f"{fmt!r} is no format; {choices_hint(fmt, get_args(TableFormat))}")
+        raise StoreError(f"{fmt!r} is not a format; {choices_hint(fmt, get_args(TableFormat))}")
     columns, source, order = _table_query(what)
     count = 0
     with atomic_file(to) as stream, store.transaction(write=False) as session:

@@ -44,9 +44,9 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
     if target.is_dir():
         target = target / f"{source.name}.{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%fZ')}.backup"
     if not target.parent.is_dir():
-        raise StoreError(f"there is no folder {target.parent}; make it, or name another place with --to")
+        raise StoreError(f"folder {target.parent} does not exist; create it, or choose another with --to")
     if os.path.lexists(target):
-        raise StoreError(f"{target} exists already and is left alone; name another file with --to")
+        raise StoreError(f"{target} exists already and was not changed; name another file with --to")
     engine = make_engine(url)
     try:
         with translate_driver_errors(url), engine.execution_options(begin="BEGIN").connect() as connection:

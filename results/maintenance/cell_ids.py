@@ -46,7 +46,7 @@ def check_cell_ids(connection: Connection, compute_cell_id: ComputeCellId) -> li
     if wrong_ids:
         findings.append(
             Finding.error(
-                f"the id of {counted(len(wrong_ids), 'cell')} is not that of the config: {first_names(wrong_ids)}",
+                f"the id of {counted(len(wrong_ids), 'cell')} does not match the config: {first_names(wrong_ids)}",
                 "their config was changed by hand: restore the newest backup",
             )
         )
@@ -91,6 +91,6 @@ def check_labels(connection: Connection, derive: Derive) -> list[Finding]:
     return [
         Finding.error(
             f"{len(distinct)} labels of cells contradict their configs: {first_names(distinct)}",
-            "they were changed by hand, and tables show them: restore the newest backup",
+            "they were changed by hand and appear in tables: restore the newest backup",
         )
     ]

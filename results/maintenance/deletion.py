@@ -105,14 +105,16 @@ class DeletionPlan:
         lines = [f"{'deleted' if self.deleted else 'to delete'}: {' and '.join(subjects) or 'nothing'}"]
         if not self.is_empty:
             lines.append("  rows: " + ", ".join(f"{count:,} {table}" for table, count in self.rows.items() if count))
-            lines.append(f"  measured in: {self.gpu_hours:,.1f} GPU-hours, {self.cpu_hours:,.1f} hours on the CPU")
+            lines.append(
+                f"  cost of these measurements: {self.gpu_hours:,.1f} GPU-hours, {self.cpu_hours:,.1f} hours on the CPU"
+            )
         for reason, cells in _by_reason(self.kept).items():
             lines.append(f"  stays: {counted(len(cells), 'cell')}, {reason}: {first_names(cells)}")
         for sweep, count in self.asked_by.items():
-            lines.append(f"  sweep {sweep} asks for {count} of these cells, and its next launch trains them again")
+            lines.append(f"  sweep {sweep} has {count} of these cells in its grid; its next launch trains them again")
         if self.folders and not self.is_empty:
-            lines.append(f"  files: {self.bytes / 1e6:,.1f} MB of these attempts stay until atma-sweep gc")
-        lines += [f"  files: more lie in {path}; atma-sweep gc --place {path}" for path in self.places]
+            lines.append(f"  files: {self.bytes / 1e6:,.1f} MB of these attempts remain; atma-sweep gc removes them")
+        lines += [f"  files: more in {path}; atma-sweep gc --place {path} removes them" for path in self.places]
         return lines
 
 
@@ -189,11 +191,12 @@ def execute_deletion(
         """Compute the plan again, compare it, delete its rows, record the event, and return the executed plan."""
         current = replace(_plan(session, names, holds, is_alive), bytes=planned.bytes, backup=planned.backup)
         if current != planned:
-            raise StoreError("the sweeps or cells changed meanwhile; nothing was deleted, look again")
+            raise StoreError("the sweeps or cells changed meanwhile; nothing was deleted; run again")
         deleted_rows = _delete_planned(session, current)
         if deleted_rows != +Counter(current.rows):
             raise StoreError(
-                f"{dict(deleted_rows)} rows would go and not {current.rows}; nothing was deleted, please report this"
+                f"internal error: {dict(deleted_rows)} rows would be deleted instead of {current.rows}; nothing "
+                "was deleted; please report this"
             )
         subjects = [*(f"sweep {name}" for name in current.sweeps), counted(len(current.cells), "cell")]
         record_event(
@@ -221,7 +224,8 @@ def require_unshared(session: Session, cell: str, is_active: OwnerIsActive) -> N
     names = sorted(_sweeps_by_cell(session, [cell])[cell])
     if len(names) > 1:
         raise StoreError(
-            f"sweeps {' and '.join(names)} share cell {cell}, so that its numbers stay; atma-sweep db forget deletes them for all"
+            f"sweeps {' and '.join(names)} share cell {cell}, so its numbers were not deleted; atma-sweep db "
+            "forget deletes them for all sweeps"
         )
     for name in names:
         require_idle(lock_sweep_row(session, name), is_active, "lose numbers")
@@ -259,7 +263,8 @@ def _plan(session: Session, names: Sequence[str], is_active: OwnerIsActive, is_a
     for attempt in cell_attempts:
         if attempt.state == "running" and is_alive(attempt):
             raise CellAlreadyRunning(
-                f"cell {attempt.cell_id} is being run (attempt {attempt.number}, pid {attempt.pid} on {attempt.host}); stop that first"
+                f"cell {attempt.cell_id} is running (attempt {attempt.number}, pid {attempt.pid} on "
+                f"{attempt.host}); stop it first"
             )
     hours, checkpoint_folders = _cost(session, cells)
     slugs = dict(map(tuple, queries.rows_in(session, select(CellRow.id, CellRow.slug), CellRow.id, retained)))
@@ -302,7 +307,7 @@ def _retain_parents(session: Session, cells: set[str], retained: dict[str, str])
     parent_links = list(session.execute(query.where(AttemptRow.cell_id != parent.c.cell_id).distinct()))
     while more := {above: below for below, above in parent_links if above in cells and below not in cells}:
         cells -= set(more)
-        retained |= {above: f"on whose weights cell {below} was measured" for above, below in more.items()}
+        retained |= {above: f"its weights were used to measure cell {below}" for above, below in more.items()}
 
 
 def _cost(session: Session, cells: Iterable[str]) -> tuple[dict[bool, float], set[str]]:
@@ -474,7 +479,7 @@ class MeasurementDeletion:
         selected.
         """
         if not self.rows:
-            return [f"{self.cell} {self.slug}: nothing of that is measured"]
+            return [f"{self.cell} {self.slug}: no such measurements"]
         heading = "deleted" if self.deleted else "to delete"
         lines = [f"{self.cell} {self.slug}, {heading}:"]
         for row in self.rows:
@@ -488,7 +493,7 @@ class MeasurementDeletion:
                 "needs-eval": "becomes needs-eval, and the next launch measures it again",
                 "weights gone": "becomes `weights gone`: it can be measured again only after a launch with --retrain",
             }.get(then, f"is {then}")
-            lines.append(f"  sweep {sweep} asks for it: there the cell {consequence}")
+            lines.append(f"  sweep {sweep} requests them: there, the cell {consequence}")
         return lines
 
 
@@ -523,7 +528,7 @@ def plan_measurements(
     """
     if not probes and not lengths and not metrics:
         raise StoreError(
-            "say which measurements: --probe NAME, --length TOKENS (0 for those without a length), or both"
+            "select measurements with --probe NAME, --length TOKENS (0 for those without a length), or both"
         )
     if wrong := [length for length in lengths if not 0 <= length < 2**31]:
         raise StoreError(
@@ -559,7 +564,7 @@ def delete_measurements(
         current = _plan_measurements(session, planned.cell, planned.selection)
         if current != planned:
             raise StoreError(
-                f"the measurements of cell {planned.cell} changed meanwhile; nothing was deleted, look again"
+                f"the measurements of cell {planned.cell} changed meanwhile; nothing was deleted; run again"
             )
         attempts = _finished_attempt_ids(session, planned.cell)
         _delete_rows(
@@ -624,7 +629,7 @@ def _check_names(session: Session, cell: str, attempts: Sequence[int], selection
             if name not in own and name not in standard:
                 listed = f"; it has: {', '.join(own)}" if own else ""
                 hint = did_you_mean(name, own or standard)
-                raise StoreError(f"{option} {quoted_short(name)}: cell {cell} has no such numbers{listed}{hint}")
+                raise StoreError(f"{option} {quoted_short(name)}: cell {cell} has no such measurement{listed}{hint}")
 
 
 def _requesting_sweeps(
@@ -650,7 +655,9 @@ def _requesting_sweeps(
     holders = list(session.execute(query))
     if holders and all(read_only for _, read_only, _ in holders):
         names = ", ".join(name for name, _, _ in holders)
-        raise SweepReadOnly(f"cell {cell} belongs to {names} alone, whose numbers were imported; they stay as they are")
+        raise SweepReadOnly(
+            f"cell {cell} belongs to {names}, whose measurements were imported and cannot be deleted one by one"
+        )
     slug, standings = queries.cell(session, cell).slug, {}
     for state in queries.states(session, [cell]):
         remaining = replace(state, measured=frozenset(key for key in state.measured if not selection.selects(*key)))

@@ -48,15 +48,16 @@ def missing_files(connection: Connection, runs: Path) -> list[Finding]:
         findings.append(
             Finding.warning(
                 f"the kept weights of {counted(len(weights), 'attempt')} are not under {runs}: {first_names(weights)}",
-                "bring the folders back or name them with --runs; else those cells can be evaluated no more, "
-                "and launch --retrain trains them again",
+                "restore the folders or name them with --runs; otherwise these cells cannot be evaluated until "
+                "launch --retrain trains them again",
             )
         )
     if gone:
         findings.append(
             Finding.warning(
                 f"the newest checkpoint of {len(gone)} unfinished cells is not under {runs}: {first_names(gone)}",
-                "bring the folders back or name them with --runs; else the next launch starts them anew",
+                "restore the folders or name them with --runs; otherwise the next launch trains these cells from "
+                "the first step",
             )
         )
     for folder in sorted(runs.glob(f"{STAGING}*")) if runs.is_dir() else ():
@@ -102,16 +103,16 @@ def changed_weights(
         )
     elif files:
         if sum(path.stat().st_size for path, _ in files) >= ANNOUNCED_BYTES:
-            report_progress(f"reading {size}, to compare them with their hashes; --skip-weights leaves that out")
+            report_progress(f"reading {size}, to compare them with their hashes; --skip-weights skips this")
         findings += [finding for path, recorded in files for finding in _weights_findings(path, recorded)]
     if unrecorded:
         text = f"the kept weights of {len(unrecorded)} attempts have {NO_HASH}: {first_names(unrecorded)}"
-        findings.append(Finding.note(text, "nothing; what is trained from now on has a hash"))
+        findings.append(Finding.note(text, "nothing to do; newly stored weights have a hash"))
     if elsewhere:
         text = (
             f"the kept weights of {len(elsewhere)} attempts are not local and were not read: {first_names(elsewhere)}"
         )
-        findings.append(Finding.note(text, "nothing; they are compared with their hashes when they are loaded"))
+        findings.append(Finding.note(text, "nothing to do; they are compared with their hashes when they are loaded"))
     return findings
 
 

@@ -44,7 +44,7 @@ class Finding:
 
 def unreadable_finding(cause: str, path: Path | None) -> Finding:
     """Return an error about parts of the database, in the file `path` or on a server (None), that cannot be read."""
-    remedy = restore_advice(path) if path is not None else "look at the server's log, and restore the newest pg_dump"
+    remedy = restore_advice(path) if path is not None else "check the server's log, and restore the newest pg_dump"
     return Finding.error(f"parts cannot be read: {' '.join(cause.split())}", remedy)
 
 
@@ -56,10 +56,10 @@ def restore_advice(path: Path) -> str:
     """
     backups = sorted([*path.parent.glob(f"{path.name}.*.backup"), *path.parent.glob(f"{path.stem}.before-upgrade-*")])
     # next to the log of another database, a backup would be damaged at once
-    away = f"stop what uses it and move {path} away, with its -wal and -shm"
+    away = f"stop the programs that use it and move {path} elsewhere, with its -wal and -shm"
     if backups:
-        return f"{away}, then give its name to a copy of the newest backup: {max(backups, key=os.path.getmtime)}"
-    return f"{away}, then save what can be saved: sqlite3 MOVED.db .recover | sqlite3 {shlex.quote(str(path))}"
+        return f"{away}, then copy the newest backup to its path: {max(backups, key=os.path.getmtime)}"
+    return f"{away}, then recover what can be read: sqlite3 MOVED.db .recover | sqlite3 {shlex.quote(str(path))}"
 
 
 def first_names(names: list[str]) -> str:

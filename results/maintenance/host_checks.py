@@ -32,7 +32,7 @@ def check_host(path: Path) -> list[Finding]:
     if kind:
         findings.append(
             Finding.error(
-                f"{path} lies on {kind}, a network file system, where SQLite corrupts",
+                f"{path} is on {kind}, a network file system, where SQLite databases become corrupt",
                 "move it to a local disk, or use PostgreSQL (--db)",
             )
         )
@@ -42,7 +42,7 @@ def check_host(path: Path) -> list[Finding]:
             Finding(
                 severity="error" if free < LOW_BYTES // 10 else "warning",
                 what=f"{path.parent} has {free / 1e9:.2f} GB free, and the database takes {size / 1e9:.2f} GB",
-                remedy="make room: an upgrade and a backup need as much again",
+                remedy="free disk space: an upgrade or a backup needs as much as the database",
             )
         )
     for leftover in sorted(path.parent.glob(f".{path.stem}.*{PARTIAL_SUFFIX}")):
@@ -74,8 +74,9 @@ def check_clock(connection: Connection) -> list[Finding]:
         return []
     return [
         Finding.warning(
-            f"the clock says {now:%Y-%m-%d %H:%M:%S} UTC, and {newest[1]} {newest[0]:%Y-%m-%d %H:%M:%S}",
-            "set the clock (timedatectl), or wait until it has caught up: leases and ages go by it",
+            f"the clock says {now:%Y-%m-%d %H:%M:%S} UTC, but {newest[1]} has the later time "
+            f"{newest[0]:%Y-%m-%d %H:%M:%S}",
+            "set the clock (timedatectl), or wait until it has caught up: leases and ages depend on it",
         )
     ]
 
@@ -92,7 +93,7 @@ def find_dead_attempts(connection: Connection) -> list[Finding]:
         return []
     return [
         Finding.warning(
-            f"marked running, and the process is gone: {counted(len(gone), 'attempt')}: {first_names(gone)}",
-            "launch the grid again; it marks them interrupted and goes on from their checkpoints",
+            f"{counted(len(gone), 'attempt')} marked as running, but without a process: {first_names(gone)}",
+            "launch the grid again; it marks them interrupted and resumes from their checkpoints",
         )
     ]

@@ -57,8 +57,8 @@ def check_schema(connection: Connection) -> list[Finding]:
     return [
         Finding.error(
             f"{element} is missing or changed",
-            "somebody altered the database by hand: put a backup in its place, or export the sweeps and import "
-            "them into a new one",
+            "the schema was changed by hand: restore a backup, or export the sweeps and import them into a new "
+            "database",
         )
         for element in dict.fromkeys(lost)
     ]
@@ -150,7 +150,7 @@ def _orphaned(table: str, parent: str, count: int, path: Path | None) -> Finding
     `path` is the SQLite file, for the advice; None means a server.
     """
     return Finding.error(
-        f"{counted(count, 'row')} of {table} refer{'s' if count == 1 else ''} to rows of {parent} that are not there",
+        f"{counted(count, 'row')} of {table} refer{'s' if count == 1 else ''} to missing rows of {parent}",
         restore_advice(path) if path is not None else "restore the newest pg_dump",
     )
 
@@ -170,7 +170,7 @@ def find_duplicates(connection: Connection) -> list[Finding]:
             listed = ", ".join(f'"{column}"' for column in key)
             query = f'SELECT COUNT(*) FROM (SELECT 1 FROM "{name}"{unaided} GROUP BY {listed} HAVING COUNT(*) > 1) AS d'
             findings += _duplicate_findings(
-                connection, query, f"{name} has {{count}} keys ({', '.join(key)}) more than once"
+                connection, query, f"{name} has {{count}} duplicate keys ({', '.join(key)})"
             )
     query = f"SELECT 1 FROM attempt{unaided} WHERE state = 'running' GROUP BY cell_id HAVING COUNT(*) > 1"
     findings += _duplicate_findings(

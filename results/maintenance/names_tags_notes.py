@@ -39,8 +39,8 @@ def require_idle(row: SweepRow, is_active: OwnerIsActive, action: str) -> None:
     owner = queries.owner_of(row)
     if owner is not None and is_active(owner, row.lease_until):
         raise SweepBusy(
-            f"sweep {row.name!r} is run by {owner.name} on {owner.host} (pid {owner.pid}) and cannot {action} meanwhile; "
-            f"atma-sweep cancel --sweep {row.name} stops it"
+            f"sweep {row.name!r} is run by {owner.name} on {owner.host} (pid {owner.pid}) and cannot {action} "
+            f"until it stops; atma-sweep cancel --sweep {row.name} cancels it"
         )
 
 
@@ -65,7 +65,7 @@ def rename(store: Store, name: str, new: str, *, is_active: OwnerIsActive, who: 
     if problem is not None:
         raise StoreError(f"{quoted_short(new)} {problem}")
     if name in PUBLISHED:
-        raise StoreError(f"{name} holds numbers of the paper and keeps its name")
+        raise StoreError(f"{name} holds numbers of the paper and cannot be renamed")
 
     def work(session: Session) -> str:
         """Rename the locked row, record the event, and return the grid file.
@@ -102,7 +102,8 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
     for tag_name in tags:
         if not remove and (NAME.fullmatch(tag_name) is None or len(tag_name) > MAX_TAG_CHARS):
             raise StoreError(
-                f"{quoted_short(tag_name)} is no tag: letters, digits, '.', '_' and '-', at most {MAX_TAG_CHARS}"
+                f"{quoted_short(tag_name)} is not a valid tag: use letters, digits, '.', '_' and '-', at most "
+                f"{MAX_TAG_CHARS}"
             )
 
     def work(session: Session) -> tuple[str, ...]:
@@ -142,11 +143,11 @@ def resolve_target(session: Session, name: str, *, complete: bool = False) -> tu
         cell = queries.find_cell(session, name)
     except CellUnknown as error:
         raise CellUnknown(
-            f"no sweep is named {quoted_short(name)}, which atma-sweep sweeps lists, and {error}"
+            f"no sweep is named {quoted_short(name)} (atma-sweep sweeps lists them), and {error}"
         ) from error
     if complete and name not in (cell.id, cell.slug):
         raise CellUnknown(
-            f"no sweep is named {quoted_short(name)}; if cell {cell.id} ({cell.slug}) is meant, give its whole id"
+            f"no sweep is named {quoted_short(name)}; if cell {cell.id} ({cell.slug}) is meant, give its complete id"
         )
     return "cell", cell.id
 
@@ -167,9 +168,7 @@ def note(store: Store, target: str, text: str | None) -> tuple[TargetKind, str, 
         StoreError: the note has more than 4,000 characters (MAX_NOTE_CHARS).
     """
     if text is not None and len(text) > MAX_NOTE_CHARS:
-        raise StoreError(
-            f"a note has at most {MAX_NOTE_CHARS:,} letters, and this one {len(text):,}; put it into a file"
-        )
+        raise StoreError(f"a note may have at most {MAX_NOTE_CHARS:,} characters, got {len(text):,}; shorten it")
 
     def work(session: Session) -> tuple[TargetKind, str, str | None]:
         """Resolve the target, set its note unless `text` is None, and return (kind, name or id, note)."""

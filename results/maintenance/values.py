@@ -94,8 +94,8 @@ def damaged_rows(connection: Connection) -> list[Finding]:
         return []
     return [
         Finding.error(
-            f"{len(lines)} values cannot be as they are: {first_names(lines)}",
-            "they were changed by hand, or the disk fails: restore the newest backup",
+            f"{len(lines)} invalid values: {first_names(lines)}",
+            "they were changed by hand or by a failing disk: restore the newest backup",
         )
     ]
 
@@ -103,7 +103,7 @@ def damaged_rows(connection: Connection) -> list[Finding]:
 def _dangling(connection: Connection) -> str | None:
     """Return a line about the first row that refers to a missing row; SQLite only."""
     for table, rowid, parent, _ in connection.execute(text("PRAGMA foreign_key_check")):
-        return f"{table} has a row (rowid {rowid}) that refers to a row of {parent} which is not there"
+        return f"{table} has a row (rowid {rowid}) that refers to a missing row of {parent}"
     return None
 
 

@@ -82,8 +82,8 @@ def _is_current(session: Session, name: str) -> bool:
         return False
     if row.grid_file != GRID_FILE:
         raise StoreError(
-            f"a sweep of your own is named {name!r}, as the paper's numbers are: export it, import it with --name into a "
-            "new database, and use that"
+            f"a sweep of yours is named {name!r}, which is reserved for the paper's numbers; export it, import "
+            "it with --name into a new database, and use that database"
         )
     return bool(row.read_only and row.options == options_of(name))
 

@@ -63,7 +63,7 @@ def critical_values(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMIN
         KeyError: the spending function is unknown.
     """
     if not fractions or any(b <= a for a, b in zip((0.0, *fractions), fractions, strict=False)) or fractions[-1] > 1:
-        raise ValueError(f"looks at {list(fractions)}: shares of the sample must grow, and end at 1 at most")
+        raise ValueError(f"interim analyses at {list(fractions)}: fractions of the sample must rise and be at most 1")
     spent, bounds = 0.0, list[float]()
     density, grid = np.zeros(0), np.zeros(0)
     before = 0.0

@@ -29,7 +29,7 @@ def goal_text(rule: StoppingRule, metric: Metric) -> str:
     Empty for a rule without a goal.
     """
     narrow = [] if rule.width is None else [f"is at most {width_text(rule.width, metric)} wide"]
-    return " or ".join([*narrow, *(["leaves out 0"] if rule.sure else [])])
+    return " or ".join([*narrow, *(["excludes 0"] if rule.sure else [])])
 
 
 def rule_text(rule: StoppingRule, metric: Metric, configurations: int) -> str:
@@ -42,8 +42,9 @@ def rule_text(rule: StoppingRule, metric: Metric, configurations: int) -> str:
     """
     looks = rule.seeds_at_looks if len(rule.seeds_at_looks) < 8 else (*rule.seeds_at_looks[:3], "...", rule.max_seeds)
     return (
-        f"stop: {contrast_text(rule)}: seeds are added to {counted(configurations, 'configuration')} until its interval {goal_text(rule, metric)}; looks after "
-        f"{', '.join(map(str, looks))} seeds, levels by {SPENDING_LABELS[rule.spending]}"
+        f"stop: {contrast_text(rule)}: seeds are added to {counted(configurations, 'configuration')} until its "
+        f"interval {goal_text(rule, metric)}; interim analyses after {', '.join(map(str, looks))} seeds, "
+        f"significance levels by {SPENDING_LABELS[rule.spending]}"
     )
 
 
@@ -58,17 +59,22 @@ def look_text(rule: StoppingRule, look: InterimAnalysis, metric: Metric) -> str:
         metric: metric of the contrast; shares are printed in percentage points.
     """
     text = (
-        f"look {look.number} of at most {len(rule.seeds_at_looks)}, after {look.seeds} of at most {counted(rule.max_seeds, 'seed')}: "
-        f"{_number(look.mean, metric, look.width, sign=True)}"
+        f"interim analysis {look.number} of at most {len(rule.seeds_at_looks)}, after {look.seeds} of at most "
+        f"{counted(rule.max_seeds, 'seed')}: {_number(look.mean, metric, look.width, sign=True)}"
     )
     if math.isnan(look.width):
-        return f"{text} {unit_text(metric)}, the same at every seed, so that there is no interval".replace("  ", " ")
+        return f"{text} {unit_text(metric)}, the same at every seed, so there is no interval".replace("  ", " ")
     ends = f"[{_number(look.low, metric, look.width)}, {_number(look.high, metric, look.width)}]"
-    text += f" {ends}, {width_text(look.width, metric)} wide, at level {100 * look.level:.2g}% in place of 5%"
+    text += (
+        f" {ends}, {width_text(look.width, metric)} wide, at significance level {100 * look.level:.2g}% instead of 5%"
+    )
     if look.left_out:
-        text += f"; {look.left_out} of {counted(look.left_out + look.configurations, 'pair')} or cells left out for want of numbers"
+        text += (
+            f"; {look.left_out} of {counted(look.left_out + look.configurations, 'pair')} or cells excluded for "
+            "missing values"
+        )
     lost = look.seeds - look.used
-    return text + (f"; {counted(lost, 'seed')} left out for want of numbers" if lost else "")
+    return text + (f"; {counted(lost, 'seed')} excluded for missing values" if lost else "")
 
 
 def outcome_text(status: StoppingStatus, metric: Metric) -> str:
@@ -81,16 +87,25 @@ def outcome_text(status: StoppingStatus, metric: Metric) -> str:
     if status.verdict == "narrow":
         assert last is not None
         assert rule.width is not None
-        return f"stopped after {counted(status.seeds_launched, 'seed')}: {width_text(last.width, metric)} wide, {width_text(rule.width, metric)} were asked for"
+        return (
+            f"stopped after {counted(status.seeds_launched, 'seed')}: the interval is "
+            f"{width_text(last.width, metric)} wide, and at most {width_text(rule.width, metric)} was requested"
+        )
     if status.verdict == "sure":
-        return f"stopped after {counted(status.seeds_launched, 'seed')}: the interval leaves out 0"
+        return f"stopped after {counted(status.seeds_launched, 'seed')}: the interval excludes 0"
     if status.verdict == "nothing":
-        return f"stopped after {counted(status.seeds_launched, 'seed')}: none of these cells has this number"
+        return f"stopped after {counted(status.seeds_launched, 'seed')}: none of these cells has this measurement"
     if status.verdict == "most":
-        return f"stopped after {counted(status.seeds_launched, 'seed')}, as many as max_seeds allows, though no interval {goal_text(rule, metric)}"
+        return (
+            f"stopped after {counted(status.seeds_launched, 'seed')}, the maximum (max_seeds), although no interval "
+            f"{goal_text(rule, metric)}"
+        )
     if status.unfinished_cells:
         return f"not decided: {status.unfinished_cells} of {counted(status.cells, 'cell')} are still to be measured"
-    return f"not decided: no interval {goal_text(rule, metric)} yet, and further seeds were not started; launch again to go on"
+    return (
+        f"not decided: no interval {goal_text(rule, metric)} yet, and further seeds were not started; launch again "
+        "to continue"
+    )
 
 
 def status_sentences(status: StoppingStatus, metric: Metric) -> Iterator[str]:

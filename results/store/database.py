@@ -68,15 +68,17 @@ def resolve_url(url_or_path: str | Path | None = None) -> URL:
     """
     address = str(url_or_path or os.environ.get("ATMA_DB") or DEFAULT)
     if "://" not in address and _ADDRESS.match(address) and not os.path.lexists(address):
-        raise StoreError(f"what names the database has an @ but no ://, as if it began in the middle; {_URLS}")
+        raise StoreError(
+            f"the address of the database has an @ but no ://, so its beginning seems to be missing; {_URLS}"
+        )
     try:
         url = make_url(address) if "://" in address else URL.create("sqlite", database=address)
     except (ArgumentError, ValueError):
         # the address and the error are not repeated: any part may be the password
-        raise StoreError(f"what names the database is no URL that can be read; {_URLS}") from None
+        raise StoreError(f"the address of the database is not a valid URL; {_URLS}") from None
     backend = url.get_backend_name()
     if backend != "sqlite" and address.count("@") > 1:
-        raise StoreError("the database's URL has more than one @; write that of a password as %40")
+        raise StoreError("the database's URL has more than one @; write an @ in the password as %40")
     if backend == "sqlite":
         if not url.database or url.database == ":memory:":
             raise StoreError("an in-memory database cannot be shared between processes; name a file instead")
@@ -85,7 +87,7 @@ def resolve_url(url_or_path: str | Path | None = None) -> URL:
         except RuntimeError as error:  # raised for ~ with an unknown user
             error_text = str(error).rstrip(".")
             raise StoreError(
-                f"{quoted_short(url.database)} is no place for a database: {error_text}; name one with --db"
+                f"{quoted_short(url.database)} cannot be a database: {error_text}; name another with --db"
             ) from error
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
@@ -137,7 +139,9 @@ def refuse_network(path: Path) -> None:
         return
     kind = network_filesystem(path.resolve(), table.read_text(errors="replace"))
     if kind:
-        raise StoreError(f"{path} lies on {kind}, where SQLite corrupts; use a local disk or PostgreSQL (--db)")
+        raise StoreError(
+            f"{path} is on {kind}, where SQLite databases become corrupt; use a local disk or PostgreSQL (--db)"
+        )
 
 
 def jsonable(value: Any) -> Any:
@@ -374,18 +378,20 @@ def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreE
         return None
     first = _first_line(error)
     if any(word in first for word in ("locked", "busy", "lock timeout")):
-        return StoreBusy(f"{redacted_url(url)} stays locked by another program; close it and try again")
+        return StoreBusy(f"{redacted_url(url)} is locked by another program; close it and try again")
     if isinstance(error, OperationalError) and sqlite_file(url) is None and is_server_unreachable(str(error.orig)):
         return StoreUnreachable(
             f"{redacted_url(url)} does not answer: {first}; start its server, or name another with --db"
         )
     if "readonly" in first or "read-only" in first:
         return WriteRefused(
-            f"{redacted_url(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY_REMEDY}"
+            f"{redacted_url(url)} or its folder is not writable here, which SQLite needs even for reading; "
+            f"{READ_ONLY_REMEDY}"
         )
     if any(part in first for part in _DISK) or ("unable to open" in first and _is_full(url)):
         return WriteRefused(
-            f"{redacted_url(url)} cannot be written, and even reading needs that: its disk is full or broken ({first}); make room"
+            f"{redacted_url(url)} cannot be written, which SQLite needs even for reading: its disk is full or "
+            f"broken ({first}); free disk space"
         )
     return damage(_original(error), url)
 
@@ -464,8 +470,8 @@ def _damaged(path: Path, cause: str) -> StoreDamaged:
     """Return a StoreDamaged (not raised) that gives the reason and the command that saves what can be read."""
     file = shlex.quote(str(path))
     return StoreDamaged(
-        f"{path} is damaged: {cause}; see atma-sweep db check, then restore a backup, or save what can be read: "
-        f"sqlite3 {file} .recover | sqlite3 NEW.db"
+        f"{path} is damaged: {cause}; run atma-sweep db check, then restore a backup, or recover what can be "
+        f"read: sqlite3 {file} .recover | sqlite3 NEW.db"
     )
 
 
@@ -493,17 +499,17 @@ def is_server_unreachable(message: str) -> bool:
 
 SERVER_DOWN_REMEDY = "does not answer; start its server"
 _DISK = ("is full", "disk I/O error", "No space left")
-DISK_REMEDY = "cannot be written, its disk is full or broken; make room"
+DISK_REMEDY = "cannot be written, its disk is full or broken; free disk space"
 SHARED_MEMORY_BYTES = 2**15
 """Disk space that SQLite needs next to a file, even to read it."""
 CHECK_S = 10.0
 """Seconds that a file is searched for damage after an unforeseen error."""
 _MAGIC = b"SQLite format 3\0"
-READ_ONLY_REMEDY = "see to its permissions, or name another database with --db"
+READ_ONLY_REMEDY = "check its permissions, or name another database with --db"
 _REMEDIES = {
-    ("locked", "busy", "lock timeout", "deadlock"): "stays locked by another program; close it",
+    ("locked", "busy", "lock timeout", "deadlock"): "is locked by another program; close it",
     _DISK: DISK_REMEDY,
-    ("unable to open database file",): "cannot be opened any more; see to its folder",
+    ("unable to open database file",): "cannot be opened any more; check its folder",
     ("server closed", "connection", "shutting down", "starting up"): SERVER_DOWN_REMEDY,
 }
 """Advice by phrases of driver messages, for errors that may pass."""

@@ -171,8 +171,8 @@ class DatabaseConnection:
         elif identity != self._file:
             change = "was removed" if identity is None else "was replaced by another file"
             raise StoreReplaced(
-                f"{self.path} {change} while it was in use, and takes no more writes; stop what uses it, put the database "
-                "back with its -wal and -shm, then launch again"
+                f"{self.path} {change} while it was in use and accepts no more writes; stop the programs that "
+                "use it, put the database back with its -wal and -shm, then launch again"
             )
 
     def diagnose(self, error: Exception) -> UserError | None:
@@ -252,7 +252,7 @@ class DatabaseConnection:
                 if remedy is None:
                     self._note_answer(write)
                     if "readonly" in str(error) or "read-only" in str(error):
-                        raise WriteRefused(f"{self} cannot be written here, only read; {READ_ONLY_REMEDY}") from error
+                        raise WriteRefused(f"{self} is read-only here; {READ_ONLY_REMEDY}") from error
                     raise
                 self._unavailable_since.setdefault(write, max(began, self._last_write))
                 now = time.monotonic()

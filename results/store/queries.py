@@ -111,19 +111,24 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
     row = session.scalar(select(SweepRow).where(SweepRow.name == name))
     if row is None and name in PUBLISHED:
         raise SweepUnknown(
-            f"{name} holds the paper's numbers; it is not in this database, and only report, dashboard, show, status and export know it"
+            f"{name} holds the paper's numbers; it is not in this database, and only report, dashboard, show, "
+            "status and export support it"
         )
     if row is None and name in SHIPPED:
         raise SweepUnknown(
-            f"{name} comes along with this program; it is not in this database, and only report, dashboard, show, status and export know it; "
-            f"`atma-sweep export --sweep {name}`, then `atma-sweep import {name}.zip` brings it here"
+            f"{name} is built in; it is not in this database, and only report, dashboard, show, status and "
+            f"export support it; to import it: `atma-sweep export --sweep {name}`, then `atma-sweep import "
+            f"{name}.zip`"
         )
     if row is None:
         names = list(session.scalars(select(SweepRow.name)))
         listed = sorted(names)[:MAX_LISTED]
         more = len(names) - len(listed)
         raise SweepUnknown(
-            f"no sweep is named {quoted_short(name)}; there is: {', '.join(listed) or 'none yet, launch a grid first'}"
+            (
+                f"no sweep is named {quoted_short(name)}; existing sweeps: "
+                f"{', '.join(listed) or 'none yet, launch a grid first'}"
+            )
             + (f", and {more} more, which atma-sweep sweeps lists" if more else "")
             + did_you_mean(name, [*names, *PUBLISHED, *SHIPPED], most=3)
         )
@@ -155,7 +160,7 @@ def revision_row(session: Session, sweep_id: int, number: int | None = None) -> 
     query = select(RevisionRow).where(RevisionRow.sweep_id == sweep_id).order_by(RevisionRow.number.desc()).limit(1)
     row = session.scalar(query if number is None else query.where(RevisionRow.number == number))
     if row is None:
-        raise StoreError(f"the sweep has no revision {number}; name none for the newest")
+        raise StoreError(f"the sweep has no revision {number}; leave it out for the newest")
     return row
 
 
@@ -519,9 +524,9 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
         return bool(cell_name) and (key.startswith(cell_name) or (slug.startswith(cell_name) and not breaks_number))
 
     for fits, more in (
-        (is_complete, "give more letters of the id"),
+        (is_complete, "give more characters of the id"),
         (is_seedless, "add the seed"),
-        (is_beginning, "give more letters of the id or slug"),
+        (is_beginning, "give more characters of the id or slug"),
     ):
         for scope in scopes:
             matches = [key for key, (slug, seed) in scope.items() if fits(key, slug, seed)]

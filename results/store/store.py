@@ -618,7 +618,10 @@ def renew_heartbeat(session: Session, attempt_id: int, fence: int, **values: Any
         AttemptRow.id == attempt_id, AttemptRow.fence == fence, AttemptRow.state == "running"
     )
     if not _changes_row(session, query.values(heartbeat_at=UtcNow(), **values)):
-        raise LeaseLost(f"attempt {attempt_id} is no longer ours (finished, reaped or taken over); nothing was written")
+        raise LeaseLost(
+            f"attempt {attempt_id} no longer belongs to this process (finished, marked as dead or taken over); "
+            "nothing was written"
+        )
 
 
 def _changes_row(session: Session, query: Any) -> bool:

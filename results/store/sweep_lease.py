@@ -71,7 +71,10 @@ def busy_message(name: str, lease: LeaseState, *, is_holder_alive: bool) -> str:
         if lease.lease_until is not None and not is_holder_alive
         else ""
     )
-    return f"sweep {name!r} is run by {who} since {lease.since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it{until}"
+    return (
+        f"sweep {name!r} is run by {who} since {lease.since:%Y-%m-%d %H:%M:%S} UTC; stop that launch first, or wait "
+        f"until it ends{until}"
+    )
 
 
 def claim_sweep(

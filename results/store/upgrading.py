@@ -87,7 +87,9 @@ def copy_error(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreE
     if damaged is not None:
         return damaged
     cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return WriteRefused(f"{redacted_url(url)} cannot be copied to {target}: {cause}; make room, or name another place")
+    return WriteRefused(
+        f"{redacted_url(url)} cannot be copied to {target}: {cause}; free disk space, or choose another path"
+    )
 
 
 def verify_copy(copy: Path) -> None:
@@ -141,7 +143,7 @@ def creation_lock(url: URL) -> Iterator[None]:
         yield
         return
     if not path.parent.is_dir():
-        raise StoreError(f"there is no folder {path.parent}; make it, or name another place with --db")
+        raise StoreError(f"folder {path.parent} does not exist; create it, or choose another with --db")
     handle = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -296,7 +298,8 @@ def upgrade_store(
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise StoreUnreachable(
-                    f"{redacted_url(url)} was lost during the upgrade, which is done whole or not at all; run it again"
+                    f"{redacted_url(url)} was lost during the upgrade, which takes effect completely or not at "
+                    "all; run it again"
                 ) from error
             raise StoreError(
                 f"the upgrade of {redacted_url(url)} failed and was undone: {error.orig}; please report this"

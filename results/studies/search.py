@@ -142,5 +142,5 @@ def _parse_range(fields: Mapping[str, Any]) -> Range:
     low, high, step = fields["low"], fields["high"], fields["step"]
     numbers = (low, high) if step is None else (low, high, step)
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers) or low > high:
-        raise ValueError(f"{fields!r} is no range")
+        raise ValueError(f"{fields!r} is not a range")
     return Interval(low, high, bool(fields["log"]), step)

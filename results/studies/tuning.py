@@ -59,8 +59,9 @@ class TuningResult:
         ]
         hours = sum(level.hours for level in self.levels)
         return (
-            f"Tuned before it, {counted(self.trials, 'trial')} for every level of {self.per} ({self.sampler}, for {self.objective}), {hours:.3g} "
-            f"{self.unit} in all, which speak of the seed that was tuned: {'; '.join(level_texts)}."
+            f"Tuned beforehand: {counted(self.trials, 'trial')} per level of {self.per} ({self.sampler}, for "
+            f"{self.objective}), {hours:.3g} {self.unit} in total; the settings were chosen for the tuned seed "
+            f"only: {'; '.join(level_texts)}."
         )
 
 
@@ -103,5 +104,5 @@ def _parse_tuning(fields: Mapping[str, Any]) -> TuningResult:
 
 def _finite_number(value: object) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)

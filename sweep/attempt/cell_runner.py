@@ -453,7 +453,7 @@ class CellRunner(AttemptRunner):
                     checkpoint.remove_checkpoints(location)
             except storage.StorageError as error:
                 # the results are recorded, so this is no failure
-                self.recorder.event("storage", f"checkpoints were left behind: {error}")
+                self.recorder.event("storage", f"old checkpoints could not be removed: {error}")
 
 
 def parameter_count(model: Backbone) -> int:

@@ -130,7 +130,7 @@ def classify_exit(
             return ExitVerdict("interrupted", "killed by the system: the machine ran out of memory", "host_oom")
         if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"):
             return ExitVerdict("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
-        hint = " (out of memory, or by hand)" if name == "SIGKILL" else ""
+        hint = " (out of memory, or killed by a user)" if name == "SIGKILL" else ""
         return ExitVerdict("interrupted", f"process killed by {name}{hint}", PREEMPTED)
     message = last_line(log)
     failure = "infrastructure" if exit_code == EXIT_MACHINE else classify_message(message)

@@ -94,8 +94,9 @@ def _prompt_tokens(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: i
     longest = longest_text(model.config)
     if longest is not None and len(prompt_T) + tokens > longest:
         raise SamplingError(
-            f"positions {model.config.positions} supports {longest} tokens, fewer than {len(prompt_T)} of the prompt "
-            f"and {tokens} new ones; request at most {max(0, longest - len(prompt_T))}"
+            f"position scheme {model.config.positions} supports at most {longest} tokens, fewer than "
+            f"{len(prompt_T)} of the prompt and {tokens} new ones; request at most "
+            f"{max(0, longest - len(prompt_T))}"
         )
     return prompt_T
 

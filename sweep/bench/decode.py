@@ -220,7 +220,8 @@ def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
     ]
     if any(row.attention != PAGES for row in rows):
         lines += [
-            "Attention other than in pages: torch's, over contiguous keys, without the keys of tokens generated meanwhile."
+            "Attention without paging: torch's, over the contiguous keys of the context only, without those of "
+            "generated tokens."
         ]
     lines += sorted({f"Not compiled, {row.cell}: {row.not_compiled}." for row in rows if row.not_compiled is not None})
     return "\n".join(lines)

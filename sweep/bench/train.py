@@ -194,7 +194,7 @@ class TimedCell:
         self.model = build_network(config, device, training=True)
         parameters = sum(p.numel() for p in self.model.parameters())
         graphs, why = optimizer_steps.should_capture(config.train, parameters, device)
-        self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
+        self.steps = f"{'CUDA graphs' if graphs else 'eager'}: {why}"
         if config.train.loss_on == "marked":
             self.steps += "; the random tokens have no marks, so the loss covers all targets"
         """How its steps are queued, and why."""
@@ -215,7 +215,7 @@ class TimedCell:
         self.peak = torch.cuda.max_memory_allocated(device) - before if self.cuda else 0
 
     def _on_capture_refused(self, why: str) -> None:
-        self.steps = f"as they come: {why}"
+        self.steps = f"eager: {why}"
 
     def wait(self) -> None:
         """Block until the device has finished all queued work."""

@@ -374,7 +374,8 @@ class RemoteStorage(Storage):
             self._fs, root = url_to_fs(address)
         except ImportError as error:
             raise StorageError(
-                f"{address}: {_first_line(error)}; install that package beside atma-sweep, or name a folder with checkpoint.path"
+                f"{address}: {_first_line(error)}; install that package in the environment of atma-sweep, or "
+                "name a folder with checkpoint.path"
             ) from error
         except ValueError as error:
             raise StorageAddressError(

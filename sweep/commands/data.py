@@ -58,12 +58,12 @@ def data_prepare(
         tokenizer (NAME): bytes, gpt2 or json.
         tokenizer_file (FILE): File of the tokenizer.
         end_of_text (TOKEN): Token that ends a text, if the tokenizer's file has an unusual name for it.
-        tokens (N): Number of training tokens, such as 1e9; without it all, or the grid's number.
+        tokens (N): Number of training tokens, such as 1e9; default: all, or the grid's number.
         heldout (NAME|PATH): Corpus or path from which the long documents of the probes are taken.
-        heldout_tokens (N): Minimum number of tokens of a long document; without it 65601.
-        validation_tokens (N): Tokens of the validation split of your own text; without it 5% of the text, at most
+        heldout_tokens (N): Minimum number of tokens of a long document; default: 65601.
+        validation_tokens (N): Tokens of the validation split of your own text; default: 5% of the text, at most
             2,097,153.
-        heldout_documents (N): Maximum number of long documents of your own text to hold out; without it 16, and
+        heldout_documents (N): Maximum number of long documents of your own text to hold out; default: 16, and
             at most a quarter of the text.
         path (PATH): Local copy of a known corpus, to use instead of a download.
     """
@@ -183,7 +183,7 @@ def data_verify(
       atma-sweep data verify
 
     Args:
-        what (NAME|CORPUS|FINGERPRINT): Corpus as data list shows it; without it all prepared corpora.
+        what (NAME|CORPUS|FINGERPRINT): Corpus as data list shows it; default: all prepared corpora.
     """
     from ..data import corpora
     from ..grid.plugins import load_plugins

@@ -33,7 +33,7 @@ db_app = typer.Typer(help="Maintain the results database.", no_args_is_help=True
 
 @db_app.command("upgrade")
 def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
-    """Upgrade an older database to this version's schema, after a backup beside it.
+    """Upgrade an older database to this version's schema, after a backup next to it.
 
     \b
     Example:
@@ -70,7 +70,7 @@ def export(
       atma-sweep export --to csv --what curves
 
     Args:
-        out (FILE|FOLDER): File or folder to write; without it <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>.
+        out (FILE|FOLDER): File or folder to write; default: <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>.
         with_weights: Include the kept weights and logs.
         no_examples: Leave out items, which are nine tenths of a bundle. Table and figure `items`, figures by
             position, written samples and `--what examples` need them.
@@ -246,7 +246,7 @@ def db_backup(to: Path | None = None, db: Db = None, as_json: AsJson = False) ->
       atma-sweep db backup --to backups.db
 
     Args:
-        to (FILE|FOLDER): Folder or file; without it <db>.<UTC time>.backup beside the database.
+        to (FILE|FOLDER): Folder or file; default: <db>.<UTC time>.backup next to the database.
     """
     from ...results.maintenance.backup import backup
 

@@ -55,8 +55,8 @@ def delete(
 ) -> None:
     """Delete sweeps, cells or single measurements from the database: everything or nothing, after a backup.
 
-    Lists what will be deleted and asks. Data that another sweep shares, or that is in use by a launch, stays.
-    Files stay until gc removes them.
+    Lists what will be deleted and asks for confirmation. Data that another sweep shares, or that is in use by a
+    launch, stays. Files stay until gc removes them.
 
     \b
     Example:
@@ -196,7 +196,8 @@ def gc(
 ) -> None:
     """Remove files of the runs folder that no database entry owns: those of deleted attempts, plugins, launch logs.
 
-    Lists the files and asks. Running attempts are never touched; for existing cells, use prune-checkpoints.
+    Lists the files and asks for confirmation. Running attempts are never touched; for existing cells, use
+    prune-checkpoints.
     Exit code 1: some files could not be removed.
 
     \b

@@ -44,8 +44,8 @@ def generate(
         top_p (P): Sample from the smallest set of tokens whose total probability is at least P.
         seed (N): Seed of the sampling.
         full_context: Ignore the attention window that the cell was trained with, as probes do.
-        device (cpu|cuda): Device to use; without it the GPU, if there is one.
-        sweep (NAME): Sweep to look in; without it the one launched last, then all.
+        device (cpu|cuda): Device to use; default: the GPU, if there is one.
+        sweep (NAME): Sweep to look in; default: the one launched last, then all.
     """
     from ..attempt.generation import SamplingError
     from ..attempt.trained_cells import load

@@ -50,10 +50,10 @@ def plan(
 
     Args:
         only (AXIS=LEVEL,..): Plan only the cells with these levels; repeatable.
-        gpus (N): Number of GPUs to plan for; without it those of this machine.
-        gpu (NAME): GPU model, such as H200; without it the grid's, or this machine's.
-        watts (W): Measured power of a GPU in watts; without it the power limit of its board.
-        calibrate: First time a few steps of every kind of cell on this machine; the times are kept in the runs folder.
+        gpus (N): Number of GPUs to plan for; default: those of this machine.
+        gpu (NAME): GPU model, such as H200; default: the grid's, or this machine's.
+        watts (W): Measured power of a GPU in watts; default: the power limit of its board.
+        calibrate: First, time a few steps of every kind of cell on this machine and store the times in the runs folder.
         list_: List every cell, change and kind of cell.
         retrain: Plan to train cells again that diverged or whose weights are gone.
     """
@@ -121,7 +121,7 @@ def run_plan_command(
         result |= {"price": cost_estimate.as_json(bill) | disk, "remarks": [*launch_plan.damaged, *preview.remarks]}
         print_json(result | {"lacks": [lack.as_json() for lack in lacking]})
         return
-    excluded_text = f"; {launch_plan.num_filtered_out} more left out by --only" if launch_plan.num_filtered_out else ""
+    excluded_text = f"; {launch_plan.num_filtered_out} more excluded by --only" if launch_plan.num_filtered_out else ""
     heading = (
         f"{counted(len(launch_plan.cells), 'cell')}{excluded_text}"
         if launch_plan.study is None

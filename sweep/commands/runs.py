@@ -115,11 +115,11 @@ def evaluate(
             Face hub or by a folder.
         probe (NAME): Run only this probe; repeatable.
         length (TOKENS): Measure at this context length instead of the grid's; repeatable.
-        sweep (NAME): Name of the sweep; without it the one launched last that has the cell, or for a model the one
+        sweep (NAME): Name of the sweep; default: the one launched last that has the cell, or for a model the one
             launched last.
         revision (REV): Branch, tag or commit of a model of the hub.
         pairing (text|native): For a model: text measures on the same characters as the sweep's cells, native on as
-            many of the model's own tokens; without it text.
+            many of the model's own tokens; default: text.
     """
     from ...results.store.store import open_store
     from ..orchestrator import display, evaluate, openweight
@@ -174,8 +174,8 @@ def logs(
 
     Args:
         cell (CELL): Cell {BY_NAME}.
-        attempt (N): Number of the attempt of the cell; without it the newest.
-        lines (N): Start with the last N lines; without it with the first line.
+        attempt (N): Number of the attempt of the cell; default: the newest.
+        lines (N): Start with the last N lines; default: with the first line.
     """
     from ...results.store.store import open_store
     from ..orchestrator import logs
@@ -317,6 +317,6 @@ def retry(
       atma-sweep retry polar-baseline-d0-m1-w0-s0 --sweep quick
 
     Args:
-        cells (CELL): Failed cells {BY_NAME}; without any, all failed cells.
+        cells (CELL): Failed cells {BY_NAME}; default: all failed cells.
     """
     _send_and_print("retry", sweep, db, as_json, cells)

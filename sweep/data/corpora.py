@@ -347,7 +347,8 @@ def _fingerprint_of_name(data: DataConfig, root: Path) -> str:
         requested_tokenizer = tokenizers.load_tokenizer("json", data.tokenizer_file, data.end_of_text).name
     if prepared_tokenizer != requested_tokenizer and prepared_tokenizer.split(":")[0] != requested_tokenizer:
         raise CorpusError(
-            f"corpus {data.corpus!r} was prepared with tokenizer {prepared_tokenizer}, but the grid asks for {requested_tokenizer}"
+            f"corpus {data.corpus!r} was prepared with tokenizer {prepared_tokenizer}, but the grid requests "
+            f"{requested_tokenizer}"
         )
     return fingerprint
 

@@ -161,8 +161,8 @@ class Division:
         available = sum(documents[index].tokens for index in remaining)
         if self.validation_tokens is not None and available <= target:
             raise CorpusError(
-                f"corpus {self.corpus!r} has {available} tokens besides the held-out documents, and data.validation_tokens asks for "
-                f"{target}, which leaves none for training: lower it, or add text"
+                f"corpus {self.corpus!r} has {available} tokens besides the held-out documents, and "
+                f"data.validation_tokens requests {target}, which leaves none for training: lower it, or add text"
             )
         n_training, tokens = len(remaining), 0
         for index in remaining:

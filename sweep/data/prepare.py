@@ -671,7 +671,7 @@ class Preparation:
         target, available = self.data.train_tokens, sum(shard.tokens for shard in shards["train"])
         if target is not None and available < target:
             raise CorpusError(
-                f"corpus {self.data.corpus!r} has {available} training tokens; data.train_tokens asks for {target}"
+                f"corpus {self.data.corpus!r} has {available} training tokens; data.train_tokens requests {target}"
             )
 
     def _commit(self, root: Path, shards: dict[str, list[ShardFacts]]) -> str:

@@ -252,7 +252,7 @@ def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
         CorpusError: The folder is missing, or has no shard of one of the two.
     """
     if not folder.is_dir():
-        raise CorpusError(f"data.path: {folder} is no folder with token shards")
+        raise CorpusError(f"data.path: {folder} is not a folder with token shards")
     files = [path for path in sorted(folder.rglob("*.bin")) if not path.name.endswith(MARKS)]
     train = [path for path in files if "train" in path.name]
     validation = [path for path in files if "val" in path.name and "train" not in path.name]

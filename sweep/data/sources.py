@@ -481,7 +481,7 @@ class HubSource:
             )
         return MachineError(
             f"{self.spec.repository} cannot be read from the Hugging Face hub ({type(error).__name__}: {cause}); "
-            f"run again to resume, or set {self.setting} to a folder with a copy of it"
+            f"run again to continue, or set {self.setting} to a folder with a copy of it"
         )
 
     def key(self) -> Any:
@@ -493,7 +493,7 @@ class HubSource:
         if self.path is None:
             return [self.spec.repository, self.spec.config]
         if not self.path.is_dir():
-            raise CorpusError(f"{self.setting}: {self.path} is no folder with a copy of {self.spec.repository}")
+            raise CorpusError(f"{self.setting}: {self.path} is not a folder with a copy of {self.spec.repository}")
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and ".cache" not in path.parts)
         return listing_key(self.path, files)
 

@@ -257,7 +257,7 @@ def _gpt2_ranks(file: Path) -> dict[bytes, int]:
         if file.suffix == ".bpe":
             encoder = file.with_name("encoder.json")
             if not encoder.is_file():
-                raise TokenizerError(f"data.tokenizer_file: {file} needs encoder.json beside it")
+                raise TokenizerError(f"data.tokenizer_file: {file} needs encoder.json in the same folder")
             # the hashes keep tiktoken from using an outdated cache entry of the same path
             merges_hash, encoder_hash = (hashlib.sha256(path.read_bytes()).hexdigest() for path in (file, encoder))
             ranks = data_gym_to_mergeable_bpe_ranks(str(file), str(encoder), merges_hash, encoder_hash)
@@ -300,7 +300,9 @@ class JsonTokenizer:
         try:
             self._model = tokenizers.Tokenizer.from_buffer(self._text)
         except ValueError as error:
-            raise TokenizerError(f"data.tokenizer_file: {file} is no tokenizers file: {error}") from error
+            raise TokenizerError(
+                f"data.tokenizer_file: {file} is not a file of the tokenizers library: {error}"
+            ) from error
         # this program cuts and joins texts itself, and special tokens written out in a text are plain text
         self._model.no_truncation()
         self._model.no_padding()

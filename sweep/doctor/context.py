@@ -229,7 +229,7 @@ def nvidia_smi(*arguments: str) -> str:
     try:
         process = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=SMI_SECONDS)
     except subprocess.TimeoutExpired:
-        raise LookFailed(f"nvidia-smi does not answer within {SMI_SECONDS:g} s") from None
+        raise LookFailed(f"no answer from nvidia-smi within {SMI_SECONDS:g} s") from None
     except OSError as error:
         raise LookFailed(f"nvidia-smi cannot be started: {error}") from None
     if process.returncode:

@@ -129,7 +129,9 @@ def check_clock(context: Context) -> Check:
     drift = (time.time() - wall) - (time.monotonic() - steady)
     finding = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {1000 * abs(drift):.1f} ms of drift against a steady clock in {CLOCK_S} s"
     if abs(drift) > MAX_DRIFT_S:
-        return warn(finding, "something steps the clock; let one program (chrony, timesyncd) adjust it gradually")
+        return warn(
+            finding, "a program sets the clock in jumps; let a single program (chrony, timesyncd) adjust it gradually"
+        )
     return ok(finding)
 
 

@@ -165,7 +165,7 @@ def _check_gpu(
     holder = gpu_holder(uuid)
     if holder or users.get(uuid):
         state = "warn"
-        parts += [f"held by a sweep ({holder})"] if holder else []
+        parts += [f"in use by a sweep ({holder})"] if holder else []
         parts += [f"in use by {', '.join(users[uuid])}"] if users.get(uuid) else []
         remedies.append("wait for it, or stop it; a GPU serves one sweep at a time")
     if is_broken:
@@ -308,7 +308,7 @@ def check_kernels(context: Context) -> Check | list[Check]:
     try:
         backends = context.kernel_backends()
     except LookFailed as error:
-        return bad(f"the self-tests did not finish: {error}", "set train.kernels to torch to do without kernels")
+        return bad(f"the self-tests did not finish: {error}", "set train.kernels to torch to run without these kernels")
     return [
         Check(f"kernel {op}", "ok", f"{backend} ({reason})")
         if backend != "torch"

@@ -208,7 +208,9 @@ def check_ray_cluster_file(context: Context) -> Check:
         return ok(f"no {file}")
     if _answers(address):
         return ok(f"{file} names {address}, which answers; launch starts its own Ray unless --address is given")
-    return warn(f"{file} names {address or 'nothing'}, where nothing answers", f"left by a dead cluster: rm {file}")
+    return warn(
+        f"{file} names {address or 'no address'}, but no cluster answers there", f"left by a dead cluster: rm {file}"
+    )
 
 
 def _answers(address: str) -> bool:

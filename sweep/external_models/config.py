@@ -36,7 +36,9 @@ class ExternalModelConfig(Config):
     context: Int | None = knob_outside_id(
         None, "Context length of its training in tokens, from its config.", ge=0, le=MAX_INT64
     )
-    places: Int | None = knob_outside_id(None, "Number of tokens for which it has positions.", ge=0, le=MAX_INT64)
+    places: Int | None = knob_outside_id(
+        None, "Maximum number of tokens, for a learned position table.", ge=0, le=MAX_INT64
+    )
     folder: str = knob_outside_id("", "Folder of its files.")
 
 

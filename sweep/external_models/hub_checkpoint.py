@@ -200,7 +200,7 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
                 f"{name} has no safetensors; weights in other formats can run code and are not downloaded"
             )
         raise WeightsUnavailable(
-            f"{folder} holds no weights; put the checkpoint's *.safetensors beside its config.json"
+            f"{folder} holds no weights; put the checkpoint's *.safetensors next to its config.json"
         )
     _check_all_shards(folder)
     text = config.get("text_config") or config
@@ -225,12 +225,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text())
     except OSError as error:
-        raise InvalidCheckpoint(f"{folder} has no config.json, so it is no checkpoint in the hub's format") from error
+        raise InvalidCheckpoint(
+            f"{folder} has no config.json, so it is not a checkpoint in the hub's format"
+        ) from error
     except ValueError as error:
-        raise InvalidCheckpoint(f"{folder / 'config.json'} is no JSON: {error}") from error
+        raise InvalidCheckpoint(f"{folder / 'config.json'} is not valid JSON: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise InvalidCheckpoint(
-            f"{folder / 'config.json'} names no model_type, so it is no checkpoint in the hub's format"
+            f"{folder / 'config.json'} names no model_type, so it is not a checkpoint in the hub's format"
         )
     return config
 
@@ -285,7 +287,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     """
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
-        raise InvalidCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json beside its config.json")
+        raise InvalidCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json next to its config.json")
     return files
 
 

@@ -350,5 +350,5 @@ def _with_tokenizer(data: DataConfig, layer: Layer, prepared: PreparedCorpus) ->
 
 def _tokenizer_conflict(prepared: PreparedCorpus, requested: str) -> str:
     return (
-        f"corpus {prepared.name!r} was prepared with tokenizer {prepared.tokenizer}, but the grid asks for {requested}"
+        f"corpus {prepared.name!r} was prepared with tokenizer {prepared.tokenizer}, but the grid requests {requested}"
     )

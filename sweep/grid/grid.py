@@ -244,7 +244,7 @@ class Grid:
             return
         sources = {"seeds": seeds, "include": included, **factors}
         largest = max(sources, key=lambda key: sources[key])
-        dropped = ", including those that exclude drops" if self.exclude else ""
+        dropped = ", including those dropped by exclude" if self.exclude else ""
         raise self.document.error(
             tuple(largest.split(".", 1)),
             f"the grid has {cells:,} cells{dropped}, more than the limit of {max_cells:,}; --cells {cells} raises the limit",
@@ -511,7 +511,7 @@ def _plugins(document: GridDocument) -> Iterator[Plugin]:
         path = document.path.parent / str(name)
         if not os.path.isfile(path):
             near = sorted(p.name for p in document.path.parent.glob("*.py"))
-            problem = f"no file {name!r} beside the grid"
+            problem = f"no file {name!r} next to the grid"
             raise document.error(("plugins",), problem, near, str(name), below=(index,))
         try:
             yield load_plugin(path.resolve())
@@ -528,7 +528,7 @@ def parse_value(text: str) -> Any:
     Raises GridError if it has too many values or is not valid UTF-8.
     """
     if not is_utf8(text):
-        raise GridError("command line", None, quoted_short(text), "is not in UTF-8, so it cannot be written down")
+        raise GridError("command line", None, quoted_short(text), "is not valid UTF-8 and cannot be recorded")
     try:
         return value_of(text)
     except ValueLimitExceeded as error:

@@ -312,7 +312,7 @@ def _resolve_path_setting(setting: Setting) -> Setting:
     try:
         path = str(resolve_path(setting.value, root))
         if not is_utf8(path):
-            raise ValueError(f"{quoted_short(path)} is not in UTF-8, so it cannot be written down; rename it")
+            raise ValueError(f"{quoted_short(path)} is not valid UTF-8 and cannot be recorded; rename it")
         return replace(setting, value=path)
     except ValueError as error:
         raise setting.error(str(error)) from error

@@ -261,8 +261,9 @@ def check_agreement(
     if longest is not None and longest < train.seq_len:
         raise InvalidConfig(
             (f"model.position_settings.{model.positions}", "model.positions", "train.seq_len"),
-            f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
-            f"set model.position_settings.{model.positions}.length to at least the longest context",
+            f"position scheme {model.positions} supports at most {longest} tokens, fewer than train.seq_len "
+            f"({train.seq_len}); set model.position_settings.{model.positions}.length to at least the longest "
+            "context",
         )
     if model.memory != NO_MEMORY:
         why = registry.MEMORIES.load(model.memory).unfit(memory_settings(model), train.seq_len)

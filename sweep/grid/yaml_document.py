@@ -287,7 +287,7 @@ def _check_characters(node: ScalarNode, key: str = "") -> None:
     if not is_utf8(node.value):
         half = next(letter for letter in node.value if not is_utf8(letter))
         raise _UnsupportedYaml(
-            f"\\u{ord(half):04x} is half of a surrogate pair, which is no character; remove it", node, key
+            f"\\u{ord(half):04x} is half of a surrogate pair, which is not a character; remove it", node, key
         )
 
 

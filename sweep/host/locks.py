@@ -105,7 +105,7 @@ class GpuLocks:
             os.close(folder)
         if not locked:
             raise MachineError(
-                f"every GPU is held by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
+                f"every GPU is in use by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
             )
         return locked
 

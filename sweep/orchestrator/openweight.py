@@ -112,7 +112,7 @@ def plan(
     if inapplicable := [name for name in probes if name not in applicable]:
         raise GridError("--probe", None, inapplicable[0], "needs a model that atma-sweep trained", applicable)
     if not probes and (skipped := [name for name in config.eval.probes if name not in applicable]):
-        notes.append(f"probes left out, since they need a model that atma-sweep trained: {', '.join(skipped)}")
+        notes.append(f"probes excluded, since they need a model that atma-sweep trained: {', '.join(skipped)}")
     if not probes and not set(applicable) & set(config.eval.probes):
         raise GridError(
             "--probe",
@@ -239,7 +239,8 @@ def _existing_models(store: Store, name: str, host_sweep: str) -> list[CellRecor
         return []
     if KEY not in revision.options:
         raise SweepError(
-            f"a sweep of yours is named {name}, which is reserved for open-weight models measured beside {host_sweep}; rename it with atma-sweep rename"
+            f"a sweep of yours is named {name}, which is reserved for open-weight models measured with "
+            f"{host_sweep}; rename it with atma-sweep rename"
         )
     records = [store.cell(cell) for cell, _ in store.members(name)]
     return [replace(cell_record, axes=dict(cell_record.levels)) for cell_record in records]

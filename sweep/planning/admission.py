@@ -526,7 +526,7 @@ def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gp
     if not never:
         return
     more = f" (and {counted(len(never) - 1, 'more cell')})" if len(never) > 1 else ""
-    busy = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
+    busy = f"; in use by another sweep: {', '.join(gpu.name for gpu in held)}" if held else ""
     have = (
         f"this machine has {machines[0]}" if len(machines) == 1 else f"the nodes have {'; '.join(map(str, machines))}"
     )

@@ -320,6 +320,7 @@ def _vanished_cells(sweep: str, cells: Sequence[Cell], store: Store | None) -> l
     if not gone:
         return [f"design: all {counted(len(before), 'cell')} of the last launched design are among these {len(cells)}"]
     return [
-        f"design: {gone} of the {counted(len(before), 'cell')} of the last launched design are not among these {len(cells)}; their results stay in the "
-        "database (report --orphans). A design contains a smaller one only for the same grid, contrasts, method and model"
+        f"design: {gone} of the {counted(len(before), 'cell')} of the last launched design are not among these "
+        f"{len(cells)}; their results stay in the database. A design contains a smaller one only for the same "
+        "grid, contrasts, method and model"
     ]

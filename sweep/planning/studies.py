@@ -250,9 +250,9 @@ def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
     if trial.cell is not None and trial.cell != cell.id:
         document = space.grid.document
         raise SweepError(
-            f"{document.path}: trial {trial.number} of study {space.grid.name} was made with other settings (its cell was {trial.cell}, "
-            f"and would be {cell.id} now); settings that all trials share cannot change, only {SEARCH}.ranges and the options of {SEARCH}: "
-            "rename the changed grid"
+            f"{document.path}: trial {trial.number} of study {space.grid.name} was made with other settings (its "
+            f"cell was {trial.cell}, and would be {cell.id} now); a study may change {SEARCH}.ranges and options "
+            f"of {SEARCH}, but no settings that all trials share; rename the changed grid"
         )
     return cell
 

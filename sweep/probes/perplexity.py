@@ -237,8 +237,8 @@ class Junk(LengthwiseProbe):
         if rows >= self.settings.rows:
             return None
         return (
-            f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {length}; probe {self.name} asks for "
-            f"{self.settings.rows}: lower eval.settings.junk.rows or eval.lengths"
+            f"the validation split has {len(corpus.validation)} tokens, {rows} rows of {length}; probe "
+            f"{self.name} requests {self.settings.rows}: lower eval.settings.junk.rows or eval.lengths"
         )
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
@@ -330,7 +330,7 @@ class SameTail(DocumentProbe):
 
         last, end = self._resolved_settings.last, self._resolved_settings.end
         if length > end:
-            return f"n/a: the text ends at token {end}, which fewer than {length} tokens precede"
+            return f"n/a: the scored tokens end at token {end}, too early for a context of {length} tokens"
         if length < last:
             return f"n/a: {last} tokens are scored, more than the context of {length}"
         if (reason := subject.beyond(length) or subject.lacking(end + 1)) is not None:

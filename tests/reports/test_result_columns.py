@@ -58,8 +58,8 @@ def test_undescribed_metric_has_no_column() -> None:
 def test_newest_description_is_used() -> None:
     old = value(description=LIGHT | {"chance": 0.25, "words": "Old."})
     new = value(cell="b", attempt=2, description=LIGHT | {"chance": 0.25, "words": "New."})
-    assert (
-        sweep(new, old).metric("glow", "light").definition == "New. More is better. A trivial answer scores 0.25 lux."
+    assert sweep(new, old).metric("glow", "light").definition == (
+        "New. More is better. Score of a trivial answer: 0.25 lux."
     )
     newer_value = value(cell="c", attempt=3, description=LIGHT | {"chance": 0.5})
     assert sweep(new, old, newer_value).metric("glow", "light").chance is None
@@ -97,5 +97,5 @@ def test_extra_column_states_chance_and_unit(empty: Store, make: Any, run: Calla
     table = make_table("6", empty)
     assert {"Key@64", "PPL@64"} <= set(table.columns)
     notes = "\n".join(table.notes)
-    assert "A trivial answer scores 15%." in notes
+    assert "Score of a trivial answer: 15%." in notes
     assert "PPL: Perplexity of a text" in notes

@@ -39,7 +39,7 @@ def test_statsmodels_says_the_same(hits: int, n: int) -> None:
 
 @pytest.mark.parametrize(("hits", "n"), [(1, 0), (-1, 5), (6, 5)])
 def test_no_share_has_no_interval(hits: int, n: int) -> None:
-    with pytest.raises(ValueError, match=f"{hits} of {n} is no share"):
+    with pytest.raises(ValueError, match=f"{hits} of {n} is not a share"):
         wilson(hits, n)
 
 

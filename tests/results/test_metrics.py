@@ -27,14 +27,14 @@ def test_metric_direction_comes_from_its_declaration(key: tuple[str, str], direc
 
 def test_an_unknown_metric_says_who_recorded_it_and_no_more() -> None:
     unknown = metric("mine", "glow", unit="lux")
-    assert unknown.definition == "Recorded by the probe mine, which says no more of it than its name and unit."
+    assert unknown.definition == "Recorded by the probe mine, which describes it by name and unit only."
     assert (unknown.unit, unknown.better, unknown.chance, unknown.heading) == ("lux", "neither", None, "")
 
 
 def test_a_description_comes_back_as_it_was_written() -> None:
     mine = Metric("glow", "fraction", "higher", "Share of lamps that glow.", "Glow", 1, 0.25, 4)
     assert metric("mine", "glow", metric_description(mine), "fraction") == mine
-    assert mine.definition == "Share of lamps that glow. More is better. A trivial answer scores 25%."
+    assert mine.definition == "Share of lamps that glow. More is better. Score of a trivial answer: 25%."
     assert metric_description(Metric("glow", "lux")) == {}
     assert metric("mine", "glow", {}, "lux").words == metrics.UNKNOWN_METRIC_TEXT.format(probe="mine")
 

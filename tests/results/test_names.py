@@ -37,7 +37,7 @@ def test_names_that_cannot_be(name: object) -> None:
 @pytest.mark.parametrize("name", [*paper.SWEEPS, paper.OPEN_WEIGHT, "printed-v9", "Printed-v1", "printed-"])
 def test_the_published_names_are_nobodys_own(name: str) -> None:
     assert is_valid_name(name)
-    assert "the paper prints" in str(sweep_name_problem(name))
+    assert "reserved for the paper's numbers" in str(sweep_name_problem(name))
     assert safe_file_name(name) == name
 
 
@@ -93,7 +93,7 @@ def test_import_refuses_an_invalid_name(bundle: Path, tmp_path: Path, name: str)
 
 def test_a_bundle_cannot_bring_a_published_name(bundle: Path, tmp_path: Path) -> None:
     store = open_store(tmp_path / "here.db", create=True)
-    with pytest.raises(BundleError, match=r"the paper prints.*--name"):
+    with pytest.raises(BundleError, match=r"reserved for the paper.*--name"):
         import_bundle(store, bundle)
     assert import_bundle(store, bundle, rename="theirs").sweep == "theirs"
     store.close()

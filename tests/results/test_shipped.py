@@ -69,7 +69,7 @@ def test_every_reading_command_knows_them_without_a_database(tmp_path: Path, com
 def test_ones_own_sweep_goes_before(tmp_path: Path) -> None:
     store = open_store(tmp_path / "own.db", create=True)
     assert store_with_builtin(store, "replication-pilot") is shipped.shipped_store("replication-pilot")
-    with pytest.raises(SweepUnknown, match="comes along with this program"):
+    with pytest.raises(SweepUnknown, match="is built in; it is not in this database"):
         store.revision("replication-pilot")
     import_bundle(store, shipped.bundle_path("replication-pilot"))
     assert store_with_builtin(store, "replication-pilot") is store

@@ -38,9 +38,11 @@ def export(store: Store, sweep: str, out: Path) -> int:
     """
     search = search_of(store, sweep)
     if search is None:
-        raise StoreError(f"sweep {sweep} is no study, so Optuna has nothing to show of it; --to mlflow takes any sweep")
+        raise StoreError(f"sweep {sweep} is not a study, which --to optuna requires; --to mlflow exports any sweep")
     if os.path.lexists(out):
-        raise StoreError(f"{out} exists; name a new file with --out, since --to optuna replaces no database")
+        raise StoreError(
+            f"{out} exists already, and --to optuna never overwrites a database; name a new file with --out"
+        )
     trials = trials_of(store, sweep)
     times = _times(store.attempts_of({trial.cell for trial in trials if trial.cell is not None}))
     with tempfile.TemporaryDirectory() as folder:

@@ -82,8 +82,8 @@ def _download(name: str, log: LogFn) -> Path:
         if not is_external_error(error) and not isinstance(error, RuntimeError):
             raise
         raise MachineError(
-            f"{REPOSITORY}/{name} cannot be downloaded ({type(error).__name__}); run again to "
-            "resume, or set data.path to a folder with the shards"
+            f"{REPOSITORY}/{name} cannot be downloaded ({type(error).__name__}); run again to continue, or set "
+            "data.path to a folder with the shards"
         ) from error
 
 

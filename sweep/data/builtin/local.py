@@ -15,8 +15,8 @@ class OwnShards(CorpusKind):
     """Token shards under `data.path`."""
 
     description = (
-        "your own token shards under data.path: *train*.bin and *val*.bin with the 256-int32 header; a *.marks.bin "
-        "for each marks with 1 the tokens that count for train.loss_on: marked, others with 0"
+        "your own token shards under data.path: *train*.bin and *val*.bin with the 256-int32 header; with "
+        "train.loss_on: marked, also a *.marks.bin for each, which holds 1 for tokens that count and 0 for others"
     )
     ready = True
     may_mark = True

@@ -81,7 +81,7 @@ def test_needle_definition_names_constant_digit_baseline(printed_page: Path) -> 
     definitions = {
         key["definition"] for key in core["keys"] if (key["probe"], key["metric"]) == ("needle", "digit_accuracy")
     }
-    assert all(definition.endswith("A trivial answer scores 17.5%.") for definition in definitions)
+    assert all(definition.endswith("Score of a trivial answer: 17.5%.") for definition in definitions)
     assert definitions
     assert [chart["hint"] for chart in core["charts"] if chart["probe"] == "needle"] == [
         "Needle accuracy, % of digits: constant-digit baseline 17.5 %, chance level 10 %."

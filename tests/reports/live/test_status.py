@@ -92,7 +92,7 @@ def test_cell_details_text_of_rates_and_attempts(run: Run, store: Store) -> None
     assert f"  learning rates: schedule factor x {with_adamw}" in run("show", "cell-1")[1].splitlines()
     numbers = {attempt.number: attempt.id for attempt in store.attempts(cell(0).id)}
     assert numbers == {1: 1, 2: 3}
-    assert next(line for line in lines if line.endswith("attempt_id 3")).startswith("  2 done")
+    assert next(line for line in lines if line.endswith("attempt_id 3")).startswith("  attempt 2: done")
     assert lines[-1] == "  val val_loss: 2.5 nats/token (attempt 2)"
 
 
@@ -106,7 +106,7 @@ def test_commands_accept_printed_sweeps(
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "printed-v2 (revision 1, printed in arXiv:2606.25156v2): 120 cells: 120 done",
-        "  published numbers, nothing was run here; atma-sweep report shows them",
+        "  published numbers, not run here; atma-sweep report shows them",
     ]
     code, out, _ = run("show", "polar-baseline-d0-m1-w0-s0", "--sweep", "printed-v1")
     assert code == 0
@@ -126,7 +126,7 @@ def test_truncated_sweep_list_gives_the_number_hidden(run: Run, store: Store) ->
     for index in range(7):
         store.record_revision(f"g{index}", grid_text="", grid_file="g.yaml", cells=[cell(0)])
     _, _, err = run("status", "--sweep", "zzzzzzzzz")
-    assert "there is: demo, g0, g1, g2, g3, and 3 more, which atma-sweep sweeps lists\n" in err
+    assert "existing sweeps: demo, g0, g1, g2, g3, and 3 more, which atma-sweep sweeps lists\n" in err
     _, _, err = run("show", "cell-0", "--sweep", "g9")
     assert re.search(r", and 3 more, which atma-sweep sweeps lists; did you mean g\d, g\d or g\d\?\n", err)
     output = run("status")[1]

@@ -98,7 +98,7 @@ class TestPublished:
         data = load_sweep_data(published, "printed-v2")
         (remark,) = anova_frame(data, NEEDLE_64K)[1]
         assert "not normal (Shapiro p" in remark
-        assert "spread differs by attn_type and memory (Levene p" in remark
+        assert "spread of the residuals differs by attn_type and memory (Levene p" in remark
         # rope without and with memory, and others that are at 0 whatever the regularizer
         frame = ef.values_frame(data, NEEDLE_64K).groupby(["attn_type", "distractor", "memory", "window"])["value"]
         flat = int((frame.nunique() == 1).sum())

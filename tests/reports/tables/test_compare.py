@@ -373,7 +373,7 @@ class TestHomogeneity:
             store.finish_attempt(attempt.id, 1, "done")
             time.sleep(0.003)
         assert audit_differences(store, "s") == [
-            "shared GPUs: 2 cells ran beside up to 3 other attempts over their run; "
+            "shared GPUs: 2 cells shared a GPU with up to 3 other attempts; "
             "their tokens/s and MFU are not those of an unshared GPU"
         ]
 

@@ -170,9 +170,9 @@ def test_lengths_without_numbers_are_refused(lengths: Store) -> None:
     ):
         make_table("6", lengths, "s", lengths=[4096])
     for name in [name for name, line in TABLES.items() if "lengths" not in line.takes]:
-        with pytest.raises(ReportError, match="leave --length out"):
+        with pytest.raises(ReportError, match="remove --length"):
             make_table(name, lengths, "s", lengths=[MEASURED])
     for name in ("loss", "timeline", "count-map"):
         assert name in FIGURES
-        with pytest.raises(ReportError, match="leave --length out"):
+        with pytest.raises(ReportError, match="remove --length"):
             make_figure(name, lengths, "s", lengths=[MEASURED])

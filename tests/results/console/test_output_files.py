@@ -105,7 +105,7 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
     output_files.write_file(Path("/dev/null"), "away")
     assert os.path.samestat(before, os.stat("/dev/null"))
     assert stat.S_ISCHR(before.st_mode)
-    with pytest.raises(WriteRefused, match="cannot write /dev/full: No space left on device; make room"):
+    with pytest.raises(WriteRefused, match="cannot write /dev/full: No space left on device; free disk space"):
         output_files.write_file(Path("/dev/full"), "x")
 
 
@@ -128,15 +128,15 @@ def test_full_standard_output_gives_a_single_error(tmp_path: Path) -> None:
         done = subprocess.run([*PYTHON, WRITE.format("x"), "-"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(
-        "cannot write standard output: No space left on device; make room, or name another place"
+        "cannot write standard output: No space left on device; free disk space, or choose another path"
     )
 
 
 @pytest.mark.parametrize(
     ("to", "message", "code"),
     [
-        ("none/out.csv", "there is no folder .*none; make it", 2),
-        ("file/out.csv", "file is no folder; name another", 2),
+        ("none/out.csv", "folder .*none does not exist; create it", 2),
+        ("file/out.csv", "file is not a folder; choose another", 2),
         ("folder", "folder is a folder; name a file with --out", 2),
         ("loop", "Too many levels of symbolic links", 2),
         ("x" * 300, "File name too long", 2),
@@ -176,7 +176,7 @@ def test_what_the_machine_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_atomic_file_keeps_a_write_protected_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").write_text("old")
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK))
-    with pytest.raises(WriteRefused, match="Permission denied; see to its permissions"):
+    with pytest.raises(WriteRefused, match="Permission denied; check its permissions"):
         output_files.write_file(tmp_path / "mine", "x")
     assert (tmp_path / "mine").read_text() == "old"
 
@@ -188,9 +188,9 @@ def test_resolve_format_uses_the_option_or_the_suffix(tmp_path: Path) -> None:
     assert resolved(None) == resolved("-") == resolved("/dev/null") == "terminal"
     assert resolved("-", "md") == resolved("x.txt", "md") == resolved("x.MD") == resolved(None, "md") == "md"
     for to, format_name, why in [
-        ("x.docx", None, "'x.docx' has no ending that names a format; end it in .md, .csv, or add --format"),
-        ("table", None, "'table' has no ending that names a format"),
-        ("x.csv", "md", "'x.csv' ends as csv, but --format says md"),
+        ("x.docx", None, "'x.docx' has no file extension of a known format; use one of .md, .csv, or add --format"),
+        ("table", None, "'table' has no file extension of a known format"),
+        ("x.csv", "md", "'x.csv' has the extension of csv, but --format is md"),
     ]:
         with pytest.raises(StoreError, match=why):
             resolved(to, format_name)
@@ -204,16 +204,16 @@ def test_folders(tmp_path: Path) -> None:
     output_files.make_folder(tmp_path / "a" / "b", parents=True)
     assert (tmp_path / "a" / "b").is_dir()
     for to, why in [
-        (tmp_path / "c" / "d", "there is no folder .*c; make it"),
-        (tmp_path / "file", "file is no folder"),
-        (tmp_path / "nowhere", "nowhere is a link to nothing"),
-        (Path("-"), "--out names a folder here"),
+        (tmp_path / "c" / "d", "folder .*c does not exist; create it"),
+        (tmp_path / "file", "file is not a folder"),
+        (tmp_path / "nowhere", "nowhere is a broken symbolic link"),
+        (Path("-"), "--out needs a folder here"),
         (tmp_path / ("x" * 5000), "File name too long"),
     ]:
         with pytest.raises(StoreError, match=why):
             output_files.make_folder(to)
     with (
-        pytest.raises(StoreError, match=r"there is no folder .*c; make it"),
+        pytest.raises(StoreError, match=r"folder .*c does not exist; create it"),
         output_files.atomic_folder(tmp_path / "c" / "d"),
     ):
         pass
@@ -235,9 +235,9 @@ def test_check_writable_before_long_work(tmp_path: Path) -> None:
     output_files.check_file_writable(tmp_path / "file")
     output_files.check_file_writable(Path("/dev/null"))
     for to, why, code in [
-        ("file", "file is no folder; name another with --runs", 2),
+        ("file", "file is not a folder; choose another with --runs", 2),
         ("file/x", "Not a directory", 2),
-        ("nowhere/x", "nowhere is a link to nothing; name another with --runs", 2),
+        ("nowhere/x", "nowhere is a broken symbolic link; choose another with --runs", 2),
         ("x" * 300, "File name too long", 2),
         ("/sys/x/y", "cannot write /sys: (Permission denied|Read-only file system)", 3),
     ]:
@@ -246,7 +246,7 @@ def test_check_writable_before_long_work(tmp_path: Path) -> None:
         assert error.value.exit_code == code
     with pytest.raises(WriteRefused, match=r"cannot write /sys: "):
         output_files.check_file_writable(Path("/sys/x"))
-    with pytest.raises(StoreError, match=r"there is no folder .*/no; make it"):
+    with pytest.raises(StoreError, match=r"folder .*/no does not exist; create it"):
         output_files.check_file_writable(tmp_path / "no" / "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
 

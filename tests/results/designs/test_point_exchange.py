@@ -112,7 +112,10 @@ def test_what_can_be_estimated() -> None:
     same = np.flatnonzero(SMALL.points[:, 1] == SMALL.points[:, 2])  # memory on where window is
     assert not is_estimable(main.full_matrix[same], weights)
     assert is_estimable(main.full_matrix[same], main.contrast("mixer", "b", "a"))
-    aliases_text = "memory x window cannot be told from the mean; memory cannot be told from window; mixer x memory cannot be told from mixer x window"
+    aliases_text = (
+        "memory x window is aliased with the mean; memory is aliased with window; mixer x memory is aliased with "
+        "mixer x window"
+    )
     assert aliasing.alias_sentences(main, same)[0] == f"with these 6 cells, {aliases_text}"
 
 

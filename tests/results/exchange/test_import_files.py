@@ -126,7 +126,7 @@ class TestFiles:
     def test_a_full_disk_is_noticed_first(self, laptops, tmp_path, monkeypatch):
         out = bundle(laptops[1], tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-        with pytest.raises(WriteRefused, match="make room"):
+        with pytest.raises(WriteRefused, match="free disk space"):
             import_bundle(laptops[0], out)
 
 

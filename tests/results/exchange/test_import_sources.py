@@ -13,14 +13,14 @@ from atma_sweep.results.exchange.bundles import open_bundle
 Command = Callable[..., tuple[int, str, str]]
 REMEDY = "name a bundle that atma-sweep export wrote"
 SOURCES = {
-    "pipe": f"pipe is a pipe and no file; {REMEDY}",
-    "link-to-pipe": f"link-to-pipe is a pipe and no file; {REMEDY}",
-    "/dev/zero": f"/dev/zero is a device and no file; {REMEDY}",
-    "/dev/null": f"/dev/null is a device and no file; {REMEDY}",
+    "pipe": f"pipe is a pipe, not a file; {REMEDY}",
+    "link-to-pipe": f"link-to-pipe is a pipe, not a file; {REMEDY}",
+    "/dev/zero": f"/dev/zero is a device, not a file; {REMEDY}",
+    "/dev/null": f"/dev/null is a device, not a file; {REMEDY}",
     "/proc/self/mem": f"/proc/self/mem is empty; {REMEDY}",
-    "/proc/self/fd": f"/proc/self/fd is a folder and no file; {REMEDY}",
-    ".": f". is a folder and no file; {REMEDY}",
-    "socket": f"socket is a socket and no file; {REMEDY}",
+    "/proc/self/fd": f"/proc/self/fd is a folder, not a file; {REMEDY}",
+    ".": f". is a folder, not a file; {REMEDY}",
+    "socket": f"socket is a socket, not a file; {REMEDY}",
     "empty": f"empty is empty; {REMEDY}",
     "none.zip": f"there is no file none.zip; {REMEDY}",
     "loop": f"cannot read loop: Too many levels of symbolic links; {REMEDY}",

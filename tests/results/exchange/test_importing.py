@@ -137,7 +137,7 @@ class TestRoundTrip:
     def test_export_refuses_unknown_sweeps_and_bad_targets(self, laptops, tmp_path):
         with pytest.raises(SweepUnknown):
             export_sweep(laptops[0], "quik", tmp_path / "x.zip")
-        with pytest.raises(StoreError, match="no folder"):
+        with pytest.raises(StoreError, match="does not exist; create it"):
             export_sweep(laptops[0], "quick", tmp_path / "no" / "x.zip")
         with pytest.raises(StoreError, match="is a folder"):
             export_sweep(laptops[0], "quick", tmp_path)
@@ -293,7 +293,7 @@ class TestMerging:
         launch(ours, cells(1, prefix="a"))
         launch(theirs, cells(1, prefix="b"), 3)
         notes = import_bundle(ours, bundle(theirs, tmp_path)).notes
-        assert any("--name keeps them apart" in note for note in notes)
+        assert any("--name imports into a separate sweep" in note for note in notes)
 
     @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
     def test_a_cell_that_is_evaluated_otherwise_stays(self, make, cells, tmp_path):
@@ -303,7 +303,7 @@ class TestMerging:
         launch(theirs, [changed])
         notes = import_bundle(ours, bundle(theirs, tmp_path)).notes
         assert ours.cell(changed.id).config == cells(1)[0].config
-        assert any("evaluated or kept otherwise" in note for note in notes)
+        assert any("other evaluation or checkpoint settings" in note for note in notes)
 
 
 class TestRunning:
@@ -358,7 +358,7 @@ class TestRunning:
         first, second = laptops
         run(first, cells(4)[2].id, 90, state="running")
         before = all_rows(first)
-        with pytest.raises(SweepBusy, match=r"being run here \(attempt 1, pid 190 on here\)"):
+        with pytest.raises(SweepBusy, match=r"is running here \(attempt 1, pid 190 on here\)"):
             import_bundle(first, bundle(second, tmp_path))
         assert all_rows(first) == before
 

@@ -106,12 +106,15 @@ def test_the_command_writes_a_file_and_replaces_none(empty: Store, tmp_path: Pat
     for name in ("atma.db", "x.db"):
         code, out, err = run_in_process(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", name)
         assert (code, out) == (2, "")
-        assert err == f"atma-sweep: {name} exists; name a new file with --out, since --to optuna replaces no database\n"
+        assert err == (
+            f"atma-sweep: {name} exists already, and --to optuna never overwrites a database; name a new file with "
+            "--out\n"
+        )
     assert (tmp_path / "atma.db").read_bytes() == before
     empty.record_revision("grid", grid_text="x", grid_file="x", cells=cells(1))
     code, _, err = run_in_process(tmp_path, "export", "--sweep", "grid", "--to", "optuna")
     assert (code, err.count("\n")) == (2, 1)
-    assert "sweep grid is no study, so Optuna has nothing to show of it; --to mlflow takes any sweep" in err
+    assert "sweep grid is not a study, which --to optuna requires; --to mlflow exports any sweep" in err
     assert not (tmp_path / "grid-optuna.db").exists()
 
 

@@ -60,7 +60,7 @@ class TestBackup:
         (tmp_path / "dangling").symlink_to("nowhere")
         with pytest.raises(StoreError, match="exists already"):
             backup(db, tmp_path / "dangling")
-        with pytest.raises(StoreError, match="no folder"):
+        with pytest.raises(StoreError, match="does not exist; create it"):
             backup(db, tmp_path / "no" / "where")
         with pytest.raises(StoreMissing, match="--db"):
             backup(tmp_path / "none.db")

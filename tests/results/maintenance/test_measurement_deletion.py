@@ -66,7 +66,7 @@ def test_plan_names_the_sweeps_that_request_the_numbers(store: Store, measured: 
     assert planned.asked_by == {"quick": "needs-eval"}
     assert planned.lines()[1:] == [
         "  clean at 64: 2 numbers of 2 attempts, 4 items behind them",
-        "  sweep quick asks for it: there the cell becomes needs-eval, and the next launch measures it again",
+        "  sweep quick requests them: there, the cell becomes needs-eval, and the next launch measures it again",
     ]
     delete_measurements(store, planned, who="ada")
     assert word(store, measured.id) == "needs-eval"
@@ -99,7 +99,7 @@ def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, measured: Cell
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ({}, "say which measurements"),
+        ({}, "select measurements with"),
         ({"lengths": [-1]}, "no measurement has such a length"),
         ({"lengths": [2**40]}, "no measurement"),
     ],
@@ -113,7 +113,7 @@ def test_what_cannot_be_meant_is_refused(
 
 def test_imported_numbers_stay(store: Store, measured: CellRecord) -> None:
     store.set_read_only("quick")
-    with pytest.raises(SweepReadOnly, match="belongs to quick alone"):
+    with pytest.raises(SweepReadOnly, match="belongs to quick, whose measurements were imported"):
         plan_measurements(store, measured.id, probes=["clean"])
     store.record_revision("mine", grid_text="x", grid_file="x", options={}, cells=[measured])
     assert plan_measurements(store, measured.id, probes=["clean"], lengths=[128]).asked_by == {"quick": "needs-eval"}

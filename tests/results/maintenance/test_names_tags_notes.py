@@ -62,8 +62,8 @@ def test_a_sweep_with_another_name_is_the_same_sweep(filled: Store) -> None:
     ("name", "new", "message"),
     every_nth([
         ("one", "two", "there is a sweep two already"),
-        ("one", "a b", "is no name for a sweep"),
-        ("one", "printed-mine", "is no name for a sweep of your own"),
+        ("one", "a b", "is not a valid sweep name"),
+        ("one", "printed-mine", "is not available as a sweep name"),
         ("printed-v2", "mine", "keeps its name"),
     ], 4),
 )  # fmt: skip
@@ -75,7 +75,7 @@ def test_rename_refuses_invalid_names(filled: Store, name: str, new: str, messag
 
 def test_a_sweep_that_runs_keeps_its_name(filled: Store, owner: Owner) -> None:
     filled.acquire_sweep("one", owner, 60)
-    with pytest.raises(SweepBusy, match="cannot be renamed meanwhile"):
+    with pytest.raises(SweepBusy, match="cannot be renamed until it stops"):
         names_tags_notes.rename(filled, "one", "new", is_active=active, who="ada")
     with pytest.raises(SweepUnknown):
         filled.sweep("new")
@@ -90,7 +90,7 @@ def test_tags_come_and_go(filled: Store) -> None:
     with pytest.raises(StoreError, match="has no tag 'old'; it has: paper"):
         names_tags_notes.tag(filled, "one", ["paper", "old"], remove=True)
     for strange in ("", "two words", "x" * 41, "-x", "\x1b[31m"):
-        with pytest.raises(StoreError, match="is no tag"):
+        with pytest.raises(StoreError, match="is not a valid tag"):
             names_tags_notes.tag(filled, "one", ["fine", strange])
     assert (filled.sweep("one").tags, filled.sweep("two").tags) == (("paper",), ())
     names_tags_notes.tag(filled, "one", ["paper"], remove=True)
@@ -110,7 +110,7 @@ def test_notes_of_sweeps_and_cells(filled: Store, cells: Make) -> None:
     assert names_tags_notes.note(filled, cell.id, "") == ("cell", cell.id, None)
     with pytest.raises(CellUnknown, match=r"no sweep is named 'nine'.*there is: "):
         names_tags_notes.note(filled, "nine", "x")
-    with pytest.raises(StoreError, match="at most 4,000 letters"):
+    with pytest.raises(StoreError, match="at most 4,000 characters"):
         names_tags_notes.note(filled, "one", "x" * 4001)
     assert rows(filled, "SELECT count(*) FROM cell WHERE note IS NOT NULL") == [(0,)]
 

@@ -156,7 +156,7 @@ def test_a_cell_on_whose_weights_another_was_measured_stays(store: Store, four: 
     run(store, four[3].id, owner, parent=theirs)
     planned = deletion.plan_deletion(store, ["one"], holds=holds)
     assert planned.cells == (four[1].id,)
-    assert [retained.why for retained in planned.kept][1:] == [f"on whose weights cell {four[3].id} was measured"]
+    assert [retained.why for retained in planned.kept][1:] == [f"its weights were used to measure cell {four[3].id}"]
     delete(store, "one")
     assert sound(store)
     assert set(deletion.plan_deletion(store, ["two", four[2].id], holds=holds).cells) == {four[i].id for i in (0, 2, 3)}
@@ -173,7 +173,7 @@ def test_deletion_refuses_running_cells(store: Store, four: list[CellRecord], ow
     store.release_sweep("one", fence)
     run(store, four[2].id, owner, "running")
     for names in (["one"], [four[2].id]):
-        with pytest.raises(CellAlreadyRunning, match="is being run"):
+        with pytest.raises(CellAlreadyRunning, match="is running"):
             deletion.plan_deletion(store, names, holds=holds, is_alive=lambda attempt: True)
     assert counts(store) | {"event": 0} == before | {"event": 0, "attempt": before["attempt"] + 1, "measurement": before["measurement"] + 1, "example": before["example"] + 3, "curve_point": before["curve_point"] + 4, "provenance": before["provenance"] + 1}  # fmt: skip
     assert deletion.plan_deletion(store, ["one"], holds=holds, is_alive=lambda attempt: False).cells[-1] == four[2].id
@@ -202,7 +202,7 @@ def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[Cel
 
 
 def test_the_beginning_of_an_id_is_not_enough(store: Store, four: list[CellRecord]) -> None:
-    with pytest.raises(CellUnknown, match="give its whole id"):
+    with pytest.raises(CellUnknown, match="give its complete id"):
         deletion.plan_deletion(store, ["c01"], holds=holds)
     with pytest.raises(CellUnknown, match="no sweep is named 'nothing'"):
         deletion.plan_deletion(store, ["nothing"], holds=holds)

@@ -171,7 +171,7 @@ def test_errors_name_the_edited_row(
     assert message.format(cell=cell) in err
     assert "run: atma-sweep db check" in err
     code, out, _ = run_in_process(folder, "db", "check")
-    assert (code, "error: 1 values cannot be as they are" in out) == (1, True)
+    assert (code, "error: 1 invalid values" in out) == (1, True)
     assert message.format(cell=cell) in out
 
 
@@ -188,7 +188,9 @@ def test_a_dangling_reference_is_named(folder: Path) -> None:
     store = open_store(folder / "atma.db")
     assert first_damage(store.engine) is None
     edit(folder / "atma.db", "measurement", "attempt_id", 999)
-    assert "measurement has a row (rowid 2) that refers to a row of attempt" in (first_damage(store.engine) or "")
+    assert "measurement has a row (rowid 2) that refers to a missing row of attempt" in (
+        first_damage(store.engine) or ""
+    )
     store.close()
 
 

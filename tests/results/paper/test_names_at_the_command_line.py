@@ -56,7 +56,7 @@ def test_no_sweep_of_ones_own_gets_such_a_name(run: Run, tmp_path: Path, name: s
     for arguments in (["launch", "quick", "--name", name, "--dry-run"], ["launch", "own.yaml", "--dry-run"]):
         code, out, err = run(*arguments)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "is no name for a sweep of your own: printed-... are the numbers that the paper prints" in err
+        assert "is not available as a sweep name: printed-... is reserved for the paper's numbers" in err
     assert not (tmp_path / "atma.db").exists()
 
 

@@ -39,7 +39,7 @@ def test_the_level_holds_and_looking_without_it_does_not(spending: str) -> None:
 
 @pytest.mark.parametrize("wrong", [[], [0.5, 0.5], [0.0, 1.0], [0.5, 1.1]])
 def test_shares_that_do_not_grow(wrong: list[float]) -> None:
-    with pytest.raises(ValueError, match="shares of the sample must grow"):
+    with pytest.raises(ValueError, match="fractions of the sample must rise"):
         critical_values(wrong)
 
 

@@ -179,7 +179,7 @@ def test_patience_ends_with_a_single_clear_line(tmp_path, cells, owner, impatien
     attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)
     holder = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreBusy, match="stays locked"):
+    with pytest.raises(StoreBusy, match="is locked"):
         DatabaseRecorder(store, attempt.id, 1, patience=0.3).heartbeat()
     assert store.cell_states()[0].state == "running"  # readers never wait
     holder.close()

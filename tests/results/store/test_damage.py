@@ -98,8 +98,9 @@ def test_a_lost_page_is_a_single_line(run: Run, tmp_path: Path, sound: bytes, ar
     code, _, err = run(*arguments.split())
     assert (code, err) == (
         3,
-        f"atma-sweep: {tmp_path}/atma.db is damaged: database disk image is malformed; see atma-sweep db check, then restore "
-        f"a backup, or save what can be read: sqlite3 {tmp_path}/atma.db .recover | sqlite3 NEW.db\n",
+        f"atma-sweep: {tmp_path}/atma.db is damaged: database disk image is malformed; run atma-sweep db check, "
+        f"then restore a backup, or recover what can be read: sqlite3 {tmp_path}/atma.db .recover | sqlite3 "
+        "NEW.db\n",
     )
 
 
@@ -114,7 +115,7 @@ def test_a_binary_schema_is_a_single_line(run: Run, tmp_path: Path, sound: bytes
 def test_no_database_is_a_single_line(run: Run, tmp_path: Path, sound: bytes) -> None:
     path = tmp_path / "atma.db"
     message = {
-        "header": (3, "is damaged: its header cannot be read; see atma-sweep db check"),
+        "header": (3, "is damaged: its header cannot be read; run atma-sweep db check"),
         "text": (2, "as a database: file is not a database; name another with --db"),
         "empty": (2, "is empty; launch a grid first, or name the database with --db"),
     }
@@ -153,8 +154,8 @@ def test_a_full_disk_is_no_reason_for_another_database(tmp_path: Path) -> None:
     assert isinstance(error, WriteRefused)
     assert error.exit_code == 3
     assert str(error) == (
-        f"{tmp_path}/atma.db cannot be written, and even reading needs that: its disk is full or broken "
-        "(disk I/O error); make room"
+        f"{tmp_path}/atma.db cannot be written, which SQLite needs even for reading: its disk is full or broken "
+        "(disk I/O error); free disk space"
     )
 
 
@@ -171,7 +172,9 @@ def test_check_finds_no_damage_where_there_is_no_room(tmp_path: Path, monkeypatc
 
 def test_a_copy_without_room_names_its_target() -> None:
     error = store_error_for(OSError(28, "No space left on device", "cli.py", None, "/full/source/cli.py"))
-    assert str(error) == "cannot use /full/source/cli.py: No space left on device; make room, or name another place"
+    assert str(error) == (
+        "cannot use /full/source/cli.py: No space left on device; free disk space, or choose another path"
+    )
 
 
 def test_a_failed_creation_leaves_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +207,7 @@ def test_a_tokenizer_without_room_leaves_no_file(run: Run, tmp_path: Path, monke
     code, _, err = run("data", "tokenizer", "a.txt", "--size", "260", "--out", "bpe.json")
     assert (code, err) == (
         3,
-        "atma-sweep: cannot write bpe.json: No space left on device; make room, or name another place\n",
+        "atma-sweep: cannot write bpe.json: No space left on device; free disk space, or choose another path\n",
     )
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
@@ -240,12 +243,12 @@ def test_a_write_without_room_says_so_and_goes_on(
     assert store.read(lambda session: session.scalar(text("SELECT length(a) FROM large"))) == 100_000
     (line,) = caplog.messages
     assert line.startswith(
-        f"{store} cannot be written, its disk is full or broken; make room; trying again for another "
+        f"{store} cannot be written, its disk is full or broken; free disk space; trying again for another "
     )
 
 
 def test_a_write_that_never_finds_room_ends_with_3(cramped: tuple[Store, list[int]]) -> None:
-    with pytest.raises(StoreBusy, match="its disk is full or broken; make room and launch again") as error:
+    with pytest.raises(StoreBusy, match="its disk is full or broken; free disk space and launch again") as error:
         cramped[0].write(grow, patience=0.2)
     assert error.value.exit_code == 3
     assert database_connection.WARN_AFTER_S + 5.0 < 15, "the longest pause between two tries comes on top"
@@ -274,7 +277,7 @@ def test_commands_on_a_full_disk(run: Run, tmp_path: Path, sound: bytes) -> None
             code, _, err = run(*arguments.split(), "--db", str(full / "atma.db"))
             assert (code, len(err.splitlines())) == (3, 1), (arguments, err)
             assert f"{full}/atma.db cannot be written" in err
-            assert "make room" in err
+            assert "free disk space" in err
         code, _, err = run("launch", "quick", "--executor", "local", "--db", str(full / "new.db"))
         assert code == 3
         assert f"; 0 B free in {full}/new-runs" in err

@@ -56,7 +56,7 @@ def held(tmp_path: Path, cells: Callable[..., Any], monkeypatch: pytest.MonkeyPa
 def test_a_launch_that_gives_up_does_not_wait_again_to_clean_up(clock: Clock, held: tuple[Store, Any]) -> None:
     """It renews, fails, notes an event, and releases the sweep; readers are answered meanwhile."""
     store, holder = held
-    with pytest.raises(StoreBusy, match="stays locked by another program"):
+    with pytest.raises(StoreBusy, match="is locked by another program"):
         store.renew_sweep("quick", 1, 60.0)
     assert clock.waited == pytest.approx(60.0)
     for cleaning in (lambda: store.add_event("stopped", "x", sweep="quick"), lambda: store.release_sweep("quick", 1)):
@@ -107,6 +107,6 @@ def test_a_row_that_stays_locked_on_a_server_ends_patience_too(
         session.execute(text("SELECT 1 FROM sweep FOR UPDATE"))
         thread.start()
         until(lambda: not thread.is_alive(), "the refusal")
-    assert "stays locked by another program" in refused[0]
+    assert "is locked by another program" in refused[0]
     hurried.renew_sweep("quick", 1, 60.0)
     hurried.close()

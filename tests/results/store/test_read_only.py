@@ -22,7 +22,7 @@ def reader(store: Store, url: str, cells: Callable[..., list[CellRecord]]) -> St
 
 
 def test_the_database_itself_refuses_a_change(reader: Store) -> None:
-    with pytest.raises(WriteRefused, match="only read"):
+    with pytest.raises(WriteRefused, match="is read-only here"):
         reader.add_event("told", "something happened", sweep="big")
     with pytest.raises(DBAPIError, match=r"(?i)read-?\s?only"), reader.engine.begin() as connection:
         connection.execute(text("DELETE FROM event"))

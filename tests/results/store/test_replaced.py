@@ -39,8 +39,8 @@ def refused(store: Store) -> str:
 
 
 REMEDY = (
-    "while it was in use, and takes no more writes; stop what uses it, put the database back with its -wal and -shm, "
-    "then launch again"
+    "while it was in use and accepts no more writes; stop the programs that use it, put the database back with "
+    "its -wal and -shm, then launch again"
 )
 
 

@@ -58,7 +58,7 @@ def test_tuning_result_is_restored_and_described() -> None:
     options = json.loads(json.dumps({tuning.OPTION_KEY: tuning.tuning_as_json(TUNED)}))
     assert tuning_from_options(options) == TUNED
     assert TUNED.note.startswith(
-        "Tuned before it, 12 trials for every level of attn_type (tpe, for val.val_loss), 2 GPU-hours in all"
+        "Tuned beforehand: 12 trials per level of attn_type (tpe, for val.val_loss), 2 GPU-hours in total"
     )
     assert "polar train.muon_lr 0.03 (trial 3 of fair-tune-polar, 2.5, 1.5 GPU-hours)" in TUNED.note
 

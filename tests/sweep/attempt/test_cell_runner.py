@@ -244,7 +244,7 @@ def test_failed_checkpoint_removal_is_recorded_as_an_event(
     done = ours.run(path=far)
     assert done.state == "done"
     (message,) = [event.message for event in ours.store.events() if event.kind == "storage"]
-    assert message.startswith(f"checkpoints were left behind: {far}/{ours.cell.id}/1 cannot be used: gone; ")
+    assert message.startswith(f"old checkpoints could not be removed: {far}/{ours.cell.id}/1 cannot be used: gone; ")
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
     [
         (1, {}, "failed", "code", "exit code 1: ImportError: no such thing"),
         (EXIT_MACHINE, {}, "failed", "infrastructure", "exit code 3: ImportError"),
-        (-9, {}, "interrupted", "preempted", "killed by SIGKILL (out of memory, or by hand)"),
+        (-9, {}, "interrupted", "preempted", "killed by SIGKILL (out of memory, or killed by a user)"),
         (-9, {"oom_killed": True}, "interrupted", "host_oom", "the machine ran out of memory"),
         (OOM_KILLED, {}, "interrupted", "host_oom", "the machine ran out of memory"),
         (-9, {"hung": True}, "interrupted", "hang", "it made no progress"),
@@ -105,7 +105,7 @@ def test_table_of_failure_classes_is_complete_and_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "robustness.md").read_text()
     rows = "\n".join(f"| `{name}` | {failure.meaning} | {failure.reaction} |" for name, failure in FAILURES.items())
     assert rows in page, f"docs/robustness.md has another table than results/failure_classes.py, which reads:\n{rows}"
-    tries = {None: "without end", 1: "none", 2: "once more", 3: "three tries"}
+    tries = {None: "without limit", 1: "none", 2: "one more try", 3: "three tries"}
     assert [name for name, policy in FAILURES.items() if tries[policy.tries] not in policy.reaction] == []
 
 

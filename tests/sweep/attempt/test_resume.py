@@ -128,7 +128,7 @@ def test_random_kills_do_not_change_results(uninterrupted: tuple[Bench, subproce
     assert plan == {slug: [] for slug in SLUGS}, "every kill was carried out"
     assert len(killed) == len(SLUGS) + 2
     causes = bench.sql("SELECT DISTINCT exit_code, cause FROM attempt WHERE state <> 'done'")
-    assert causes == [(-signal.SIGKILL, "process killed by SIGKILL (out of memory, or by hand)")]
+    assert causes == [(-signal.SIGKILL, "process killed by SIGKILL (out of memory, or killed by a user)")]
     bench.launch()
     bench.once(len(SLUGS))
     # kills after the first checkpoint were resumed from one, not begun anew

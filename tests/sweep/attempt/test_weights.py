@@ -193,5 +193,5 @@ def test_a_bundle_with_changed_weights_is_refused(trained: Room, command_line: C
     (name,) = [name for name in members if name.endswith(".safetensors")]
     packed(Path("evil.zip"), members | {name: flip_bit(members[name])})
     code, _, err = command_line("import", "evil.zip", "--db", "other.db")
-    assert (code, "files/1/weights.safetensors are other weights than attempt 1 recorded" in err) == (2, True)
+    assert (code, "files/1/weights.safetensors differs from the weights that attempt 1 recorded" in err) == (2, True)
     assert json.loads(members["provenance.jsonl"].splitlines()[0])["extra"][WEIGHTS_SHA256]

@@ -289,11 +289,11 @@ def test_train_profile_shares_and_json() -> None:
 
 
 def test_train_table_states_the_graph_modes() -> None:
-    graphs_text, queued_text = "CUDA graphs: train.graphs: on", "as they come: train.graphs: off"
+    graphs_text, queued_text = "CUDA graphs: train.graphs: on", "eager: train.graphs: off"
     text = train.table(
         LIMITS, [make_row(steps=graphs_text), make_row(cell="nope", steps=graphs_text), make_row(steps=queued_text)]
     )
-    assert [row[8] for row in cells_of(text, "| cell |")] == ["CUDA graphs", "CUDA graphs", "as they come"]
+    assert [row[8] for row in cells_of(text, "| cell |")] == ["CUDA graphs", "CUDA graphs", "eager"]
     assert f"Steps {graphs_text} (polar-baseline-d0-m1-w0-s0, nope)" in text.splitlines()
     assert f"Steps {queued_text} (polar-baseline-d0-m1-w0-s0)" in text.splitlines()
 
@@ -510,7 +510,7 @@ def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> Non
     ways = ("--graphs", "off", "--graphs", "on")
     out, payload = bench(tmp_path, "train", cell.slug, "--grid", "g.yaml", "--rounds", "2", "--profile", *ways)
     assert [(row[0], row[8]) for row in cells_of(out, "| cell |")] == [
-        (cell.slug, "as they come"), (cell.slug, "CUDA graphs"),
+        (cell.slug, "eager"), (cell.slug, "CUDA graphs"),
     ]  # fmt: skip
     assert payload["gpu"] == torch.cuda.get_device_name()
     numbers = payload["rows"][1]  # type: ignore[index]

@@ -211,8 +211,8 @@ def test_storage_names_package_of_missing_backend(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(storage, "SCHEMES", storage.SCHEMES | {"tape"})
     assert StorageError("x").exit_code == 3
     assert refused(lambda: storage.open_storage("tape://drive/x"), StorageError) == (
-        "tape://drive/x: Install tapefs to access tape; install that package beside atma-sweep, or name a folder with "
-        "checkpoint.path"
+        "tape://drive/x: Install tapefs to access tape; install that package in the environment of atma-sweep, "
+        "or name a folder with checkpoint.path"
     )
 
 

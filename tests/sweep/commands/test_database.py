@@ -115,7 +115,8 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     store.finish_attempt(attempt.id, 1, "done", weights="w")
     arguments = ("db", "forget", "mine", "--db", "mine.db")
     assert run(*arguments) == (
-        2, "", "atma-sweep: say which measurements: --probe NAME, --length TOKENS (0 for those without a length), or both\n",
+        2, "", "atma-sweep: select measurements with --probe NAME, --length TOKENS (0 for those without a length), or "
+            "both\n",
     )  # fmt: skip
     summary = "0123456789ab mine, to delete:\n  clean at 512: 1 number of 1 attempt\n"
     assert run(*arguments, "--length", "512") == (
@@ -123,7 +124,7 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     )  # fmt: skip
     assert {value.length for value in store.measurements(cell.id)} == {64, 512}
     assert run(*arguments, "--length", "512", "--yes") == (0, summary + "deleted\n", "")
-    assert run(*arguments, "--length", "512", "--yes") == (0, "0123456789ab mine: nothing of that is measured\n", "")
+    assert run(*arguments, "--length", "512", "--yes") == (0, "0123456789ab mine: no such measurements\n", "")
     code, out, _ = run(*arguments, "--probe", "clean", "--yes", "--json")
     row = {"probe": "clean", "length": 64, "measurements": 1, "attempts": 1, "examples": 0}
     assert (code, json.loads(out)) == (
@@ -134,4 +135,4 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     code, _, err = run(
         "db", "forget", "polar-baseline-d0-m0-w0-s0", "--sweep", "printed-v1", "--probe", "clean", "--yes"
     )
-    assert (code, "whose numbers were imported; they stay as they are" in err) == (2, True)
+    assert (code, "whose measurements were imported and cannot be deleted" in err) == (2, True)

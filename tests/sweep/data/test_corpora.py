@@ -219,10 +219,10 @@ def test_find_reports_missing_paths(tmp_path: Path) -> None:
     assert find(corpus="files") == f"data.corpus: files {needs}"
     assert find(corpus="shards") == f"data.corpus: shards {needs}"
     assert find(corpus="fineweb-edu", path=f"{tmp_path}/gone") == (
-        f"data.path: {tmp_path}/gone is no folder with a copy of HuggingFaceFW/fineweb-edu"
+        f"data.path: {tmp_path}/gone is not a folder with a copy of HuggingFaceFW/fineweb-edu"
     )
     assert find(corpus="fineweb-edu-shards", path=f"{tmp_path}/gone") == (
-        f"data.path: {tmp_path}/gone is no folder with token shards"
+        f"data.path: {tmp_path}/gone is not a folder with token shards"
     )
     assert find(corpus="wikitext-103", heldout="finepdfss").startswith("data.heldout: finepdfss is neither a file, ")
 
@@ -280,14 +280,14 @@ def test_find_rejects_wrong_tokenizer_for_named_corpus(small: tuple[DataConfig, 
     named = data.model_copy(update={"corpus": "mine", "path": None})
     have = corpora.read_manifest(folder)["tokenizer"]
     assert refused(lambda: corpora.find_fingerprint(named.model_copy(update={"tokenizer": "gpt2"}), root)) == (
-        f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for gpt2"
+        f"corpus 'mine' was prepared with tokenizer {have}, but the grid requests gpt2"
     )
     changed_file = tmp_path / "other.json"
     changed_file.write_text((tmp_path / "own.json").read_text().replace('"98"', '"98th"'))
     mark = f"json:{hashlib.sha256(changed_file.read_bytes()).hexdigest()[:16]}"
     assert refused(
         lambda: corpora.find_fingerprint(named.model_copy(update={"tokenizer_file": str(changed_file)}), root)
-    ) == (f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for {mark}")
+    ) == (f"corpus 'mine' was prepared with tokenizer {have}, but the grid requests {mark}")
 
 
 def test_find_returns_none_without_pointer_or_manifest(small: tuple[DataConfig, Path, Path]) -> None:

@@ -114,7 +114,7 @@ def test_prepared_splits_match_naive_division(
 def test_division_rejects_excessive_validation_tokens(tmp_path: Path) -> None:
     put(tmp_path / "t", ["text", "more text"])
     assert preparation_error(files(tmp_path / "t", validation_tokens=15), tmp_path / "c") == (
-        "corpus 'files' has 15 tokens besides the held-out documents, and data.validation_tokens asks for 15, "
+        "corpus 'files' has 15 tokens besides the held-out documents, and data.validation_tokens requests 15, "
         "which leaves none for training: lower it, or add text"
     )
     corpus = prepare_corpus(files(tmp_path / "t", validation_tokens=5), tmp_path / "c")

@@ -239,7 +239,7 @@ def test_grid_with_flipflop_gets_its_tokenizer(cells: Callable[..., list[Cell]])
      "(data.settings.flipflop.length); make them the same"),
     ("data: {corpus: flipflop, settings.flipflop.length: 13}\n", "must be a multiple of 2, got 13"),
     ("data: {corpus: flipflop, settings.flipflop.size: 13}\n", "no such setting under data.settings.flipflop"),
-    ("data: {corpus: flipflop, tokenizer: gpt2}\n", "but the grid asks for gpt2"),
+    ("data: {corpus: flipflop, tokenizer: gpt2}\n", "but the grid requests gpt2"),
 ])  # fmt: skip
 def test_grid_with_impossible_flipflop_is_rejected(
     cells: Callable[..., list[Cell]], setting: str, message: str

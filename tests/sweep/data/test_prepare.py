@@ -128,7 +128,7 @@ def test_prepare_rejects_too_few_documents(tmp_path: Path, count: int) -> None:
 def test_prepare_rejects_too_few_training_tokens(tmp_path: Path) -> None:
     assert min(number_of(f"b{n}.txt") for n in range(2)) > 0.25, "so the first validates"
     put(tmp_path / "t", ["text", "more text"], "b{}.txt")
-    expected = "corpus 'files' has 10 training tokens; data.train_tokens asks for 11"
+    expected = "corpus 'files' has 10 training tokens; data.train_tokens requests 11"
     assert preparation_error(files(tmp_path / "t", train_tokens=11), tmp_path / "c") == expected
     assert prepare_corpus(files(tmp_path / "t", train_tokens=10), tmp_path / "c").train_tokens == 10
 
@@ -460,7 +460,7 @@ def test_prepare_resumes_after_failed_heldout_source(tmp_path: Path, monkeypatch
         return answer
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    with pytest.raises(MachineError, match=r"run again to resume, or set data\.heldout to a folder"):
+    with pytest.raises(MachineError, match="run again to continue, or set data\\.heldout to a folder"):
         prepare.prepare(data, root)
     heard: list[PrepareProgress] = []
     corpus = prepare_corpus(data, root, report=heard.append)

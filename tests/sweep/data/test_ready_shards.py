@@ -52,7 +52,7 @@ def test_ready_shards_stop_at_requested_tokens(tmp_path: Path, tokens: int | Non
 
 def test_ready_shards_reject_too_few_tokens(tmp_path: Path) -> None:
     assert preparation_error(ready(small_shards(tmp_path / "s"), train_tokens=61), tmp_path / "c") == (
-        "corpus 'shards' has 60 training tokens; data.train_tokens asks for 61"
+        "corpus 'shards' has 60 training tokens; data.train_tokens requests 61"
     )
 
 
@@ -114,7 +114,7 @@ def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
 
 def test_ready_shards_reject_folder_without_shards(tmp_path: Path) -> None:
     gone, folder = tmp_path / "gone", tmp_path / "s"
-    assert preparation_error(ready(gone), tmp_path / "c") == f"data.path: {gone} is no folder with token shards"
+    assert preparation_error(ready(gone), tmp_path / "c") == f"data.path: {gone} is not a folder with token shards"
     advice = "; training and validation shards are recognised by name"
     published_shard(folder / "val.bin", [1])
     assert preparation_error(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *train*.bin{advice}"
@@ -152,7 +152,7 @@ def test_hub_shards_are_downloaded_as_needed(
     monkeypatch.setattr(hub, "SHARD_TOKENS", 100)
     data = DataConfig(corpus="fineweb-edu-shards", train_tokens=tokens)
     if tokens > 20 * count:
-        assert "training tokens; data.train_tokens asks for" in preparation_error(data, tmp_path / "c")
+        assert "training tokens; data.train_tokens requests" in preparation_error(data, tmp_path / "c")
     else:
         prepare_corpus(data, tmp_path / "c")
     train = [f"finewebedu_train_{n:06d}.bin" for n in range(1, count + 1)]
@@ -208,6 +208,6 @@ def test_hub_shards_report_failed_download(tmp_path: Path, monkeypatch: pytest.M
     assert refused(
         lambda: prepare.prepare(DataConfig(corpus="fineweb-edu-shards", train_tokens=1), tmp_path / "c"), MachineError
     ) == (
-        f"kjj0/finewebedu10B-gpt2/finewebedu_train_000001.bin cannot be downloaded ({type(error).__name__}); "
-        "run again to resume, or set data.path to a folder with the shards"
+        f"kjj0/finewebedu10B-gpt2/finewebedu_train_000001.bin cannot be downloaded ({type(error).__name__}); run "
+        "again to continue, or set data.path to a folder with the shards"
     )

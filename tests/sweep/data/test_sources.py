@@ -347,7 +347,7 @@ def test_hub_source_rejects_unreadable_copies(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert (
         refused(lambda: hub("finepdfs", gone).key(), CorpusError)
-        == f"data.path: {gone} is no folder with a copy of codelion/finepdfs-100M"
+        == f"data.path: {gone} is not a folder with a copy of codelion/finepdfs-100M"
     )
     root = tmp_path / "copy"
     root.mkdir()
@@ -398,9 +398,8 @@ def test_hub_source_reports_unreachable_hub(monkeypatch: pytest.MonkeyPatch, err
     monkeypatch.setattr("datasets.load_dataset", load)
     source = HubSource(FinePDFs.spec, setting="data.heldout")
     assert refused(lambda: list(source.documents()), MachineError) == (
-        "codelion/finepdfs-100M cannot be read from the Hugging Face hub "
-        f"({type(error).__name__}: no route to host); run again to resume, or set data.heldout "
-        "to a folder with a copy of it"
+        f"codelion/finepdfs-100M cannot be read from the Hugging Face hub ({type(error).__name__}: no route to "
+        "host); run again to continue, or set data.heldout to a folder with a copy of it"
     )
 
 

@@ -243,7 +243,9 @@ def test_gpt2_rejects_missing_rank_files(tmp_path: Path) -> None:
     gone, alone = tmp_path / "gone.tiktoken", tmp_path / "vocab.bpe"
     alone.write_text("#version: 0.2\n")
     assert refused(lambda: Gpt2Tokenizer(gone)) == f"data.tokenizer_file: {gone} does not exist"
-    assert refused(lambda: Gpt2Tokenizer(alone)) == f"data.tokenizer_file: {alone} needs encoder.json beside it"
+    assert refused(lambda: Gpt2Tokenizer(alone)) == (
+        f"data.tokenizer_file: {alone} needs encoder.json in the same folder"
+    )
 
 
 def test_gpt2_reads_repaired_files_again(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +362,7 @@ def test_json_tokenizer_needs_name_of_unusual_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "why"), [
-    (b"{}", "is no tokenizers file: "), (b"[1, 2", "is no tokenizers file: "), (b"\xff\xfe{", "is no tokenizers file: "), (b"", "is no tokenizers file: "),
+    (b"{}", "is not a file of the tokenizers library: "), (b"[1, 2", "is not a file of the tokenizers library: "), (b"\xff\xfe{", "is not a file of the tokenizers library: "), (b"", "is not a file of the tokenizers library: "),
     (None, "cannot be read: No such file or directory"),
 ])  # fmt: skip
 def test_json_tokenizer_rejects_foreign_files(tmp_path: Path, content: bytes | None, why: str) -> None:

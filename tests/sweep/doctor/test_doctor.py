@@ -271,7 +271,7 @@ def test_driver_check_handles_failure_hang_and_no_gpu(
     monkeypatch.setattr(doctor.context, "SMI_SECONDS", 0.2)
     driver(gpus_sh=f"echo asked >>{tmp_path}/asked; exec sleep 600")
     (tmp_path / "asked").touch()
-    assert look()["NVIDIA driver"].found == "nvidia-smi does not answer within 0.2 s"
+    assert look()["NVIDIA driver"].found == "no answer from nvidia-smi within 0.2 s"
     assert (tmp_path / "asked").read_text() in ("", "asked\n"), "once at most"
     monkeypatch.setattr(doctor.context, "SMI_SECONDS", PATIENCE_S)
     driver(gpus_sh="exit 0")
@@ -372,7 +372,7 @@ def test_gpu_check_names_the_sweep_that_locked_it(driver: Any, look: Any) -> Non
     torch_facts = cuda(gpu("aaaa"), gpu("bbbb"))
     checks = look(torch=torch_facts)
     assert checks["GPU 0"].state == "warn"
-    assert f"held by a sweep (pid {holder.pid} python" in checks["GPU 0"].found
+    assert f"in use by a sweep (pid {holder.pid} python" in checks["GPU 0"].found
     assert checks["GPU 1"].state == "ok"
     holder.kill()
     holder.wait()
@@ -448,7 +448,7 @@ def test_stale_cluster_file_is_a_warning(tmp_path: Path, look: Any, monkeypatch:
         file.write_text(address)
         assert look()["Ray cluster file"].state == "ok"
     check = look()["Ray cluster file"]
-    assert level_and_text(check) == ("warn", f"{file} names {address}, where nothing answers")
+    assert level_and_text(check) == ("warn", f"{file} names {address}, but no cluster answers there")
     assert check.remedy.endswith(f"rm {file}")
     file.write_text("")
     assert look()["Ray cluster file"].state == "warn"

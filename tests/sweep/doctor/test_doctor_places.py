@@ -45,7 +45,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> None:
-    want = "g has 4 cells to train: 4.0 GiB to keep, 3.0 GiB while 1 trains"
+    want = "g has 4 cells to train: 4.0 GiB to keep, 3.0 GiB for 1 running at once"
     assert level_and_text(look(disk=needs())["disk space"]) == ("ok", f"100 GiB free in /runs; {want}")
     assert look(disk=needs(disk_bytes_free=7 * GIB))["disk space"].state == "ok"
     assert look(disk=needs(disk_bytes_free=7 * GIB - 1))["disk space"].state == "warn"
@@ -54,11 +54,11 @@ def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> N
         "ok",
         f"{want}, in s3://b",
     )
-    assert "needs no more" in look(disk=needs(cells=0))["disk space"].found
+    assert "needs no further space" in look(disk=needs(cells=0))["disk space"].found
     assert look(disk=LookFailed("ModelConfigError: x"))["disk space"].found.endswith("unknown: ModelConfigError: x")
     driver(gpus=TWO, plain=PLAIN)
     check = look(disk=needs(disk_bytes_free=6 * GIB - 1), torch=cuda(gpu("aaaa"), gpu("bbbb")))["disk space"]
-    assert (check.state, check.found.endswith("6.0 GiB while 2 train")) == ("bad", True)
+    assert (check.state, check.found.endswith("6.0 GiB for 2 running at once")) == ("bad", True)
 
 
 def test_disk_needs_equal_those_of_launch(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_checkpoint_rejects_custom_code(tmp_path: Path) -> None:
 def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
     path = folder(tmp_path / "m")
     (path / "model.safetensors").unlink()
-    assert "put the checkpoint's *.safetensors beside its config.json" in error_text(str(path), WeightsUnavailable)
+    assert "put the checkpoint's *.safetensors next to its config.json" in error_text(str(path), WeightsUnavailable)
     (path / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     )

@@ -74,8 +74,8 @@ def test_design_regular_fraction_of_two_level_axes(write: Write) -> None:
     assert grid.chosen.lines()[:2] == [
         "design: 8 of 16 combinations, regular, I = attn_type x distractor x memory x window; estimated: attn_type, distractor, "
         "memory, window; other interactions are assumed to be zero",
-        "design: with these 8 cells, attn_type x distractor cannot be told from memory x window; attn_type x memory cannot be told "
-        "from distractor x window; attn_type x window cannot be told from distractor x memory",
+        "design: with these 8 cells, attn_type x distractor is aliased with memory x window; attn_type x memory "
+        "is aliased with distractor x window; attn_type x window is aliased with distractor x memory",
     ]
     # what a contrast is about cannot be lost in another interaction that one is about
     both = f"{POLAR[:-2]}, {{measure: val.val_loss, axis: window, level: on, within: {{distractor: on}}}}]\n"

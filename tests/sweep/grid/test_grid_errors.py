@@ -157,12 +157,12 @@ def test_grid_error_suggests_only_near_matches() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("../../../x", "'../../../x' is no name for a sweep: letters, digits"),
-        ("a b", "'a b' is no name for a sweep"),
-        ("x" * 5000, f"'{'x' * 60}'... (5000 letters) is no name for a sweep"),
+        ("../../../x", "'../../../x' is not a valid sweep name: letters, digits"),
+        ("a b", "'a b' is not a valid sweep name"),
+        ("x" * 5000, f"'{'x' * 60}'... (5000 letters) is not a valid sweep name"),
         (
             "printed-v2",
-            "'printed-v2' is no name for a sweep of your own: printed-... are the numbers that the paper prints",
+            "'printed-v2' is not available as a sweep name: printed-... is reserved for the paper's numbers",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_named_corpus_overrides_every_base(write: Write, root: Path) -> None:
     assert [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in grid_cells] == [("json", NUM_TOKENS)]
 
 
-DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
+DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid requests {}"
 
 
 @pytest.mark.parametrize(("settings", "key", "message"), [

@@ -170,7 +170,9 @@ def test_yaml_merge_on_the_command_line() -> None:
 ])  # fmt: skip
 def test_yaml_half_surrogate_pair_is_refused(write: Write, text: str, key: str, half: str) -> None:
     path = write(f"name: g\n{text}\n")
-    assert error_text(path) == f"{path}:2: {key}{half} is half of a surrogate pair, which is no character; remove it"
+    assert error_text(path) == (
+        f"{path}:2: {key}{half} is half of a surrogate pair, which is not a character; remove it"
+    )
 
 
 def test_yaml_keeps_characters_beyond_basic_plane(write: Write) -> None:

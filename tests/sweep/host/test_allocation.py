@@ -169,14 +169,14 @@ def test_shared_gpu_is_locked_against_foreign_sweeps(
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
     machine = lock_gpus_for(halves, mine)
     assert machine.gpus == (FIRST,), "a GPU of another type stays free"
-    with pytest.raises(MachineError, match="every GPU is held by another sweep"):
+    with pytest.raises(MachineError, match="every GPU is in use by another sweep"):
         lock_gpus_for(halves, theirs)
     assert lock_gpus_for(full_cells, theirs).gpus == (SECOND,)
     late = GpuLocks(tmp_path / "locks")
     mine.release()
     mixed = [*halves, *cells("resources: {gpus: 0.5, gpu_type: L40S}\n")]
     with pytest.raises(
-        MachineError, match=r"GPU of type L40S, and .* 1 NVIDIA H200; another sweep holds NVIDIA L40S; change"
+        MachineError, match=r"GPU of type L40S, and .* 1 NVIDIA H200; in use by another sweep: NVIDIA L40S; change"
     ):
         lock_gpus_for(mixed, late)
 

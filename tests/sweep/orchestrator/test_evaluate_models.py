@@ -148,7 +148,7 @@ def test_bundle_includes_open_weight_models(desk: Bench, model_folder: Path, tmp
     (["hf:{tiny}", "--length", "100000"], 2, "too long for the text of cell"),
     (["hf:{tiny}", "nope-baseline-d0-m0-w0-s0"], 2, "evaluate them with separate commands"),
     (["hf:{tiny}", "--sweep", "none"], 2, "no sweep is named 'none'"),
-    (["hf:{empty}"], 3, "put the checkpoint's *.safetensors beside its config.json"),
+    (["hf:{empty}"], 3, "put the checkpoint's *.safetensors next to its config.json"),
 ])  # fmt: skip
 def test_unmeasurable_model_changes_nothing(
     arguments: list[str], code: int, output: str, desk: Bench, model_folder: Path, tmp_path: Path

@@ -523,7 +523,7 @@ def test_factorial_uses_the_best_settings_of_its_studies(tmp_path: Path) -> None
     # of each level two trials, and of the factorial the other seed
     assert bench.sql("SELECT COUNT(*) FROM attempt") == [(6,)]
     report = bench.ask("report", "--table", "6")
-    assert "Tuned before it, 2 trials for every level of attn_type (tpe, for val.val_loss)" in report
+    assert "Tuned beforehand: 2 trials per level of attn_type (tpe, for val.val_loss)" in report
     assert "trial 0 of micro-tune-nope" in report or "trial 1 of micro-tune-nope" in report
     bench.launch()
     assert bench.sql("SELECT COUNT(*) FROM attempt") == [(6,)]

@@ -106,7 +106,7 @@ def _reports_know_it(folder: Path, source: str) -> None:
     assert [row[index] for row in table.rows] == ["96.0", "97.0"]
     assert {(r, c) for r, c in table.best if c == index} == {(1, index)}, "more is better"
     assert {row["values"][index - table.text_columns]["source"] for row in table.raw} == {source}
-    description = "Light of all lamps together. More is better. A trivial answer scores 0.5 lux."
+    description = "Light of all lamps together. More is better. Score of a trivial answer: 0.5 lux."
     assert f"Glow, lux: {description}" in table.notes
     assert "plugin" not in " ".join(table.above), "one version of it: nothing to know"
     packed = re.findall(r'<script[^>]*id="core"[^>]*>(.*?)</script>', dashboard(store, "micro"), re.DOTALL)[0]
@@ -124,6 +124,6 @@ def _reports_know_it(folder: Path, source: str) -> None:
     data = load_sweep_data(store, "micro")
     assert data.metric("glow", "light").definition == description
     assert data.metric("glow", "heat").definition == (
-        "Recorded by the probe glow, which says no more of it than its name and unit."
+        "Recorded by the probe glow, which describes it by name and unit only."
     )
     store.close()

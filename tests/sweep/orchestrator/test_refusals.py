@@ -30,11 +30,11 @@ def sole_line(code: int, error: str, expected: int = 3) -> str:
 
 
 @pytest.mark.parametrize(("runs", "expected", "expected_text"), [
-    ("file", 2, "is no folder; name another with --runs"),
+    ("file", 2, "is not a folder; choose another with --runs"),
     ("file/below", 2, "Not a directory"),
-    ("dangling", 2, "is a link to nothing; name another with --runs"),
+    ("dangling", 2, "is a broken symbolic link; choose another with --runs"),
     ("/proc/nowhere", 2, "No such file or directory"),
-    (b"\xff".decode(errors="surrogateescape"), 3, "is not in UTF-8, so it cannot be written down; rename it"),
+    (b"\xff".decode(errors="surrogateescape"), 3, "is not valid UTF-8 and cannot be recorded; rename it"),
 ])  # fmt: skip
 def test_unusable_runs_folder_is_refused(
     tmp_path: Path, run: Run, runs: str, expected: int, expected_text: str
@@ -56,7 +56,7 @@ def test_working_folder_with_an_undecodable_name_is_refused(
     shutil.copy(tmp_path / "micro.yaml", os.fsdecode(strange))
     monkeypatch.chdir(os.fsdecode(strange))
     code, _, error = run(*LAUNCH)
-    assert "is not in UTF-8" in sole_line(code, error)
+    assert "is not valid UTF-8" in sole_line(code, error)
     assert os.listdir(strange) == [b"micro.yaml"]
 
 
@@ -66,7 +66,7 @@ def test_grid_with_an_undecodable_path_is_refused(tmp_path: Path, run: Run) -> N
     os.mkdir(strange)
     shutil.copy(tmp_path / "micro.yaml", strange)
     code, out, error = run("launch", f"{strange}/micro.yaml", "--executor", "local")
-    assert "is not in UTF-8, so it cannot be written down" in sole_line(code, out + error)
+    assert "is not valid UTF-8 and cannot be recorded" in sole_line(code, out + error)
 
 
 def test_bug_stays_a_traceback() -> None:
@@ -114,7 +114,7 @@ def test_unwritable_database_is_refused(tmp_path: Path) -> None:
     bench.launch("--only", "attn_type=nope")
     database = tmp_path / "atma.db"
     database.chmod(0o444)
-    assert f"{database} cannot be written here, only read; see to its permissions" in refused(bench, *LAUNCH)
+    assert f"{database} is read-only here; check its permissions" in refused(bench, *LAUNCH)
     second = tmp_path / "other"
     second.mkdir()
     shutil.copy(database, second / "atma.db")
@@ -125,7 +125,7 @@ def test_unwritable_database_is_refused(tmp_path: Path) -> None:
             (*LAUNCH, "--db", "other/atma.db", "--runs", "atma-runs"),
         ):
             assert "cannot be written here, and even reading needs that" in refused(bench, *arguments)
-        assert "Permission denied; see to its permissions, or name another place" in refused(
+        assert "Permission denied; check its permissions, or choose another path" in refused(
             bench, *LAUNCH, "--db", "other/new.db"
         )
     finally:
@@ -136,7 +136,7 @@ def test_unwritable_database_is_refused(tmp_path: Path) -> None:
 def test_file_size_limit_is_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))  # noqa: E731
-    assert "File too large; raise the limit of a file's size (ulimit -f)" in refused(bench, *LAUNCH, before=small)
+    assert "File too large; raise the file size limit (ulimit -f)" in refused(bench, *LAUNCH, before=small)
 
 
 @pytest.mark.thorough

@@ -108,10 +108,10 @@ def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:
         seeded.finish(seeds.cells)
         assert seeded.through(seeds) == slugs(3, 4)
     assert seeds.end_messages == [
-        "stopped after 5 seeds, as many as max_seeds allows, though no interval is at most 0.0000000010 nats wide"
+        "stopped after 5 seeds, the maximum (max_seeds), although no interval is at most 0.0000000010 nats wide"
     ]
     looks = [event.message for event in seeded.store.events(sweep="g") if event.kind == "look"]
-    assert [message.partition(" of at most 3")[0] for message in looks] == [f"memory: on - off, val.val_loss, attn_type polar: look {n}" for n in (1, 2, 3)]  # fmt: skip
+    assert [message.partition(" of at most 3")[0] for message in looks] == [f"memory: on - off, val.val_loss, attn_type polar: interim analysis {n}" for n in (1, 2, 3)]  # fmt: skip
     listed = seeded.store.cell_states("g")
     assert [state.slug for state in listed[8:]] == [slug for wave in slugs(3, 4) for slug in wave]
     forecast = forecast_from_options(seeded.store.revision("g").options)
@@ -149,7 +149,7 @@ def test_wide_enough_from_the_start_adds_nothing(sweep: Callable[..., Sweep]) ->
         seeded.finish(seeds.cells)
         assert seeded.through(seeds) == []
     assert seeds.end_messages[0].startswith("stopped after 3 seeds: ")
-    assert seeds.end_messages[0].endswith(" nats wide, 1000.000 nats were asked for")
+    assert seeds.end_messages[0].endswith(" nats wide, and at most 1000.000 nats was requested")
 
 
 @pytest.mark.thorough
@@ -164,7 +164,7 @@ def test_failed_cell_blocks_the_look_and_diverged_cell_does_not(sweep: Callable[
         seeded.finish([last], "diverged")
         assert seeded.through(seeds, 1) == slugs(3)
     assert "after 3 of at most 5 seeds" in seeded.lines[0]
-    assert seeded.lines[0].endswith("1 seed left out for want of numbers")
+    assert seeded.lines[0].endswith("1 seed excluded for missing values")
 
 
 @pytest.mark.thorough
@@ -247,7 +247,7 @@ def test_stop_rule_survives_a_killed_launch(tmp_path: Path) -> None:
     output = bench.launch()
     bench.once(8)
     assert bench.sql("SELECT DISTINCT number FROM revision") == [(1,)]
-    assert [message.partition(" of at most 2,")[0][-6:] for (message,) in bench.sql("SELECT message FROM event WHERE kind = 'look'")] == ["look 1", "look 2"]  # fmt: skip
+    assert [message.partition(" of at most 2,")[0][-18:] for (message,) in bench.sql("SELECT message FROM event WHERE kind = 'look'")] == ["interim analysis 1", "interim analysis 2"]  # fmt: skip
     assert "stop: stopped after 4 seeds, as many as max_seeds allows" in output
     report = bench.ask("report", "--table", "contrasts")
-    assert "Look 2 of at most 2, after 4 of at most 4 seeds" in " ".join(report.split())
+    assert "Interim analysis 2 of at most 2, after 4 of at most 4 seeds" in " ".join(report.split())

@@ -66,7 +66,7 @@ def long(count: str, have: int = 3, read: str = "clean and needle read") -> str:
 
 
 SHORT = ": lower train.seq_len or train.batch_tokens, or provide more text"
-JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
+JUNK = "probe junk requests 4: lower eval.settings.junk.rows or eval.lengths"
 
 
 @pytest.mark.parametrize(("eval_settings", "have", "message"), [
@@ -282,7 +282,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
 @pytest.mark.parametrize(("data", "message"), [
     ("corpus: files, path: gone", "data.path: {}/gone does not exist"),
     ("corpus: files", "data.corpus: files needs data.path, the folder or file that holds the text"),
-    ("corpus: finepdfs, path: gone", "data.path: {}/gone is no folder with a copy of codelion/finepdfs-100M"),
+    ("corpus: finepdfs, path: gone", "data.path: {}/gone is not a folder with a copy of codelion/finepdfs-100M"),
     ("corpus: files, path: text, heldout: ./gone",
      "data.heldout: {}/gone is neither a file, a folder nor a corpus with long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
     ("corpus: files, path: text, heldout: ./text",
@@ -304,7 +304,7 @@ def test_dry_run_reports_invalid_paths(
     (("documents: 2", "documents: 65"), "of the first 65 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16)"),
     (("lengths: [128]", "lengths: [128, 1024]"), "of the first 2 held-out documents, which clean and needle read, none have 1025 tokens"),
     (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 2263 tokens, but eval.validation_tokens needs 999937"),
-    (("junk_rows: 2", "junk_rows: 99"), "the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 99"),
+    (("junk_rows: 2", "junk_rows: 99"), "the validation split has 2263 tokens, 17 rows of 128; probe junk requests 99"),
 ])  # fmt: skip
 def test_launch_stops_early_on_insufficient_text(
     grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str], message: str
@@ -495,7 +495,7 @@ def test_corpus_check_reports_all_shortfalls_together(
         "corpus 'files': the validation split has 2263 tokens, but eval.validation_tokens needs 4097: lower it",
         "corpus 'files': of the first 20 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16): "
         "lower eval.documents or eval.lengths, or provide longer documents with data.heldout",
-        "corpus 'files': the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 30: lower "
+        "corpus 'files': the validation split has 2263 tokens, 17 rows of 128; probe junk requests 30: lower "
         "eval.settings.junk.rows or eval.lengths",
         "to prepare the text with splits that are large enough, set data.validation_tokens: 4097 and data.heldout_documents: 20 "
         "(atma-sweep data prepare ... --validation-tokens 4097 --heldout-documents 20)",

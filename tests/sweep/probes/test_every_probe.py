@@ -251,7 +251,7 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
 
 
 @pytest.mark.parametrize(("name", "model", "settings", "length", "reason"), [
-    ("same_tail", {}, {}, 65, "n/a: the text ends at token 64, which fewer than 65 tokens precede"),
+    ("same_tail", {}, {}, 65, "n/a: the scored tokens end at token 64, too early for a context of 65 tokens"),
     ("same_tail", {}, {"last": 17}, 16, "n/a: 17 tokens are scored, more than the context of 16"),
     ("same_tail", {}, {"end": 300}, 16, "too-few-docs: 2 of 3 held-out documents have 301 tokens"),
     ("position_nll", {}, {}, 303, "too-few-docs: 0 of 3 held-out documents have 304 tokens"),

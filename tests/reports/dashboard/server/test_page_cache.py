@@ -129,7 +129,7 @@ def test_it_rests_four_times_as_long_as_it_took(store: Store, clock: Clock) -> N
 def test_cache_reports_trouble_until_it_passes(store: Store, clock: Clock) -> None:
     make = Maker(clock)
     newest = PageCache(store, "big", make)
-    make.error = StoreBusy("atma.db stays locked\x1b[2J by another program; close it and launch again")
+    make.error = StoreBusy("atma.db is locked\x1b[2J by another program; close it and launch again")
     changed(store)
     clock.now += 2
     newest.poll()
@@ -137,7 +137,7 @@ def test_cache_reports_trouble_until_it_passes(store: Store, clock: Clock) -> No
     assert newest.poll() == {
         "version": 1,
         "at": newest.poll()["at"],
-        "trouble": "atma.db stays locked\ufffd[2J by another program; close it",
+        "trouble": "atma.db is locked\ufffd[2J by another program; close it",
     }
     make.error = None
     clock.now += 2

@@ -191,7 +191,7 @@ def test_tables_list_aliased_effects(forty: SweepData) -> None:
     assert "Up" not in table.columns
     notes = " ".join(table.notes)
     assert "A partial design (d-optimal, 40 of 120 combinations): least squares estimate the mean, attn_type," in notes
-    assert "With these 40 cells, mixed in part (correlation above 0.5): " in notes
+    assert "With these 40 cells, partly aliased (correlation above 0.5): " in notes
     assert "HC3" in notes
     assert "matched" not in table.title
     for make in (tables.interactions_table, tables.contrasts_table):

@@ -82,13 +82,14 @@ def test_stopping_notes_state_looks_levels_and_end(replicated: Store) -> None:
     options = dict(replicated.revision("twice").options)
     for width, text in (
         (9.0, "Stopped after 3 seeds: "),
-        (0.0001, "Not decided: no interval is at most 0.00010 nats wide yet, and further seeds were not started; launch again to go on."),
+        (0.0001, "Not decided: no interval is at most 0.00010 nats wide yet, and further seeds were not started; launch "
+            "again to continue."),
     ):  # fmt: skip
         options |= {"contrasts": contrasts_as_json((MEMORY,)), "stop": rule_as_json(replace(RULE, width=width))}
         replicated.record_revision("twice", grid_text="x", grid_file="x", options=options, cells=[replace(cell, axes=axes[cell.id]) for cell in cells])  # fmt: skip
         notes = " ".join(make_table("contrasts", replicated, "twice").notes)
-        assert "Look 1 of at most 3, after 3 of at most 5 seeds: -1.0" in notes
-        assert "at level 0.76% in place of 5%" in notes
+        assert "Interim analysis 1 of at most 3, after 3 of at most 5 seeds: -1.0" in notes
+        assert "at significance level 0.76% instead of 5%" in notes
         assert text in notes
 
 
