@@ -350,7 +350,7 @@ class PageAllocator:
         added = _cells(rows, np.maximum(first, old_end), end)
         short = len(added[0]) - len(freed[0]) - len(self._free_pages)
         if short > 0:
-            problem = f"all {self.capacity.pages - 1} pages of {self.capacity.page_size} tokens are in use"
+            problem = f"all {self.capacity.pages - 1} cache pages of {self.capacity.page_size} tokens are in use"
             raise CacheFull(f"{problem}, {short} more are needed; close a sequence first")
         self._free_pages.extend(self._table[freed][::-1].tolist())
         num_remaining_free = len(self._free_pages) - len(added[0])

@@ -66,7 +66,7 @@ class DataConfig(Config):
     )
     tokenizer: str = knob_outside_id(
         "bytes",
-        "bytes, gpt2 or json; its vocabulary must fit into model.vocab_size. A corpus prepared under a name has its own.",
+        "bytes, gpt2 or json; its vocabulary must fit into model.vocab_size. Leave it out for a corpus prepared under a name, which brings its tokenizer.",
     )
     tokenizer_file: str | None = knob_outside_id(
         None,

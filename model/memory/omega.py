@@ -38,12 +38,12 @@ class OmegaConfig(MemoryConfig):
     )  # fmt: skip
     features: Literal["identity", "poly2", "sketch"] = knob(
         "identity",
-        "Features of keys and queries: unchanged, all products of up to two channels, or random sums of products.",
+        "Features of keys and queries: unchanged, all products of up to two channels, or products of random projections (sketch).",
         identity="identity",
     )
     sketch: Int = knob(
         16,
-        "Random sums per head with `features: sketch`; the features have the square of this number of columns.",
+        "Random products per head with `features: sketch`; the features have the square of this number of columns.",
         identity=16,
         ge=1,
         le=MAX_WIDTH,

@@ -186,7 +186,7 @@ def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
     for heading, rows in texts_by_heading.items():
         yield (
             f"{heading}: {'; '.join(rows)}: the effect differs between mixers or memories, so the average "
-            "describes none of them; see each."
+            "stands for none of them; see each."
         )
 
 

@@ -42,7 +42,7 @@ FIGURES: dict[str, ReportSpec] = {
     "timeline": ReportSpec("timeline", "attempts over time, by machine", takes=()),
     "history": ReportSpec("studies.history", "trials of a study and the best so far", takes=(), study=True),
     "importance": ReportSpec("studies.importance", "importance of each setting of a study", takes=("evaluator",), study=True),
-    "slices": ReportSpec("studies.slices", "trials of a study over each setting", takes=(), study=True),
+    "slices": ReportSpec("studies.slices", "objective of a study over each setting", takes=(), study=True),
     "contours": ReportSpec("studies.contours", "objective of a study over pairs of settings", takes=(), study=True),
     "parallel": ReportSpec("studies.parallel", "parallel coordinates of the trials of a study", takes=(), study=True),
     "front": ReportSpec("studies.front", "Pareto front of a study with several objectives", takes=(), study=True),

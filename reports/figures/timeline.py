@@ -41,7 +41,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
     attempts = [attempt for attempt in store.attempts_of(slugs) if attempt.owner != PRINTED_BY]
     if not attempts:
-        raise ReportError(f"no attempt of sweep {data.sweep} ran here")
+        raise ReportError(f"sweep {data.sweep} has printed numbers only, so there are no attempts to draw")
     provenance_by_attempt = store.provenances([attempt.id for attempt in attempts])
     first = min(attempt.started_at for attempt in attempts)
     hosts = {

@@ -115,7 +115,7 @@ def answers_frame(
         parts.append(pd.DataFrame(part, columns=list(ANSWERS)).assign(place=rows))
     if not parts:
         raise ReportError(
-            f"sweep {data.sweep} has no items of probe {probe}: only evaluations that ran here store items, published numbers have none"
+            f"sweep {data.sweep} has no items of probe {probe}: printed numbers have none, and a bundle may lack them (export --no-examples)"
         )
     return pd.concat(parts).sort_values(["place", "length", "trial"], ignore_index=True).drop(columns="place")
 

@@ -52,8 +52,8 @@ TESTS = (
 SIGNS = " p sign: exact sign test."
 STRATA_NOTE = (
     "A row over several mixers (or memories) weights each equally. I2: share of the variation between "
-    "them beyond chance; p het: its test (Brown and Forsythe). ~ marks rows with p het < 0.05, whose "
-    "average describes none of their mixers."
+    "them beyond chance; p het: test of equal effects (Brown and Forsythe). ~ marks rows with p het < 0.05: "
+    "the effect differs between the averaged mixers or memories; see each."
 )
 FIRST_FITTED = ("Mean", "Low", "High", "p", "p corr")
 FIRST = ("Mean", "Low", "High", "p", "p corr", "I2", "p het", "Up", "Down")

@@ -15,7 +15,7 @@ MEAN_NOTE = (
     "rows (Junk), trials (Ndl) or sequences (FF), the same for all networks."
 )
 METHODS = {
-    "sign-flip": "sign-flip permutation over items, exact up to 30, and its inversion",
+    "sign-flip": "sign-flip permutation test over items (exact up to 30 items), inverted for the interval",
     "t": "Student's t over fewer than 6 items",
     "crossed": "items crossed with seeds, with Satterthwaite's degrees of freedom and a generalized p",
     "seeds": "Student's t over the seeds of a single item",

@@ -18,9 +18,9 @@ NOTES = (
     "sd: standard deviation between replicates of the same mixer and memory, pooled; Floor: sampling "
     "error of an accuracy's trials (binomial, by Jeffreys), used where it is larger. df: degrees of "
     "freedom of the sd.",
-    "1 pair, n pairs: smallest difference detected with 80% power at a two-sided 5%: by one pair "
-    "compared with the sd, and by Student's t over the largest number of pairs that the grid lists for "
-    "two levels of an axis (Pairs).",
+    "1 pair, n pairs: smallest difference that a test at 5% (two-sided) detects with 80% power. 1 pair: one "
+    "difference, judged by the sd between replicates. n pairs: Student's t over the largest number of pairs that the "
+    "grid has for two levels of one axis (Pairs).",
     "{}: pairs required for a difference of so many percentage points (losses: nats per token). The "
     "numbers allow for the uncertainty of the sd (df) and of the pairs' own estimate of it. They "
     "assume the same effect in every pair; an effect that varies requires more.",

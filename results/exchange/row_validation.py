@@ -169,7 +169,7 @@ def _text_problem(field: FieldRule, value: Any) -> str | None:
     if field.choices:
         return None if value in field.choices else f"must be one of {', '.join(field.choices)}"
     if not is_storable_text(value, field.longest):
-        return f"must be text of at most {field.longest} characters that every database can store"
+        return f"must be text of at most {field.longest} characters, without NUL or lone surrogates"
     if not field.lines and not value.isprintable():
         return "must be text of one line, without control characters"
     if field.pattern is not None and not field.pattern.fullmatch(value):
@@ -206,14 +206,14 @@ def _nested_value_problem(value: Any) -> str | None:
         if n_items + len(pending) > MAX_NODES or depth > MAX_DEPTH:
             return f"must hold at most {MAX_NODES} values, at most {MAX_DEPTH} deep"
         if isinstance(item, str) and not is_storable_text(item, None):
-            return "contains text that not every database can store"
+            return "contains text with NUL or a lone surrogate"
         if isinstance(item, int) and not -MAX_BIG_INTEGER <= item <= MAX_BIG_INTEGER:
             return "contains a number of more than 64 bits"
         if isinstance(item, float) and not math.isfinite(item):
             return "contains a number that is not finite"
         if isinstance(item, dict):
             if not all(is_storable_text(name, 1000) for name in item):
-                return "contains a name that not every database can store"
+                return "contains a name of over 1,000 characters, or with NUL or a lone surrogate"
             pending += [(item, depth + 1) for item in item.values()]
         elif isinstance(item, list):
             pending += [(item, depth + 1) for item in item]

@@ -174,7 +174,7 @@ def find_duplicates(connection: Connection) -> list[Finding]:
             )
     query = f"SELECT 1 FROM attempt{unaided} WHERE state = 'running' GROUP BY cell_id HAVING COUNT(*) > 1"
     findings += _duplicate_findings(
-        connection, f"SELECT COUNT(*) FROM ({query}) AS d", "cells with two live attempts: {count}"
+        connection, f"SELECT COUNT(*) FROM ({query}) AS d", "cells with two attempts in state running: {count}"
     )
     return findings
 

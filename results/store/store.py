@@ -404,7 +404,7 @@ class Store(DatabaseConnection, StoreReader):
             live = [attempt for attempt in self.attempts(cell_id) if attempt.state == "running"]
             who = f" (attempt {live[0].number}, pid {live[0].pid} on {live[0].host})" if live else ""
             raise CellAlreadyRunning(
-                f"cell {cell_id} has a live attempt already{who}; wait for it or stop it"
+                f"cell {cell_id} already has an attempt in state running{who}; wait for it or stop it"
             ) from error
 
     def set_process(

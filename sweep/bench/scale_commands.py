@@ -64,10 +64,10 @@ def measure_dry_runs(cells: int, folder: Path) -> Iterator[ScaleRow]:
         command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(num_cells)]
         usage = run_measured(command, folder)
         yield ScaleRow(f"dry run of {num_cells:,} cells, including start-up", usage.wall, "s")
-        yield ScaleRow("peak memory of the dry run", usage.memory / MIB, "MiB")
+        yield ScaleRow("peak RAM of the dry run", usage.memory / MIB, "MiB")
         if num_requested == cells:
             usage = run_measured([*OURS, "plan", str(file), "--cells", str(num_cells)], folder)
-            yield ScaleRow(f"plan of {num_cells:,} cells with its price, including start-up", usage.wall, "s")
+            yield ScaleRow(f"plan of {num_cells:,} cells with the price, including start-up", usage.wall, "s")
 
 
 REPORTS = {
@@ -127,7 +127,7 @@ def measure_exchange(db: str, sweep: str, folder: Path) -> list[ScaleRow]:
         seconds, size, points = json.loads(usage.printed.splitlines()[-1])
         rows += [
             ScaleRow(f"{what} the sweep, with {points:,} curve points", seconds, "s"),
-            ScaleRow(f"peak memory of the {what}", usage.memory / MIB, "MiB"),
+            ScaleRow(f"peak RAM of the {what}", usage.memory / MIB, "MiB"),
         ]
     return [*rows, ScaleRow("size of the bundle", size / MIB, "MiB")]
 

@@ -85,7 +85,7 @@ def run_studies(
     assert studies is not None
     for word in studies.studies.keys() - studies.best.keys():
         name = studies.studies[word].space.grid.name
-        raise SweepError(f"no trial of {name} was measured, so there is no best setting; correct or widen tune.ranges under another name")  # fmt: skip
+        raise SweepError(f"no trial of study {name} was completed with a value of the objective, so there is no best setting; correct or widen tune.ranges and launch under another name (--name)")  # fmt: skip
     for word, progress in studies.studies.items():
         console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
     cells, _ = admission.expand_grid(studies.tuned_grid, root)

@@ -228,7 +228,9 @@ def check_ray_address(context: Context) -> Check:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return ok("not set")
-    return warn(f"{address}; launch ignores it and starts its own Ray", "unset it; name a cluster with --address")
+    return warn(
+        f"set to {address}; launch ignores it and starts its own Ray", "unset it, or pass the cluster as --address"
+    )
 
 
 def check_ray_token(context: Context) -> Check:

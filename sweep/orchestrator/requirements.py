@@ -202,7 +202,7 @@ def possible_commands(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, st
         ("atma-sweep report --sweep printed-v2 --table 6", "prints the paper's complete results"),
         (
             shlex.join(["atma-sweep", "plan", name, "--gpus", "8", "--gpu", "H200"]),
-            "estimates its price on other machines",
+            "estimates the GPU-hours and duration of this grid on other machines",
         ),
     ]
     trains = not any(lack.kind in ("packages", "disk") and lack.blocks for lack in lacking) and name != "quick"

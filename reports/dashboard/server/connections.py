@@ -32,7 +32,7 @@ ACCEPTED_AT_ONCE = 64
 BACKLOG = 1024
 """Connections that the kernel queues: a client beyond them waits for a second before it tries again."""
 
-REFUSAL = b"the server of the page serves %d connections at once, and they are taken; try again in %d seconds\n"
+REFUSAL = b"the dashboard server serves %d connections at once, and they are taken; try again in %d seconds\n"
 REFUSAL_HEAD = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
     b"cache-control: no-store\r\nretry-after: %d\r\nconnection: close\r\n\r\n"
@@ -182,7 +182,7 @@ class FirstOfEachKind(logging.Filter):
             more = "clients wait until connections are closed (reported once)"
             # without an import, which needs a file descriptor
             print(
-                f"the server of the page cannot accept a connection: {error.strerror or error}; {more}", file=sys.stderr
+                f"the dashboard server cannot accept a connection: {error.strerror or error}; {more}", file=sys.stderr
             )
 
 

@@ -43,9 +43,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = _with_line_groups(data, frame, axes)
     means = line_means(_with_pairs_as_length(frame))
     notes = [
-        f"{averaging_note(data, axes)}{bar_note(means, 'Band', BAND)}Alone: random keys and values, written "
-        "with the memory's rates on the text; correct if the nearest value is the key's own. In context: "
-        "pairs of tokens, then every key again; correct if the value is the most probable token.",
+        f"{averaging_note(data, axes)}{bar_note(means, 'Band', BAND)}Alone: random keys and values, "
+        "written with the memory's average write strengths and decays on validation text; correct if the value nearest "
+        "to the readout (by cosine) is the key's own. In context: pairs of tokens, then every key again; correct if the value is the most "
+        "probable token.",
         "Dotted: chance level, a random value.",
     ]
     return collected(

@@ -45,7 +45,7 @@ class MemoryRecallConfig(ProbeConfig):
     )
     text: Int = knob(
         8,
-        "Rows of the validation split, of the training length, over which a memory's rates are averaged.",
+        "Rows of the validation split, of the training length, over which a memory's write strengths and decays are averaged.",
         ge=1,
         le=MAX_COUNT,
     )

@@ -456,7 +456,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
     with pytest.raises(CacheFull, match="all 2 sequence slots are in use"):
         paged.begin(first)
     with pytest.raises(
-        CacheFull, match="all 5 pages of 4 tokens are in use, 1 more are needed; close a sequence first"
+        CacheFull, match="all 5 cache pages of 4 tokens are in use, 1 more are needed; close a sequence first"
     ):
         paged.step(slots, torch.tensor([1, 2]))
     assert [paged.allocator.length(slot) for slot in slots] == [8, 8]

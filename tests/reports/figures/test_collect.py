@@ -278,7 +278,7 @@ class TestComparisons:
 
 class TestUnavailable:
     def test_no_machine_of_ours_ran_a_printed_sweep(self, published: Store) -> None:
-        with pytest.raises(ReportError, match="no attempt of sweep printed-v2 ran here"):
+        with pytest.raises(ReportError, match="sweep printed-v2 has printed numbers only"):
             make_figure("timeline", published, "printed-v2")
 
     def test_sweep_without_norms_says_how_to_measure(self, store: Store) -> None:

@@ -275,5 +275,5 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_report_folder_says_which_figure_is_omitted(published: Store, tmp_path: Path) -> None:
     written = write_report_folder(published, "printed-v1", out=tmp_path, formats=[], figures=("timeline",))
-    assert written.skipped["figure timeline"].startswith("no attempt of sweep printed-v1 ran here")
+    assert written.skipped["figure timeline"].startswith("sweep printed-v1 has printed numbers only")
     assert "figure timeline skipped: no attempt" in (tmp_path / "index.html").read_text()

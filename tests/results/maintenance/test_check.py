@@ -128,7 +128,7 @@ def test_keys_that_are_there_twice(db):
     problems = [what for _, what in summary(check(db))]
     assert "measurement has 1 duplicate keys (id)" in problems
     assert "measurement has 1 duplicate keys (attempt_id, probe, metric, length)" in problems
-    assert "cells with two live attempts: 1" in problems
+    assert "cells with two attempts in state running: 1" in problems
 
 
 def test_a_damaged_file_names_the_newest_backup(db):

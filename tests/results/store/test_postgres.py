@@ -130,7 +130,7 @@ def test_a_start_waits_for_another_that_is_not_committed_yet(store, url, cells, 
         time.sleep(0.3)
         assert not results
     thread.join()
-    assert "has a live attempt already" in results[0]
+    assert "already has an attempt in state running" in results[0]
     second_store.close()
 
 

@@ -41,7 +41,7 @@ def test_scale_benchmark_finishes_every_cell(tmp_path: Path, monkeypatch: pytest
     assert all(value > 0 for value in values.values())
     for name in ("loss.svg", "dashboard.html"):
         assert (tmp_path / name).stat().st_size > 10_000
-    assert 20 < values["peak memory of the dashboard"] < 2000, "MiB"
+    assert 20 < values["peak RAM of the dashboard"] < 2000, "MiB"
     assert 0.0123 not in slept, "a slot stood empty while cells waited"
     assert lines[-3:] == ["launching again", "timing dry runs", "training a cell and stopping it"]
     assert set(values) >= {"dry run of 80 cells, including start-up", "dry run of 160 cells, including start-up"}

@@ -55,8 +55,7 @@ def test_connection_beyond_the_limit_gets_503(site: Site) -> None:
         code, headers, body = site.ask(f"/{TOKEN}/state")
         assert (code, headers["connection"], headers["retry-after"]) == (503, "close", "10")
         assert (
-            body
-            == b"the server of the page serves 32 connections at once, and they are taken; try again in 10 seconds\n"
+            body == b"the dashboard server serves 32 connections at once, and they are taken; try again in 10 seconds\n"
         )
     served_again(site)
 
@@ -178,7 +177,7 @@ def test_lack_of_descriptors_is_reported_once(capfd: pytest.CaptureFixture[str])
         failures.handle(loop, {"message": "socket.accept() out of system resource", "exception": error})
     loop.close()
     assert capfd.readouterr().err == (
-        "the server of the page cannot accept a connection: Too many open files; clients wait until connections are "
+        "the dashboard server cannot accept a connection: Too many open files; clients wait until connections are "
         "closed (reported once)\n"
     )
 
