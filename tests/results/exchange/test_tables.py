@@ -70,7 +70,7 @@ class TestTables:
         with pytest.raises(SweepUnknown):
             export_table(filled, "cells", tmp_path / "x", "csv", "nothing")
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(StoreError, match="pip install 'pyarrow"):
+        with pytest.raises(StoreError, match=r"pip install 'atma-sweep\[parquet\]'"):
             export_table(filled, "cells", tmp_path / "x", "parquet")
         assert not [path for path in tmp_path.iterdir() if path.suffix != ".db" and "x" in path.name]
 
