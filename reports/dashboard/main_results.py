@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy import stats
+from scipy import special
 
 from ...results.console.text import counted
 from ...results.store.records import CellState
@@ -143,7 +143,8 @@ def value_interval(rival: Candidate) -> tuple[float | None, float | None]:
     """
     if not math.isfinite(rival.sd) or not rival.sd:
         return None, None
-    t = float(stats.t.ppf(1 - ALPHA / 2, rival.df)) if math.isfinite(rival.df) else float(stats.norm.ppf(1 - ALPHA / 2))
+    share = 1 - ALPHA / 2
+    t = float(special.stdtrit(rival.df, share) if math.isfinite(rival.df) else special.ndtri(share))
     half = t * rival.sd / math.sqrt(max(1, rival.seeds))
     low, high = rival.value - half, rival.value + half
     return (max(0.0, low), min(1.0, high)) if rival.share else (low, high)
