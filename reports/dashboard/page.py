@@ -185,7 +185,7 @@ def _script_hash(text: str) -> str:
 
 
 def _encoded_block(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 9)).decode()
+    return base64.b64encode(zlib.compress(data, 6)).decode()
 
 
 def as_json(value: Any) -> bytes:

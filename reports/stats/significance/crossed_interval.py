@@ -29,6 +29,8 @@ from .sign_flip_test import ALPHA, find_zero_crossing
 ROUNDING_TOLERANCE = 1e-12  # share of the largest difference: a smaller standard error is rounding
 HALF_WIDTH_PRECISION = 1e-9  # precision of half the interval, as a share of a standard error
 LOG_STEP = 0.4  # step of the trapezoid rule in ln X, X a chi-square; with many df in standard deviations of ln X
+NEGLIGIBLE_WEIGHT = 1e-15  # weight of a node that changes no p above MIN_P_OF_LIKELY by more than a millionth of it
+MIN_P_OF_LIKELY = 1e-5
 TINY_P = 1e-300  # stands for a p of 0, which has no logarithm
 MAX_DEVIATE = 9.0  # normal deviates whose quantiles bound the chi-square: 1e-19 is cut off on each side
 
@@ -157,10 +159,17 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_er
     zero_share = float(special.chdtrc(df2, math.exp(end))) if end < math.inf else 0.0
     error = max(math.sqrt(v1), min_error)
 
+    likely = weight > NEGLIGIBLE_WEIGHT
+    nodes = (spread[likely], weight[likely]), (spread, weight)
+
     def p(distance: float) -> float:
         """Return the generalized p value of this distance."""
-        student_t = 2 * float(special.stdtr(df1, -distance / error))
-        return zero_share * student_t + 2 * float((special.ndtr(-distance / spread) * weight).sum())
+        student_t = zero_share * 2 * float(special.stdtr(df1, -distance / error))
+        for spreads, weights in nodes:
+            value = student_t + 2 * float((special.ndtr(-distance / spreads) * weights).sum())
+            if value > MIN_P_OF_LIKELY:  # far out the unlikely nodes count, too
+                break
+        return value
 
     return p
 
