@@ -14,10 +14,12 @@ style sheets of its own and would need 'unsafe-inline'. Plotly's SVG can also be
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -109,7 +111,7 @@ def build_blocks(
     Raises:
         SweepUnknown, ReportError: The sweep cannot be shown or compared.
     """
-    with cached_reads():
+    with cached_reads(), _without_cycle_collection():
         data = load_sweep_data(store, sweep, lengths=lengths)
         # each block becomes bytes before the next is made: the objects of a large sweep take most of the memory
         comparison = comparison_block(store, data, compare) if compare is not None else None
@@ -126,6 +128,18 @@ def build_blocks(
             blocks["beside"] = as_json(comparison)
         blocks |= {f"curve-{cell}": curve.to_bytes() for cell, curve in curves.items()}
     return f"{data.sweep}, revision {data.revision}", blocks
+
+
+@contextmanager
+def _without_cycle_collection() -> Iterator[None]:
+    """Pause the collector of reference cycles: walking through millions of numbers takes a fifth of a build."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 # --- the page -------------------------------------------------------------------------------------------------------

@@ -318,15 +318,15 @@ def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
     Source:
         Westfall and Young 1993.
     """
-    studied = [_studentised(samples, keys) for samples, keys, _ in families]
     by_size: dict[int, list[int]] = {}
-    for index, (table, _, _, _) in enumerate(studied):
-        by_size.setdefault(len(table), []).append(index)
+    for index, (_, keys, _) in enumerate(families):
+        by_size.setdefault(len(set().union(*keys)), []).append(index)
     p_values: list[list[float]] = [[]] * len(families)
     for indices in by_size.values():
-        counted = _reached_shares([studied[index][:3] for index in indices])
-        for index, reached in zip(indices, counted, strict=True):
-            order, uncorrected = studied[index][3], families[index][2]
+        studied = [_studentised(*families[index][:2]) for index in indices]
+        counted = _reached_shares([family[:3] for family in studied])
+        for index, (_, _, _, order), reached in zip(indices, studied, counted, strict=True):
+            uncorrected = families[index][2]
             stepped = np.empty(len(order))
             stepped[order] = np.maximum.accumulate(reached)
             p_values[index] = [
@@ -400,7 +400,8 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]
     ]
     for flips in random_sign_blocks(n):
         for indices, product in designs:
-            sizes, start = np.abs(product.of(flips)), 0
+            sizes, start = product.of(flips), 0
+            np.abs(sizes, out=sizes)
             for index in indices:
                 observed = families[index][1]
                 counts[index] += _count_reached(sizes[:, start : start + len(observed)], observed, n)
