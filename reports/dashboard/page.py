@@ -203,11 +203,19 @@ def _encoded_block(data: bytes) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Return the value as compact JSON in UTF-8.
+    """Return the value as compact JSON in UTF-8; a dict key by key, so that the text of one key alone is in memory.
 
     Raises:
         ValueError: A number is not finite.
     """
+    if isinstance(value, dict):
+        return (
+            b"{" + b",".join(b"%s:%s" % (_json_text(str(key)), _json_text(item)) for key, item in value.items()) + b"}"
+        )
+    return _json_text(value)
+
+
+def _json_text(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
