@@ -116,7 +116,7 @@ def dashboard(
       atma-sweep dashboard --sweep quick --compare printed-v2
       atma-sweep dashboard --port 8000 --no-open
     """
-    _use_one_blas_thread()
+    _limit_blas_threads()
     from .dashboard.server.serve import serve
 
     def tell(address: str) -> None:
@@ -161,14 +161,14 @@ def report(**options: Any) -> None:
         else:
             echo_text("\n".join(f"{f'--{kind} {name}':<24} {shows}" for kind, name, shows in listing()))
         return
-    _use_one_blas_thread()
+    _limit_blas_threads()
     from .report_request import run_report
 
     if not run_report(request):
         raise typer.Exit(1)
 
 
-def _use_one_blas_thread() -> None:
+def _limit_blas_threads() -> None:
     """Let NumPy's BLAS use one thread in this process, unless the environment says otherwise; before NumPy's import.
 
     The matrices of reports are small: a second thread spends its time waiting, at the cost of other programs.
