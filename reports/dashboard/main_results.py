@@ -294,7 +294,9 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     lines: dict[str, dict[str, list[list[Any]]]] = {}
     for row in sorted(means, key=lambda row: row["length"]):
         lines.setdefault(row["panel"], {}).setdefault(row["line"], []).append(_needle_point(row))
-    panels = {row["panel"]: {"title": level_label(row["panel"]), "lines": []} for row in means}
+    panels: dict[str, dict[str, Any]] = {
+        row["panel"]: {"title": level_label(row["panel"]), "lines": []} for row in means
+    }
     for panel, line in dict.fromkeys((row["panel"], row["line"]) for row in means):
         panels[panel]["lines"].append({"name": line, "points": lines[panel][line]})
     training_length = single_value([row["trained"] for row in rows])
