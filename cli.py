@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -32,6 +32,9 @@ from .sweep.commands.reference import OutFile, reference_page, schema, write_out
 from .sweep.commands.runs import cancel, doctor, evaluate, launch, logs, pause, prune_checkpoints, resume, retry
 from .sweep.commands.sweeps import note, rename, sweeps, tag
 from .sweep.host.signals import StopRequested, StopSignals
+
+if TYPE_CHECKING:
+    from .results.store.store import Store
 
 MAX_WORD_CHARS = 400
 """Maximum length of a word in an error message; longer words are shortened."""
@@ -55,13 +58,22 @@ def _print_version(is_requested: bool) -> None:
         raise typer.Exit
 
 
+def _finding(store: Store, sweep: str) -> str | None:
+    """Return the finding of a sweep for the end of a launch, which may not import the reports itself."""
+    from .reports.finding import finding
+
+    return finding(store, sweep)
+
+
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options of the program itself; each acts in its own callback."""
+    """Take the options of the program itself; each acts in its own callback. Commands get `_finding` as `ctx.obj`."""
+    ctx.obj = _finding
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from ..results.console import completion
 from ..results.console.command_line import BY_NAME, AsJson, Db, SweepName, print_json
+from ..results.console.terminal_table import terminal_width
 from ..results.console.text import echo_text, sanitize_all
 from .figures import FIGURES
 from .report_options import SIGNATURE, Compare, ReportRequest, listing
@@ -71,7 +73,7 @@ def status(
     if as_json:
         print_json(report.as_json())
     else:
-        echo_text(sanitize_all(report).text())
+        echo_text(sanitize_all(report).text(terminal_width(sys.stdout)))
 
 
 def show(

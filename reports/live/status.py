@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any
 
+from ...results.console.progress import progress_lines, running_lines
 from ...results.console.text import counted
 from ...results.store import records
 from ...results.store.store import Store
@@ -18,8 +19,11 @@ from ...results.studies.optuna_study import Trial
 from ...results.studies.search import Search, search_from_options
 from ...results.studies.study_store import trials_of
 from ..stats.significance.trial_intervals import DIGIT_ACCURACY, constant_answer_scores, with_intervals
+from .estimate import remaining_seconds, running_cell, sweep_progress
 
 CURVE_LINES = 12
+TRAINING_RESULTS = "training"
+"""Heading of the measurements that a training itself records."""
 SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
 """Learning rates of a config, besides that of the matrices, that the schedule's factor multiplies."""
 
@@ -65,6 +69,8 @@ class SweepStatus:
     search: Search | None = None
     trials: Sequence[Trial] = ()
     """Trials of a study; empty for other sweeps."""
+    losses: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Training losses of running attempts by attempt id, oldest first."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -95,12 +101,16 @@ class SweepStatus:
             **({"study": study_text.study_as_json(self.search, self.trials)} if self.search is not None else {}),
         }
 
-    def text(self) -> str:
-        """Return the status as text: a heading with counts, then running cells and cells that need attention.
+    def text(self, width: int | None = None) -> str:
+        """Return the status as text: a heading with counts, the bar, running cells and cells that need attention.
 
-        The cells are in the order of `cells`, a line each; counts are sorted by the name of the standing. Lines on
-        note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new or
-        pruned have no line; a failed one adds the command that prints the log of the first.
+        The cells are in the order of `cells`; counts are sorted by the name of the standing. Lines on note, study,
+        publication, owner and pause follow the heading where they apply. Cells that are done, new or pruned have no
+        line; a failed one adds the command that prints the log of the first. A study, a publication and a complete
+        sweep have no bar.
+
+        Args:
+            width: Characters per line of the bar and of running cells; None for no limit.
         """
         summary = self.summary
         counts_text = ", ".join(f"{count} {standing_name}" for standing_name, count in sorted(self.counts.items()))
@@ -108,6 +118,10 @@ class SweepStatus:
         tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
         cells = counted(len(self.cells), "cell")
         lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {cells}: {counts_text}"]
+        running = [cell for cell in self.cells if self.standings[cell.cell_id] == "running"]
+        if self.source is None and self.search is None and self.counts["done"] < len(self.cells):
+            progress = sweep_progress(summary.name, self.cells, self.counts["done"])
+            lines += [f"  {line}" for line in progress_lines(progress, width and width - 2)]
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {study_text.describe_study(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
@@ -117,11 +131,11 @@ class SweepStatus:
         if self.pause:
             lines.append(f"  {self.pause.text(summary.owner is not None)}")
         failed = [cell for cell in self.cells if self.standings[cell.cell_id] == "failed"]
+        rows = [running_cell(cell, self.losses.get(cell.attempt_id or 0, ())) for cell in running]
+        lines += [f"  {line}" for row in running_lines(rows, width and width - 2) for line in row]
         for cell in self.cells:
             cell_standing = self.standings[cell.cell_id]
-            if cell_standing == "running":
-                lines.append(f"  {cell.cell_id} {cell.slug}: {_progress(cell)}")
-            elif cell_standing not in ("done", "new", "pruned"):
+            if cell_standing not in ("done", "new", "pruned", "running"):
                 lines.append(
                     f"  {cell.cell_id} {cell.slug}: {cell_standing}" + (f": {cell.cause}" if cell.cause else "")
                 )
@@ -142,9 +156,9 @@ class Status:
         """Return one JSON object per sweep, in their order; empty without a sweep."""
         return [sweep.as_json() for sweep in self.sweeps]
 
-    def text(self) -> str:
-        """Return the text of every sweep, one after the other."""
-        return "\n".join(sweep.text() for sweep in self.sweeps) or "\n".join(self.lines_if_empty)
+    def text(self, width: int | None = None) -> str:
+        """Return the text of every sweep, one after the other, for a terminal of that width (None: no limit)."""
+        return "\n".join(sweep.text(width) for sweep in self.sweeps) or "\n".join(self.lines_if_empty)
 
 
 def sweep_statuses(store: Store, sweep: str | None = None) -> Status:
@@ -173,9 +187,11 @@ def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
     standings = {cell.cell_id: records.standing(cell, requested) for cell in cells}
     search = search_from_options(launched.options)
     trials = trials_of(store, summary.name) if search is not None else ()
+    running = [cell.attempt_id for cell in cells if cell.state == "running" and cell.attempt_id is not None]
     return SweepStatus(
-        summary, cells, standings, _pause_state(store, summary), printed_source(launched), search, trials
-    )
+        summary, cells, standings, _pause_state(store, summary), printed_source(launched), search, trials,
+        store.training_losses(running),
+    )  # fmt: skip
 
 
 def printed_source(launched: records.RevisionRecord) -> str | None:
@@ -198,42 +214,6 @@ def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | No
     if request_event is not None and since is not None and request_event.at > since:
         since = None
     return PauseState(since, request_event.message if request_event is not None else None)
-
-
-def remaining_seconds(cell: records.CellState) -> float | None:
-    """Return the remaining training time of a cell in seconds at its present speed, probes excluded.
-
-    None unless the cell is running in the phase "training" with a known step, total and speed.
-    """
-    trains = cell.state == "running" and cell.phase == "training"
-    if not trains or not cell.tokens_per_s or not cell.steps_total or cell.step is None:
-        return None
-    return cell.tokens_total * (1 - cell.step / cell.steps_total) / cell.tokens_per_s
-
-
-def _progress(cell: records.CellState) -> str:
-    """Return the progress of a running cell as text: "step 5/10, loss 2.345, 1,000 tokens/s, 5 s left".
-
-    Speed and time are left out where unknown. Before the first loss and outside training it is the phase, or "starting"
-    without one.
-    """
-    if cell.phase != "training" or cell.loss is None:
-        return cell.phase or "starting"
-    remaining_s = remaining_seconds(cell)
-    rate = f", {cell.tokens_per_s:,.0f} tokens/s" if cell.tokens_per_s else ""
-    remaining_text = f", {format_duration(remaining_s)} left" if remaining_s is not None else ""
-    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}{remaining_text}"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in seconds as text: 5 s, 12 min, 3.4 h, 2.1 d.
-
-    Seconds are used below two minutes, minutes below an hour, hours below a day.
-    """
-    for size, unit in ((86400, "d"), (3600, "h")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def _format_time(moment: datetime) -> str:

@@ -21,7 +21,9 @@ from ..errors import WriteRefused
 NEAREST_ASCII = "atma-sweep-nearest-ascii"
 """Name of the codec error handler that encodes missing characters by `nearest_ascii`."""
 _ASCII = {
-    **dict.fromkeys("─━═‐‑–—−", "-"),
+    **dict.fromkeys("─═‐‑–—−", "-"),
+    "━": "=",
+    **dict(zip("▁▂▃▄▅▆▇█", "_.,-~=*#", strict=True)),
     **dict.fromkeys("│┃║", "|"),
     **dict.fromkeys("╭╮╰╯┌┐└┘├┤┬┴┼╶╴╷╵", "+"),
     **dict.fromkeys("‘’", "'"),
