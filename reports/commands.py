@@ -89,13 +89,13 @@ def show(
       atma-sweep show polar-baseline-d0-m1-w0-s0
     """
     from ..results.builtin_sweeps import open_store_with_builtins
-    from .live.status import cell_details
+    from .live.cell_details import cell_details
 
     sheet = cell_details(open_store_with_builtins(db, sweep), cell, sweep)
     if as_json:
         print_json(sheet.as_json())
     else:
-        echo_text(sanitize_all(sheet).text())
+        echo_text(sanitize_all(sheet).text(terminal_width(sys.stdout)))
 
 
 def dashboard(

@@ -90,6 +90,7 @@ class RunningCell:
 
 
 COLUMN_HEADINGS = ("step", "loss", "", "tokens/s", "time left", "machine", "heartbeat")
+SPARK_COLUMN = 2
 _PHRASES = ("{}", "loss {}", "{}", "{} tokens/s", "{} left", "{}", "heartbeat {}")
 """Texts of the columns in a sentence, where a terminal is too narrow for a table."""
 
@@ -176,7 +177,11 @@ def running_lines(cells: Sequence[RunningCell], width: int | None) -> list[list[
     shown = [c for c in range(len(COLUMN_HEADINGS)) if any(row[c] for row in texts)]
     rows = [("cell", *(COLUMN_HEADINGS[c] for c in shown))]
     rows += [(cell.slug, *(row[c] for c in shown)) for cell, row in zip(cells, texts, strict=True)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # a sparkline grows, and must not move the columns on its right
+    widths = [
+        max(SPARK_WIDTH if c == SPARK_COLUMN else 0, *map(len, column))
+        for c, column in zip((-1, *shown), zip(*rows, strict=True), strict=True)
+    ]
     if width is None or sum(widths) + 2 * len(shown) <= width:
         left = {0, *(i for i, c in enumerate(shown, 1) if COLUMN_HEADINGS[c] in ("", "machine"))}
         return [

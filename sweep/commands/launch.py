@@ -39,7 +39,7 @@ class LaunchOptions:
     grid: str
     """Grid file, or name of a shipped grid."""
     sets: Sequence[str]
-    """Settings that every cell gets, as PATH=VALUE."""
+    """Settings that every cell gets, as KEY=VALUE."""
     only: Sequence[str]
     """Selections of cells, as AXIS=LEVEL,..; empty for all."""
     name: str | None

@@ -152,7 +152,6 @@ class ProgressDisplay:
                 15.
         """
         self.console, self._name, self._results = console, name, results
-        self._live = Live(get_renderable=self._screen, console=console, refresh_per_second=1, transient=True)
         self._running: dict[int, _RunningAttempt] = {}
         """Running attempts by id."""
         self._waiting: set[str] = set()
@@ -173,6 +172,8 @@ class ProgressDisplay:
         self._printed_at = time.monotonic()
         self._stopped = threading.Event()
         self._reporter = threading.Thread(target=self._report_regularly, daemon=True)
+        # the last one, since rich draws at once
+        self._live = Live(get_renderable=self._screen, console=console, refresh_per_second=1, transient=True)
 
     def __enter__(self) -> ProgressDisplay:
         """Show the progress, or start the thread that prints summaries where there is no terminal.
