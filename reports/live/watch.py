@@ -209,8 +209,8 @@ def _running_rows(view: Mapping[str, Any]) -> list[RunningCell]:
 def plain_view(view: Mapping[str, Any]) -> str:
     """Return the complete view as plain lines, for a pipe or a file; control characters are removed.
 
-    Lines: title, bar, counts by standing, running cells with a heading, at most eight failures (a further line counts the others),
-    events.
+    Lines: title, bar, counts by standing, running cells with a heading, at most eight failures (a further line counts
+    the others), events.
 
     Args:
         view: State as `live_state` returns it.

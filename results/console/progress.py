@@ -138,7 +138,7 @@ def progress_lines(progress: SweepProgress, width: int | None) -> list[str]:
     """Return the bar of a sweep with its share of tokens, cells, tokens, speed and time left.
 
     It is one line where a bar of 10 characters (MIN_BAR) fits beside the text, else the bar stands on a line of its
-    own. Unknown facts are left out.
+    own. Unknown facts are left out, and the time left where only probes run, whose time is not estimated.
 
     Args:
         progress: the progress.
@@ -149,7 +149,7 @@ def progress_lines(progress: SweepProgress, width: int | None) -> list[str]:
         parts.append(f"{format_tokens(progress.tokens_done)} of {format_tokens(progress.tokens)} tokens")
     if progress.tokens_per_s:
         parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
-    if progress.seconds_left is not None:
+    if progress.seconds_left:
         parts.append(f"about {format_duration(progress.seconds_left)} left")
     percent, facts = f"{int(100 * progress.fraction):3d} %", ", ".join(parts)
     free = MAX_BAR if width is None else width - len(progress.sweep) - len(percent) - len(facts) - 5

@@ -19,7 +19,7 @@ GAPS = (2, 1)
 FULL_GAP = 3
 """Gap between columns if the complete table fits."""
 LABEL_GAP = 2
-MAX_UNBROKEN_CHARS = 20
+MAX_UNBROKEN_CHARS = 44
 """Words up to this length are never broken."""
 MAX_BLOCK_ROWS = 6
 """Up to this number of rows, a table that is too wide becomes blocks instead of losing columns."""
@@ -162,7 +162,7 @@ def _fold_heading(heading: str, width: int) -> str:
 def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
     """Return the minimum width of a column: numbers are never broken, texts only between words.
 
-    Words of texts count with at most 20 characters (MAX_UNBROKEN_CHARS), since longer ones may be broken.
+    Words of texts count with at most 44 characters (MAX_UNBROKEN_CHARS), since longer ones may be broken.
 
     Args:
         heading: heading of the column.

@@ -266,7 +266,7 @@ class ProgressDisplay:
             f"cells: {counts.get('done', 0)} of {self._total} done{failed}; running: {running}; "
             f"{format_tokens(trained)}{total} tokens trained"
             + (f", {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else "")
-            + (f", about {format_duration(left)} left" if left is not None else "")
+            + (f", about {format_duration(left)} left" if left else "")
         )
 
     def set_total(self, total: int, tokens: int = 0) -> None:
