@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ...results.console.progress import RunningCell, SweepProgress, seconds_left
+from ...results.console.progress import RunningCell, SweepProgress, estimate_remaining_seconds
 from ...results.store.records import CellState
 
 SPEED_SAMPLE = 20
@@ -17,7 +17,7 @@ def sweep_progress(name: str, cells: Sequence[CellState], cells_done: int) -> Sw
 
     Failed and diverged cells count with no tokens. The speed is the sum over training cells. A waiting cell runs at the
     median rate of the last 20 cells finished at their first attempt, start and probes included, or else at the mean
-    rate of running ones; the time left is as `seconds_left` estimates it.
+    rate of running ones; the time left is as `estimate_remaining_seconds` estimates it.
 
     Args:
         name: Name of the sweep.
@@ -34,17 +34,17 @@ def sweep_progress(name: str, cells: Sequence[CellState], cells_done: int) -> Sw
     typical = (
         statistics.median(finished_rates) if finished_rates else statistics.mean(rates.values()) if rates else None
     )
-    left = {cell.cell_id: remaining_tokens(cell) for cell in cells}
-    tokens = sum(cell.tokens_total for cell in cells if left[cell.cell_id] or not _is_given_up(cell))
-    work = [(left[cell.cell_id], rates.get(cell.cell_id)) for cell in running]
-    waiting = sum(left[cell.cell_id] for cell in cells if cell.state != "running")
+    remaining = {cell.cell_id: remaining_tokens(cell) for cell in cells}
+    tokens = sum(cell.tokens_total for cell in cells if remaining[cell.cell_id] or not _is_abandoned(cell))
+    work = [(remaining[cell.cell_id], rates.get(cell.cell_id)) for cell in running]
+    waiting = sum(remaining[cell.cell_id] for cell in cells if cell.state != "running")
     return SweepProgress(
-        sweep=name, cells_done=cells_done, cells=len(cells), tokens_done=tokens - sum(left.values()), tokens=tokens,
-        tokens_per_s=sum(rates.values()) or None, seconds_left=seconds_left(work, waiting, typical),
+        sweep=name, cells_done=cells_done, cells=len(cells), tokens_done=tokens - sum(remaining.values()), tokens=tokens,
+        tokens_per_s=sum(rates.values()) or None, remaining_s=estimate_remaining_seconds(work, waiting, typical),
     )  # fmt: skip
 
 
-def _is_given_up(cell: CellState) -> bool:
+def _is_abandoned(cell: CellState) -> bool:
     """Return True for a failed or diverged cell without a finished training."""
     return cell.trained_attempt_id is None and cell.state in ("failed", "diverged")
 
@@ -62,7 +62,7 @@ def running_cell(cell: CellState, losses: Sequence[float], host: str = "", silen
     return RunningCell(
         slug=cell.slug, phase=(cell.phase if trains else cell.kind) or "starting", step=cell.step,
         steps_total=cell.steps_total, loss=cell.loss, losses=losses,
-        tokens_per_s=cell.tokens_per_s if cell.phase == "training" else None, seconds_left=remaining_seconds(cell),
+        tokens_per_s=cell.tokens_per_s if cell.phase == "training" else None, remaining_s=remaining_seconds(cell),
         host=host, silent_s=silent_s,
     )  # fmt: skip
 

@@ -67,7 +67,7 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
         running = [cell for cell in cells if cell.state == "running"]
         rows = _running_json(snapshot, running, now)
         progress = sweep_progress(summary.name, cells, counts["done"])
-        left_s = progress.seconds_left
+        remaining_s = progress.remaining_s
         owner, lease = summary.owner, summary.lease_until
         owned = owner is not None and lease is not None and lease > now
         return {
@@ -79,7 +79,7 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
             "tokens_total": sum(cell.tokens_total for cell in cells),
             "tokens_left": sum(remaining_tokens(cell) for cell in cells),
             "tokens_done": progress.tokens_done,
-            "tokens_per_s": progress.tokens_per_s, "seconds_left": None if left_s is None else round(left_s, 3),
+            "tokens_per_s": progress.tokens_per_s, "seconds_left": None if remaining_s is None else round(remaining_s, 3),
             "running": rows,
             "failures": _failures_json(snapshot, cells, standings),
             "events": [_event_json(event, cells) for event in snapshot.events(sweep=summary.name, limit=MAX_EVENTS)[::-1]],
@@ -183,10 +183,10 @@ def title_line(view: Mapping[str, Any]) -> str:
 
 def _progress(view: Mapping[str, Any]) -> SweepProgress:
     """Return the progress of the sweep that a view shows."""
-    done, left = view["tokens_done"], view["tokens_left"]
+    done, remaining = view["tokens_done"], view["tokens_left"]
     return SweepProgress(
-        sweep=view["sweep"], cells_done=view["done"], cells=view["cells"], tokens_done=done, tokens=done + left,
-        tokens_per_s=view["tokens_per_s"], seconds_left=view["seconds_left"],
+        sweep=view["sweep"], cells_done=view["done"], cells=view["cells"], tokens_done=done, tokens=done + remaining,
+        tokens_per_s=view["tokens_per_s"], remaining_s=view["seconds_left"],
     )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _running_rows(view: Mapping[str, Any]) -> list[RunningCell]:
             slug=row["slug"], phase=(row["phase"] if row["kind"] == "train" else row["kind"]) or "starting",
             step=row["step"], steps_total=row["steps_total"], loss=row["loss"], losses=row["losses"],
             tokens_per_s=row["tokens_per_s"] if row["phase"] == "training" else None,
-            seconds_left=row["seconds_left"], host="" if is_single else host, silent_s=row["seconds_since_heartbeat"],
+            remaining_s=row["seconds_left"], host="" if is_single else host, silent_s=row["seconds_since_heartbeat"],
             is_stale=row["stale"],
         )
         for row, host in zip(view["running"], hosts, strict=True)

@@ -33,7 +33,7 @@ class SweepProgress:
     tokens: float
     tokens_per_s: float | None = None
     """Sum over the cells that train now; None without any."""
-    seconds_left: float | None = None
+    remaining_s: float | None = None
     """Estimate to the end of the sweep; None if unknown."""
 
     @property
@@ -56,7 +56,7 @@ class RunningCell:
     losses: Sequence[float] = ()
     """Training losses so far, oldest first."""
     tokens_per_s: float | None = None
-    seconds_left: float | None = None
+    remaining_s: float | None = None
     """Seconds of training to come."""
     host: str = ""
     """Host and GPU; empty where that goes without saying."""
@@ -83,7 +83,7 @@ class RunningCell:
             f"{self.loss:.3f}" if self.loss is not None else "",
             sparkline(self.losses, SPARK_WIDTH),
             f"{self.tokens_per_s:,.0f}" if self.tokens_per_s else "",
-            format_duration(self.seconds_left) if self.seconds_left is not None else "",
+            format_duration(self.remaining_s) if self.remaining_s is not None else "",
             self.host,
             f"{format_duration(self.silent_s)} ago{' (dead?)' if self.is_stale else ''}" if self.is_late else "",
         ]
@@ -91,11 +91,11 @@ class RunningCell:
 
 COLUMN_HEADINGS = ("step", "loss", "", "tokens/s", "time left", "machine", "heartbeat")
 SPARK_COLUMN = 2
-_PHRASES = ("{}", "loss {}", "{}", "{} tokens/s", "{} left", "{}", "heartbeat {}")
+_PHRASES = ("{}", "loss {}", "{}", "{} tokens/s", "time left {}", "{}", "heartbeat {}")
 """Texts of the columns in a sentence, where a terminal is too narrow for a table."""
 
 
-def seconds_left(
+def estimate_remaining_seconds(
     running: Sequence[tuple[float, float | None]], tokens_waiting: float, typical_rate: float | None
 ) -> float | None:
     """Return the estimated seconds until a sweep ends; None if no cell runs or no speed is known.
@@ -149,8 +149,8 @@ def progress_lines(progress: SweepProgress, width: int | None) -> list[str]:
         parts.append(f"{format_tokens(progress.tokens_done)} of {format_tokens(progress.tokens)} tokens")
     if progress.tokens_per_s:
         parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
-    if progress.seconds_left:
-        parts.append(f"about {format_duration(progress.seconds_left)} left")
+    if progress.remaining_s:
+        parts.append(f"about {format_duration(progress.remaining_s)} left")
     percent, facts = f"{int(100 * progress.fraction):3d} %", ", ".join(parts)
     free = MAX_BAR if width is None else width - len(progress.sweep) - len(percent) - len(facts) - 5
     if free >= MIN_BAR:
@@ -183,13 +183,15 @@ def running_lines(cells: Sequence[RunningCell], width: int | None) -> list[list[
         for c, column in zip((-1, *shown), zip(*rows, strict=True), strict=True)
     ]
     if width is None or sum(widths) + 2 * len(shown) <= width:
-        left = {0, *(i for i, c in enumerate(shown, 1) if COLUMN_HEADINGS[c] in ("", "machine"))}
+        text_columns = {0, *(i for i, c in enumerate(shown, 1) if COLUMN_HEADINGS[c] in ("", "machine"))}
         return [
-            ["  ".join(f"{text:{'<' if i in left else '>'}{widths[i]}}" for i, text in enumerate(row)).rstrip()]
+            ["  ".join(f"{text:{'<' if i in text_columns else '>'}{widths[i]}}" for i, text in enumerate(row)).rstrip()]
             for row in rows
         ]
     sentences = (
-        ", ".join(phrase.format(text) for phrase, text in zip(_PHRASES, row, strict=True) if text) for row in texts
+        f"{'step ' if '/' in row[0] else ''}"
+        + ", ".join(phrase.format(text) for phrase, text in zip(_PHRASES, row, strict=True) if text)
+        for row in texts
     )
     return [
         [],

@@ -20,9 +20,9 @@ from sqlalchemy.exc import DBAPIError
 from ...results.console.progress import (
     RunningCell,
     SweepProgress,
+    estimate_remaining_seconds,
     progress_lines,
     running_lines,
-    seconds_left,
     visible_cells,
 )
 from ...results.console.quantities import format_duration, format_tokens
@@ -104,7 +104,7 @@ class _RunningAttempt:
         return self.attempt.tokens_per_s if self.attempt.phase == "training" else None
 
     @property
-    def tokens_left(self) -> int:
+    def remaining_tokens(self) -> int:
         """Training tokens to come."""
         train = self.task.cell.config.train
         return max(0, train.steps * train.batch_tokens - self.trained_tokens) if self.task.kind == "train" else 0
@@ -121,7 +121,7 @@ class _RunningAttempt:
         return RunningCell(
             slug=sanitize_line(self.task.cell.slug), phase=attempt.phase or "starting", step=attempt.step,
             steps_total=self.task.cell.config.train.steps, loss=attempt.loss, losses=self.losses, tokens_per_s=rate,
-            seconds_left=self.tokens_left / rate if rate else None,
+            remaining_s=self.remaining_tokens / rate if rate else None,
         )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ class ProgressDisplay:
         self._counts: Counter[str] = Counter()
         self._tokens: dict[str, int] = {}
         """Tokens trained so far, by cell id."""
-        self._given_up: dict[str, int] = {}
+        self._abandoned: dict[str, int] = {}
         """Tokens that will not be trained, by id of a failed, diverged or pruned cell."""
         self._rates: deque[float] = deque(maxlen=RATE_SAMPLE)
         """Tokens per second of the last finished trainings, start and probes included."""
@@ -220,15 +220,15 @@ class ProgressDisplay:
         """Return the progress of this launch over the cells and tokens that it has to work on; safe in any thread."""
         with self._lock:
             running, trained = list(self._running.values()), sum(self._tokens.values())
-            tokens = self._tokens_total - sum(self._given_up.values())
+            tokens = self._tokens_total - sum(self._abandoned.values())
             rates = [entry.rate for entry in running if entry.rate]
             typical = statistics.median(self._rates) if self._rates else statistics.mean(rates) if rates else None
             done, total = self._done, self._total
-        work = [(float(entry.tokens_left), entry.rate) for entry in running]
-        waiting = max(0.0, tokens - trained - sum(left for left, _ in work))
+        work = [(float(entry.remaining_tokens), entry.rate) for entry in running]
+        waiting = max(0.0, tokens - trained - sum(tokens for tokens, _ in work))
         return SweepProgress(
             sweep=self._name, cells_done=done, cells=total, tokens_done=trained, tokens=max(tokens, trained),
-            tokens_per_s=sum(rates) or None, seconds_left=seconds_left(work, waiting, typical),
+            tokens_per_s=sum(rates) or None, remaining_s=estimate_remaining_seconds(work, waiting, typical),
         )  # fmt: skip
 
     def _screen(self) -> RenderableType:
@@ -261,12 +261,12 @@ class ProgressDisplay:
         running = ", ".join(f"{count} {phase}" for phase, count in sorted(phases.items())) or "none"
         trained = progress.tokens_done
         total = f" of {format_tokens(progress.tokens)}" if progress.tokens > trained > 0 else ""
-        left = progress.seconds_left
+        remaining_s = progress.remaining_s
         return (
             f"cells: {counts.get('done', 0)} of {self._total} done{failed}; running: {running}; "
             f"{format_tokens(trained)}{total} tokens trained"
             + (f", {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else "")
-            + (f", about {format_duration(left)} left" if left else "")
+            + (f", about {format_duration(remaining_s)} left" if remaining_s else "")
         )
 
     def set_total(self, total: int, tokens: int = 0) -> None:
@@ -281,7 +281,7 @@ class ProgressDisplay:
         """
         self._waiting.discard(task.cell.id)
         with self._lock:
-            self._given_up.pop(task.cell.id, None)
+            self._abandoned.pop(task.cell.id, None)
             self._running[attempt.id] = entry = _RunningAttempt(task, attempt)
             self._tokens[task.cell.id] = entry.trained_tokens
         self.set_total(max(self._total, self._done + len(self._running)))  # a task source may add cells to the plan
@@ -311,7 +311,7 @@ class ProgressDisplay:
             self._counts.update([word] * final)
             self._tokens[task.cell.id] = entry.trained_tokens
             if final and word != "done":
-                self._given_up[task.cell.id] = entry.tokens_left
+                self._abandoned[task.cell.id] = entry.remaining_tokens
             if word == "done" and task.kind == "train" and attempt.number == 1 and seconds > 0:
                 self._rates.append(entry.trained_tokens / seconds)
         results = self._main_results(task.cell) if word == "done" else []

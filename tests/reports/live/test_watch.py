@@ -267,7 +267,7 @@ def test_large_screen_shows_everything(tmp_path: Path) -> None:
 def test_small_screen_counts_hidden_entries(tmp_path: Path) -> None:
     lines = [line.rstrip() for line in drawn_view(busy_state(tmp_path, 40, 30), 100, 12).splitlines()]
     assert len(lines) == 12
-    assert lines[9] == "and 34 more running"
+    assert lines[9] == "and 35 more running"
     assert lines[10] == "and 30 more"
     assert re.match(r"\d\d:\d\d:\d\d failed slug-69", lines[11])
 

@@ -8,9 +8,9 @@ from atma_sweep.results.console.progress import (
     RunningCell,
     SweepProgress,
     bar,
+    estimate_remaining_seconds,
     progress_lines,
     running_lines,
-    seconds_left,
     sparkline,
     visible_cells,
 )
@@ -21,7 +21,7 @@ WIDTHS = (60, 80, 120, 200)
 
 def progress(**changes: object) -> SweepProgress:
     fields = {"cells_done": 5, "cells": 12, "tokens_done": 3e6, "tokens": 8e6, "tokens_per_s": 12_300.0}
-    return SweepProgress(sweep="quick", **(fields | {"seconds_left": 407.0} | changes))  # type: ignore[arg-type]
+    return SweepProgress(sweep="quick", **(fields | {"remaining_s": 407.0} | changes))  # type: ignore[arg-type]
 
 
 def test_bar_counts_tokens_and_not_cells() -> None:
@@ -41,13 +41,13 @@ def test_fraction_counts_cells_where_nothing_is_trained() -> None:
 
 def test_time_left_is_the_closed_form() -> None:
     # two workers: 200 s and 100 s of their own, and 900 tokens at 3 tokens/s in between
-    assert seconds_left([(2000, 10.0), (500, 5.0)], 900, 3.0) == (200 + 100 + 300) / 2
+    assert estimate_remaining_seconds([(2000, 10.0), (500, 5.0)], 900, 3.0) == (200 + 100 + 300) / 2
     # the slowest cell bounds it from below
-    assert seconds_left([(2000, 10.0), (5, 5.0)], 0, 3.0) == 200
+    assert estimate_remaining_seconds([(2000, 10.0), (5, 5.0)], 0, 3.0) == 200
     # a cell without a speed of its own runs at the typical one
-    assert seconds_left([(900, None)], 300, 3.0) == 400
-    assert seconds_left([], 300, 3.0) is None
-    assert seconds_left([(10, 1.0)], 300, None) is None
+    assert estimate_remaining_seconds([(900, None)], 300, 3.0) == 400
+    assert estimate_remaining_seconds([], 300, 3.0) is None
+    assert estimate_remaining_seconds([(10, 1.0)], 300, None) is None
 
 
 def test_sparkline_against_counted_values() -> None:
@@ -71,7 +71,7 @@ def test_progress_lines_fit(width: int) -> None:
 def rows() -> list[RunningCell]:
     trained = RunningCell(
         slug="polar-baseline-d0-m1-w0-recipeintended-s0", phase="training", step=500, steps_total=1900, loss=3.25,
-        losses=[5, 4, 3.5, 3.25], tokens_per_s=195_899.0, seconds_left=3e4, host="node-17/NVIDIA H200", silent_s=75.0,
+        losses=[5, 4, 3.5, 3.25], tokens_per_s=195_899.0, remaining_s=3e4, host="node-17/NVIDIA H200", silent_s=75.0,
     )  # fmt: skip
     return [trained, RunningCell(slug="nope-baseline-d0-m1-w0-s0", phase="probing", host="node-2/NVIDIA H200")]
 
