@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,11 +36,20 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def folder() -> Iterator[Path]:
+    """Return an empty folder with a short path, since paths are never broken."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Return a function that runs a command, or calls a function, on a terminal of a width, and returns what it shows."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     monkeypatch.delenv("ATMA_DB", raising=False)
-    monkeypatch.setenv("TTY_COMPATIBLE", "0")  # no escape codes, whose characters would count
+    # no escape codes, whose characters would count
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "0")
 
     def draw(width: int, *arguments: str, call: Callable[[], Any] = cli.main) -> str:
         shown = Terminal()
@@ -55,9 +65,9 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> None:
+def sweep(folder: Path) -> None:
     """Fill the default database with a sweep of three cells: one is done, one trains, one has failed."""
-    store = open_store(tmp_path / "atma.db", create=True)
+    store = open_store(folder / "atma.db", create=True)
     cells = []
     for index, kind in enumerate(("polar", "nope", "rope")):
         levels = dict(zip(AXES, (kind, "baseline", "off", "on", "off"), strict=True))
@@ -225,8 +235,11 @@ def test_small_terminal_counts_hidden_cells(screen: Callable[..., str]) -> None:
         assert any("more running" in line for line in lines) == (height in (4, 5))
 
 
-def test_piped_screens_stay_plain_lines(sweep: None, command_line: Callable[..., tuple[int, str, str]]) -> None:
+def test_piped_screens_stay_plain_lines(
+    sweep: None, folder: Path, command_line: Callable[..., tuple[int, str, str]]
+) -> None:
     for name in ("status", "show"):
-        _, out, _ = command_line(*COMMANDS[name])
+        code, out, _ = command_line(*COMMANDS[name], "--db", str(folder / "atma.db"))
+        assert code == 0
         assert "\x1b" not in out
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", out)

@@ -258,7 +258,7 @@ def _probe_lines(
         rows += [("  constant-digit baseline", baseline)] if is_needle and baseline else []
     label = max((len(row[0]) for row in rows), default=0)
     widths = [max(len(f"{length:,}"), *(len(texts.get(length, "")) for _, texts in rows)) for length in lengths]
-    lines = []
+    lines: list[str] = []
     for shown in _column_blocks(lengths, widths, None if width is None else width - label - 2):
         head = "  ".join(f"{f'{length:,}' if length else '':>{wide}}" for length, wide in shown)
         lines.append(f"{'' if lines else name:<{label + 2}}  {head}".rstrip())

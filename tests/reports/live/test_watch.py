@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.live import watch as view
-from atma_sweep.results.console.quantities import format_tokens
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner, Provenance
@@ -208,13 +207,6 @@ def test_events_newest_first(sweep: Sweep) -> None:
     )
     assert [event["message"] for event in events[1:3]] == ["number 19", "number 18"]
     assert re.fullmatch(r"\d\d:\d\d:\d\d note: number 19", view._event_line(events[1]))
-
-
-@pytest.mark.parametrize(("tokens", "expected_text"), [
-    (0, "0"), (950, "950"), (12_340, "12.3K"), (4_560_000, "4.56M"), (1.2e9, "1.20B"), (119.5e9, "120B"),
-])  # fmt: skip
-def test_format_tokens(tokens: float, expected_text: str) -> None:
-    assert format_tokens(tokens) == expected_text
 
 
 # --- on a terminal --------------------------------------------------------------------------------------------------
