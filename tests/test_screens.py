@@ -108,8 +108,11 @@ def sweep(folder: Path) -> None:
 
 
 def words(text: str) -> set[str]:
-    """Return the words of a screen without those of lines, bars and sparklines, and without commas after them."""
-    return {word.strip(",.;:") for word in text.split() if not re.search("[─━▁-█]", word)} - {""}
+    """Return the words of a screen without those of lines, bars and sparklines, and without commas after them.
+
+    A heading such as Clean@2K is two words, between which tables break it.
+    """
+    return {word.strip(",.;:") for word in text.replace("@", " @").split() if not re.search("[─━▁-█]", word)} - {""}
 
 
 def assert_fits(draw: Callable[[int], str], width: int, *, may_hide: bool = False) -> None:
