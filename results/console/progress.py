@@ -149,7 +149,7 @@ def progress_lines(progress: SweepProgress, width: int | None) -> list[str]:
         parts.append(f"{format_tokens(progress.tokens_done)} of {format_tokens(progress.tokens)} tokens")
     if progress.tokens_per_s:
         parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
-    if progress.remaining_s:
+    if progress.remaining_s is not None and progress.remaining_s >= 1:
         parts.append(f"about {format_duration(progress.remaining_s)} left")
     percent, facts = f"{int(100 * progress.fraction):3d} %", ", ".join(parts)
     free = MAX_BAR if width is None else width - len(progress.sweep) - len(percent) - len(facts) - 5

@@ -280,7 +280,7 @@ def launch_attached(request: LaunchRequest, store: Store, console: Console) -> L
     def on_plan(plan: Plan) -> None:
         for line in display.describe_plan(plan, request.grid.name):
             print_line(line)
-        screen.set_total(plan.num_expected_attempts, plan.tokens)
+        screen.set_total(plan.num_expected_attempts, display.training_tokens(plan))
 
     for line in difference.describe_design(request.grid, launch.with_stop_seeds(request, store).cells, store):
         print_line(line)

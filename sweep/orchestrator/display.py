@@ -266,7 +266,7 @@ class ProgressDisplay:
             f"cells: {counts.get('done', 0)} of {self._total} done{failed}; running: {running}; "
             f"{format_tokens(trained)}{total} tokens trained"
             + (f", {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else "")
-            + (f", about {format_duration(remaining_s)} left" if remaining_s else "")
+            + (f", about {format_duration(remaining_s)} left" if remaining_s and remaining_s >= 1 else "")
         )
 
     def set_total(self, total: int, tokens: int = 0) -> None:
@@ -342,6 +342,11 @@ class ProgressDisplay:
         if cell.id not in self._waiting:
             self._waiting.add(cell.id)
             self._print(f"{cell.slug} is being trained by another sweep; waiting for its result")
+
+
+def training_tokens(plan: Plan) -> int:
+    """Return the tokens that the steps of a plan's trainings amount to, which `plan.tokens` may exceed by a step each."""
+    return sum(task.cell.config.train.steps * task.cell.config.train.batch_tokens for task in plan.training)
 
 
 def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[str]:
