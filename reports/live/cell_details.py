@@ -135,7 +135,7 @@ class CellDetails:
             cause = f": {attempt.cause}" if attempt.cause else ""
             progress_text = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
             lines.append(
-                f"  {attempt.number} {attempt.state} {'in' if attempt.finished_at else 'for'} "
+                f"  attempt {attempt.number}: {attempt.state} {'in' if attempt.finished_at else 'for'} "
                 f"{format_duration(attempt.elapsed_s)}, {progress_text}, started {format_time(attempt.started_at)} on {attempt.host}, "
                 f"attempt_id {attempt.id}{cause}"
             )

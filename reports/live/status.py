@@ -116,7 +116,7 @@ class SweepStatus:
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {study_text.describe_study(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
-            lines.append("  published numbers, nothing was run here; atma-sweep report shows them")
+            lines.append("  published numbers, not run here; atma-sweep report shows them")
         if summary.owner:
             lines.append(f"  run by {summary.owner.name} on {summary.owner.host}, pid {summary.owner.pid}")
         if self.pause:

@@ -31,40 +31,36 @@ MAX_NUMBER = 2**31 - 1
 Db = Annotated[
     str | None,
     typer.Option(
-        "--db", metavar="PATH|URL", help="Database; without it the one that ATMA_DB names, else atma.db in this folder."
+        "--db", metavar="PATH|URL", help="Database, as a file or URL; default: ATMA_DB, else atma.db in this folder."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; its keys are named as the columns of the database.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the column names of the database as keys.")]
 Address = Annotated[
     str | None,
-    typer.Option(
-        "--address", metavar="HOST:PORT", help="Head of the Ray cluster to use; without it this machine alone."
-    ),
+    typer.Option("--address", metavar="HOST:PORT", help="Head of the Ray cluster to use; default: this machine only."),
 ]
 Runs = Annotated[
     Path | None,
     typer.Option(
         "--runs",
         metavar="FOLDER",
-        help="Folder of checkpoints, weights, logs and corpora; without it <db name>-runs beside the database.",
+        help="Folder of checkpoints, weights, logs and corpora; default: <db name>-runs next to the database.",
     ),
 ]
 Cells = Annotated[
     int | None,
-    typer.Option(
-        "--cells", metavar="N", min=1, max=MAX_CELLS, help="Allow a grid of up to N cells; without it 20,000."
-    ),
+    typer.Option("--cells", metavar="N", min=1, max=MAX_CELLS, help="Allow a grid of up to N cells; default: 20,000."),
 ]
 SweepName = Annotated[
     str | None,
     typer.Option(
         "--sweep",
         metavar="NAME",
-        help="Name of the sweep; without it the one launched last.",
+        help="Name of the sweep; default: the one launched last.",
         autocompletion=completion.sweeps,
     ),
 ]
-BY_NAME = "by id or slug, with or without its seed, or by the beginning of either"
+BY_NAME = "by id or slug (with or without the seed), or the beginning of either"
 """Help text about the names of a cell that `find_cell` accepts."""
 
 

@@ -41,7 +41,7 @@ def check_space(context: Context) -> Check:
     if needs is None:
         return ok(f"{free_text}; no sweep to estimate needs from")
     if not needs["cells"]:
-        return ok(f"{free_text}; {needs['sweep']} needs no more")
+        return ok(f"{free_text}; {needs['sweep']} needs no further space")
     n_concurrent = max(1, len(context.listed_gpus()))
     running, retained, free = (
         needs["disk_bytes_running"] * n_concurrent,
@@ -50,7 +50,7 @@ def check_space(context: Context) -> Check:
     )
     need_text = (
         f"{needs['sweep']} has {counted(needs['cells'], 'cell')} to train: {format_bytes(retained)} to keep, "
-        f"{format_bytes(running)} while {n_concurrent} train{'s' if n_concurrent == 1 else ''}"
+        f"{format_bytes(running)} for {n_concurrent} running at once"
     )
     if free is None:
         return ok(f"{need_text}, in {needs['place']}")

@@ -368,7 +368,7 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
         else f"{sweep}: {plan.study.describe()}"
     ]
     if plan.num_filtered_out:
-        lines[0] += f"; {plan.num_filtered_out} more left out by --only"
+        lines[0] += f"; {plan.num_filtered_out} more excluded by --only"
     lines.append(
         f"to train: {counted(len(plan.training), 'cell')}, {plan.tokens:,} tokens in total; to evaluate: {len(plan.evaluating)}"
     )

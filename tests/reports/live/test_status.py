@@ -93,7 +93,7 @@ def test_cell_details_text_of_rates_and_attempts(run: Run, store: Store) -> None
     assert f"  learning rates: schedule factor x {with_adamw}" in run("show", "cell-1")[1].splitlines()
     numbers = {attempt.number: attempt.id for attempt in store.attempts(cell(0).id)}
     assert numbers == {1: 1, 2: 3}
-    assert next(line for line in lines if line.endswith("attempt_id 3")).startswith("  2 done")
+    assert next(line for line in lines if line.endswith("attempt_id 3")).startswith("  attempt 2: done in ")
     assert lines[-3:] == ["measurements (attempt 2):", "  val", "    val_loss (nats/token)  2.5"]
 
 
@@ -107,7 +107,7 @@ def test_commands_accept_printed_sweeps(
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "printed-v2 (revision 1, printed in arXiv:2606.25156v2): 120 cells: 120 done",
-        "  published numbers, nothing was run here; atma-sweep report shows them",
+        "  published numbers, not run here; atma-sweep report shows them",
     ]
     code, out, _ = run("show", "polar-baseline-d0-m1-w0-s0", "--sweep", "printed-v1")
     assert code == 0
