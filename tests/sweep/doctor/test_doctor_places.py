@@ -54,7 +54,7 @@ def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> N
         "ok",
         f"{want}, in s3://b",
     )
-    assert "needs no more" in look(disk=needs(cells=0))["disk space"].found
+    assert "needs no further space" in look(disk=needs(cells=0))["disk space"].found
     assert look(disk=LookFailed("ModelConfigError: x"))["disk space"].found.endswith("unknown: ModelConfigError: x")
     driver(gpus=TWO, plain=PLAIN)
     check = look(disk=needs(disk_bytes_free=6 * GIB - 1), torch=cuda(gpu("aaaa"), gpu("bbbb")))["disk space"]
