@@ -63,10 +63,16 @@ def _print_version(is_requested: bool) -> None:
 
 
 def _finding(store: Store, sweep: str) -> str | None:
-    """Return the finding of a sweep for the end of a launch, which may not import the reports itself."""
-    from .reports.finding import finding
+    """Return the finding of a sweep for the end of a launch, which may not import the reports itself.
 
-    return finding(store, sweep)
+    The launch is recorded by then, so that an expected error only gives None.
+    """
+    from .reports.dashboard.finding import finding
+
+    try:
+        return finding(store, sweep)
+    except UserError:
+        return None
 
 
 @app.callback()

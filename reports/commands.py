@@ -10,7 +10,7 @@ import typer
 
 from ..results.console import completion
 from ..results.console.command_line import BY_NAME, AsJson, Db, SweepName, print_json
-from ..results.console.terminal_table import terminal_width
+from ..results.console.streams import terminal_width
 from ..results.console.text import echo_text, sanitize_all
 from .figures import FIGURES
 from .report_options import SIGNATURE, Compare, ReportRequest, listing

@@ -205,7 +205,7 @@ def running_launch(width: int, height: int = 40) -> ProgressDisplay:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_screen_of_a_launch_fits(screen: Callable[..., str], width: int) -> None:
     def draw(columns: int) -> str:
-        return screen(columns, call=lambda: (d := running_launch(columns)).console.print(d._screen()))
+        return screen(columns, call=lambda: (d := running_launch(columns)).console.print(d.screen_view()))
 
     assert_fits(draw, width)
     shown = draw(width)
@@ -230,7 +230,7 @@ def test_time_left_of_a_launch_is_the_closed_form(screen: Callable[..., str]) ->
 
 def test_small_terminal_counts_hidden_cells(screen: Callable[..., str]) -> None:
     def shown(height: int) -> list[str]:
-        return screen(120, call=lambda: (d := running_launch(120, height)).console.print(d._screen())).splitlines()
+        return screen(120, call=lambda: (d := running_launch(120, height)).console.print(d.screen_view())).splitlines()
 
     for height in range(3, 12):
         lines = [line for line in shown(height) if not line.startswith("[1/6]")]

@@ -121,6 +121,14 @@ def open_standard_streams() -> None:
         sys.stderr = _text_stream(sys.stderr, UnfailingFile(2, "w", closefd=False))
 
 
+def terminal_width(stream: object) -> int | None:
+    """Return the width of the terminal of a stream, in characters; None for a file, a pipe or anything else."""
+    import shutil
+
+    isatty = getattr(stream, "isatty", None)
+    return shutil.get_terminal_size().columns if isatty is not None and isatty() else None
+
+
 def write_out(text: str, *, err: bool = False) -> None:
     """Write text unchanged to standard output or (with `err`) standard error, and flush it.
 

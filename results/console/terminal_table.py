@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .streams import terminal_width
 from .text import counted
 
 GAPS = (2, 1)
@@ -39,14 +40,6 @@ class ColumnLayout:
     widths: tuple[int, ...]
     gap: int = GAPS[0]
     notes: tuple[str, ...] = ()
-
-
-def terminal_width(stream: object) -> int | None:
-    """Return the width of the terminal of a stream, in characters; None for a file, a pipe or anything else."""
-    import shutil
-
-    isatty = getattr(stream, "isatty", None)
-    return shutil.get_terminal_size().columns if isatty is not None and isatty() else None
 
 
 def may_style() -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
-from .streams import write_out
+from .streams import terminal_width, write_out
 
 HIDDEN = "***"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -289,8 +289,6 @@ def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
 
     On a terminal, complete lines are folded to its width; in a pipe or file every line stays as it is.
     """
-    from .terminal_table import terminal_width
-
     safe = sanitize_text(text)
     if nl:
         safe = fold(safe, terminal_width(sys.stderr if err else sys.stdout)) + "\n"

@@ -173,7 +173,7 @@ class ProgressDisplay:
         self._stopped = threading.Event()
         self._reporter = threading.Thread(target=self._report_regularly, daemon=True)
         # the last one, since rich draws at once
-        self._live = Live(get_renderable=self._screen, console=console, refresh_per_second=1, transient=True)
+        self._live = Live(get_renderable=self.screen_view, console=console, refresh_per_second=1, transient=True)
 
     def __enter__(self) -> ProgressDisplay:
         """Show the progress, or start the thread that prints summaries where there is no terminal.
@@ -231,7 +231,7 @@ class ProgressDisplay:
             tokens_per_s=sum(rates) or None, remaining_s=estimate_remaining_seconds(work, waiting, typical),
         )  # fmt: skip
 
-    def _screen(self) -> RenderableType:
+    def screen_view(self) -> RenderableType:
         """Return the bar, the running cells and the best cell, cut to the height of the terminal."""
         width, height = self.console.size
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atma_sweep.reports.finding import finding
+from atma_sweep.reports.dashboard.finding import finding
 from atma_sweep.results.store.store import Store
 from swept import swept
 

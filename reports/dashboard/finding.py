@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..results.main_results import measure_name
-from ..results.metrics import TRAINING_SOURCES
-from ..results.store.store import Store
-from .figures.canvas.drawing import level_label
-from .number_format import Column, format_number
-from .stats.effects.effects import Effect, effects, first_measures
-from .sweep_data import WEIGHTED_SUFFIX, ReportError, SweepData, load_sweep_data
+from ...results.main_results import measure_name
+from ...results.metrics import TRAINING_SOURCES
+from ...results.store.store import Store
+from ..figures.canvas.drawing import level_label
+from ..number_format import Column, format_number
+from ..stats.effects.effects import Effect, effects, first_measures
+from ..sweep_data import WEIGHTED_SUFFIX, ReportError, SweepData, load_sweep_data
 
 
 def finding(store: Store, sweep: str) -> str | None:
