@@ -19,6 +19,7 @@ from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, MeasuredValue, Measurement, Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
+from atma_sweep.sweep.checkpoints import storage
 from atma_sweep.sweep.doctor.context import Check
 from atma_sweep.sweep.orchestrator.display import ProgressDisplay, SafeConsole
 
@@ -50,6 +51,8 @@ def screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     # no escape codes, whose characters would count
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "0")
+    # other programs change it between two renderings
+    monkeypatch.setattr(storage, "free_bytes", lambda *folder: 62 * 2**30)
 
     def draw(width: int, *arguments: str, call: Callable[[], Any] = cli.main) -> str:
         shown = Terminal()
