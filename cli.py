@@ -9,15 +9,15 @@ import copy
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from . import __version__
 from .reports.commands import dashboard, report, show, status
 from .results.console.command_line import OneLineErrorGroup, completion_line
-from .results.console.streams import OutputClosed, open_standard_streams, write_out
+from .results.console.streams import OutputClosed, open_standard_streams
 from .results.console.terminal_table import forgo_styles
 from .results.console.text import echo_text, sanitize_sentence
 from .results.errors import UserError
@@ -33,20 +33,27 @@ from .sweep.commands.runs import cancel, doctor, evaluate, launch, logs, pause, 
 from .sweep.commands.sweeps import note, rename, sweeps, tag
 from .sweep.host.signals import StopRequested, StopSignals
 
+if TYPE_CHECKING:
+    from .results.store.store import Store
+
 MAX_WORD_CHARS = 400
 """Maximum length of a word in an error message; longer words are shortened."""
 
 app = typer.Typer(
     name="atma-sweep",
     cls=OneLineErrorGroup,
-    help="From a YAML grid of sequence mixers to the finished ablation appendix.",
+    help="""From a YAML grid of sequence mixers to the finished ablation appendix.
+
+    \b
+    Example:
+      atma-sweep report --table 6 --sweep printed-v2
+      atma-sweep launch quick
+      atma-sweep status --watch
+    """,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(db_app, name="db")
-app.add_typer(data_app, name="data")
-app.add_typer(bench_app, name="bench")
 
 
 def _print_version(is_requested: bool) -> None:
@@ -55,24 +62,48 @@ def _print_version(is_requested: bool) -> None:
         raise typer.Exit
 
 
+def _finding(store: Store, sweep: str) -> str | None:
+    """Return the finding of a sweep for the end of a launch, which may not import the reports itself.
+
+    The launch is recorded by then, so that an expected error only gives None.
+    """
+    from .reports.dashboard.finding import finding
+
+    try:
+        return finding(store, sweep)
+    except UserError:
+        return None
+
+
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options of the program itself; each acts in its own callback."""
+    """Take the options of the program itself; each acts in its own callback. `launch` finds `_finding` in `ctx.obj`."""
+    ctx.ensure_object(dict)["finding"] = _finding
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    launch, plan, evaluate, generate, status, logs, prune_checkpoints, doctor, pause, resume, cancel, retry, show, report,
-    dashboard, sweeps, rename, tag, note, delete, collect, export, import_, schema,
-)  # fmt: skip
-"""Commands in the order of the help."""
-NAMES: dict[Callable[..., None], str] = {collect: "gc", import_: "import"}
-"""Names of commands whose functions cannot have them."""
-for command in COMMANDS:
-    app.command(NAMES.get(command))(command)
+COMMANDS: Mapping[str, Sequence[Callable[..., None] | typer.Typer]] = {
+    "Run": (launch, plan, evaluate, generate),
+    "Watch and control": (status, logs, pause, resume, cancel, retry),
+    "Results": (show, report, dashboard, export, import_),
+    "Maintain": (sweeps, rename, tag, note, delete, collect, prune_checkpoints, db_app),
+    "Prepare and check": (doctor, data_app, schema, bench_app),
+}
+"""Commands and groups by panel, in the order of the help."""
+NAMES: dict[Callable[..., None] | typer.Typer, str] = {
+    collect: "gc", import_: "import", db_app: "db", data_app: "data", bench_app: "bench",
+}  # fmt: skip
+"""Names of groups, and of commands whose functions cannot have them."""
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=NAMES[command], rich_help_panel=panel)
+        else:
+            app.command(NAMES.get(command), rich_help_panel=panel)(command)
 
 
 @app.command(hidden=True)
@@ -103,7 +134,7 @@ def _exit_with_message(line: str, code: int) -> NoReturn:
         word if len(word) <= MAX_WORD_CHARS else f"{word[:60]}...{word[-20:]}"
         for word in sanitize_sentence(line).split()
     )
-    write_out(f"atma-sweep: {' '.join(shortened)}\n", err=True)
+    echo_text(f"atma-sweep: {' '.join(shortened)}", err=True)
     sys.exit(code)
 
 

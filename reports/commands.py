@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from ..results.console import completion
 from ..results.console.command_line import BY_NAME, AsJson, Db, SweepName, print_json
+from ..results.console.streams import terminal_width
 from ..results.console.text import echo_text, sanitize_all
 from .figures import FIGURES
 from .report_options import SIGNATURE, Compare, ReportRequest, listing
@@ -72,7 +74,7 @@ def status(
     if as_json:
         print_json(report.as_json())
     else:
-        echo_text(sanitize_all(report).text())
+        echo_text(sanitize_all(report).text(terminal_width(sys.stdout)))
 
 
 def show(
@@ -88,13 +90,13 @@ def show(
       atma-sweep show polar-baseline-d0-m1-w0-s0
     """
     from ..results.builtin_sweeps import open_store_with_builtins
-    from .live.status import cell_details
+    from .live.cell_details import cell_details
 
     sheet = cell_details(open_store_with_builtins(db, sweep), cell, sweep)
     if as_json:
         print_json(sheet.as_json())
     else:
-        echo_text(sanitize_all(sheet).text())
+        echo_text(sanitize_all(sheet).text(terminal_width(sys.stdout)))
 
 
 def dashboard(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..results.builtin_sweeps import open_store_with_builtins
 from ..results.console.command_line import json_text, print_json
 from ..results.console.output_files import atomic_file, display_path, is_stdout, is_stream, resolve_format, write_file
-from ..results.console.streams import write_out
-from ..results.console.terminal_table import is_styled, terminal_width
+from ..results.console.streams import terminal_width, write_out
+from ..results.console.terminal_table import is_styled
 from ..results.console.text import choices_hint, counted, echo_text, sanitize_all
 from ..results.names import safe_file_name
 from ..results.paper import SWEEPS

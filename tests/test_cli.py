@@ -157,7 +157,7 @@ def test_status_and_show_tell_the_same_in_text_and_json(run, tmp_path: Path) -> 
     assert (sweep["sweep"], sweep["counts"]) == ("demo", {"failed": 1, "new": 2})
     assert [cell["standing"] for cell in sweep["cells"]] == ["failed", "new", "new"]
     assert run("status", "--sweep", "demos")[0] == 2
-    assert "attempts:\n  attempt 1: failed, step 0/10" in run("show", "cell-0")[1]
+    assert re.search(r"attempts:\n  attempt 1: failed in \d+ s, step 0/10", run("show", "cell-0")[1])
     assert json.loads(run("show", "000000000000", "--json")[1])["attempts"][0]["cause"] == "ValueError: it broke"
     code, _, err = run("show", "cell")
     assert (code, len(err.splitlines())) == (2, 1)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ...results.console.quantities import format_duration
 from ...results.console.text import counted
 from ...results.store.records import RevisionRecord
 from ...results.store.store import Store
 from ..figures.canvas.drawing import axis_label, level_label
-from ..live.status import format_duration, printed_source
+from ..live.status import printed_source
 from ..live.watch import live_state
 from ..number_format import format_count, format_length
 from ..stats.effects.effects import varying_axes

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import partial
 from typing import Any
 
+from ...results.console.progress import progress_lines, running_lines
 from ...results.console.text import counted
 from ...results.store import records
 from ...results.store.store import Store
@@ -17,11 +16,7 @@ from ...results.studies import study_text
 from ...results.studies.optuna_study import Trial
 from ...results.studies.search import Search, search_from_options
 from ...results.studies.study_store import trials_of
-from ..stats.significance.trial_intervals import DIGIT_ACCURACY, constant_answer_scores, with_intervals
-
-CURVE_LINES = 12
-SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
-"""Learning rates of a config, besides that of the matrices, that the schedule's factor multiplies."""
+from .estimate import remaining_seconds, running_cell, sweep_progress
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class PauseState:
         Args:
             running: Whether the sweep has an owner, that is a process that runs it; if not, the advice is to launch it.
         """
-        state_text = f"paused since {_format_time(self.since)}" if self.since else "pausing"
+        state_text = f"paused since {format_time(self.since)}" if self.since else "pausing"
         requester_text = f", requested {self.asked}" if self.asked else ""
         advice = "continue with atma-sweep resume" if running else "not running; launch it again"
         return f"{state_text}{requester_text}; {advice}"
@@ -65,6 +60,8 @@ class SweepStatus:
     search: Search | None = None
     trials: Sequence[Trial] = ()
     """Trials of a study; empty for other sweeps."""
+    losses: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Training losses of running attempts by attempt id, oldest first."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -95,19 +92,27 @@ class SweepStatus:
             **({"study": study_text.study_as_json(self.search, self.trials)} if self.search is not None else {}),
         }
 
-    def text(self) -> str:
-        """Return the status as text: a heading with counts, then running cells and cells that need attention.
+    def text(self, width: int | None = None) -> str:
+        """Return the status as text: a heading with counts, the bar, running cells and cells that need attention.
 
-        The cells are in the order of `cells`, a line each; counts are sorted by the name of the standing. Lines on
-        note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new or
-        pruned have no line; a failed one adds the command that prints the log of the first.
+        The cells are in the order of `cells`; counts are sorted by the name of the standing. Lines on note, study,
+        publication, owner and pause follow the heading where they apply. Cells that are done, new or pruned have no
+        line; a failed one adds the command that prints the log of the first. A study, a publication and a complete
+        sweep have no bar.
+
+        Args:
+            width: Characters per line of the bar and of running cells; None for no limit.
         """
         summary = self.summary
         counts_text = ", ".join(f"{count} {standing_name}" for standing_name, count in sorted(self.counts.items()))
-        since = f"launched {_format_time(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
+        since = f"launched {format_time(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
         tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
         cells = counted(len(self.cells), "cell")
         lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {cells}: {counts_text}"]
+        running = [cell for cell in self.cells if self.standings[cell.cell_id] == "running"]
+        if self.source is None and self.search is None and self.counts["done"] < len(self.cells):
+            progress = sweep_progress(summary.name, self.cells, self.counts["done"])
+            lines += [f"  {line}" for line in progress_lines(progress, width and width - 2)]
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {study_text.describe_study(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
@@ -117,11 +122,11 @@ class SweepStatus:
         if self.pause:
             lines.append(f"  {self.pause.text(summary.owner is not None)}")
         failed = [cell for cell in self.cells if self.standings[cell.cell_id] == "failed"]
+        rows = [running_cell(cell, self.losses.get(cell.attempt_id or 0, ())) for cell in running]
+        lines += [f"  {line}" for row in running_lines(rows, width and width - 2) for line in row]
         for cell in self.cells:
             cell_standing = self.standings[cell.cell_id]
-            if cell_standing == "running":
-                lines.append(f"  {cell.cell_id} {cell.slug}: {_progress(cell)}")
-            elif cell_standing not in ("done", "new", "pruned"):
+            if cell_standing not in ("done", "new", "pruned", "running"):
                 lines.append(
                     f"  {cell.cell_id} {cell.slug}: {cell_standing}" + (f": {cell.cause}" if cell.cause else "")
                 )
@@ -142,9 +147,9 @@ class Status:
         """Return one JSON object per sweep, in their order; empty without a sweep."""
         return [sweep.as_json() for sweep in self.sweeps]
 
-    def text(self) -> str:
-        """Return the text of every sweep, one after the other."""
-        return "\n".join(sweep.text() for sweep in self.sweeps) or "\n".join(self.lines_if_empty)
+    def text(self, width: int | None = None) -> str:
+        """Return the text of every sweep, one after the other, for a terminal of that width (None: no limit)."""
+        return "\n".join(sweep.text(width) for sweep in self.sweeps) or "\n".join(self.lines_if_empty)
 
 
 def sweep_statuses(store: Store, sweep: str | None = None) -> Status:
@@ -173,9 +178,11 @@ def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
     standings = {cell.cell_id: records.standing(cell, requested) for cell in cells}
     search = search_from_options(launched.options)
     trials = trials_of(store, summary.name) if search is not None else ()
+    running = [cell.attempt_id for cell in cells if cell.state == "running" and cell.attempt_id is not None]
     return SweepStatus(
-        summary, cells, standings, _pause_state(store, summary), printed_source(launched), search, trials
-    )
+        summary, cells, standings, _pause_state(store, summary), printed_source(launched), search, trials,
+        store.training_losses(running),
+    )  # fmt: skip
 
 
 def printed_source(launched: records.RevisionRecord) -> str | None:
@@ -200,43 +207,7 @@ def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | No
     return PauseState(since, request_event.message if request_event is not None else None)
 
 
-def remaining_seconds(cell: records.CellState) -> float | None:
-    """Return the remaining training time of a cell in seconds at its present speed, probes excluded.
-
-    None unless the cell is running in the phase "training" with a known step, total and speed.
-    """
-    trains = cell.state == "running" and cell.phase == "training"
-    if not trains or not cell.tokens_per_s or not cell.steps_total or cell.step is None:
-        return None
-    return cell.tokens_total * (1 - cell.step / cell.steps_total) / cell.tokens_per_s
-
-
-def _progress(cell: records.CellState) -> str:
-    """Return the progress of a running cell as text: "step 5/10, loss 2.345, 1,000 tokens/s, 5 s left".
-
-    Speed and time are left out where unknown. Before the first loss and outside training it is the phase, or "starting"
-    without one.
-    """
-    if cell.phase != "training" or cell.loss is None:
-        return cell.phase or "starting"
-    remaining_s = remaining_seconds(cell)
-    rate = f", {cell.tokens_per_s:,.0f} tokens/s" if cell.tokens_per_s else ""
-    remaining_text = f", {format_duration(remaining_s)} left" if remaining_s is not None else ""
-    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}{remaining_text}"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in seconds as text: 5 s, 12 min, 3.4 h, 2.1 d.
-
-    Seconds are used below two minutes, minutes below an hour, hours below a day.
-    """
-    for size, unit in ((86400, "d"), (3600, "h")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-
-
-def _format_time(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
@@ -246,180 +217,3 @@ def _record_json(record: Any) -> dict[str, Any]:
     if "measured" in values:
         values["measured"] = sorted(values["measured"])
     return values
-
-
-@dataclass(frozen=True)
-class CellDetails:
-    """Stored details of one cell: config, attempts, curve, samples and measurements.
-
-    `attempts` are all of them, oldest first. `curve` and `samples` are of the last finished training attempt, or the
-    last training attempt if none finished. `values` have the intervals of reports.
-    """
-
-    cell: records.CellRecord
-    attempts: Sequence[records.Attempt]
-    curve: Sequence[records.CurvePoint]
-    values: Sequence[records.MeasuredValue]
-    source: str | None = None
-    """Publication of the numbers of a published cell; None for a launched cell."""
-    samples: Sequence[records.Sample] = ()
-    """Texts that the network generated during the training of `curve`."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the details as a dict for JSON; dates are still datetime objects.
-
-        Keys: cell (an object), attempts, curve, samples and measurements (lists of objects); keys inside are column
-        names of the database. The curve is complete.
-        """
-        return {
-            "cell": asdict(self.cell),
-            "attempts": [asdict(attempt) for attempt in self.attempts],
-            "curve": [asdict(point) for point in self.curve],
-            "samples": [asdict(sample) for sample in self.samples],
-            "measurements": [asdict(value) for value in self.values],
-        }
-
-    def text(self) -> str:
-        """Return the details as text: config by section, attempts, thinned curve, measurements and last samples.
-
-        Sections of the config are model, data, train, eval, resources and checkpoint; of an external model open_weight,
-        data, train, eval and resources. Settings that are None or an empty mapping are left out of the config. A
-        published cell has no attempts of its own.
-        """
-        cell = self.cell
-        lines = [f"cell {cell.id}  {cell.slug}", *([f"note: {cell.note}"] if cell.note else []), "config:"]
-        sections: tuple[str, ...] = ("model", "data", "train", "eval", "resources", "checkpoint")
-        if "open_weight" in cell.config:  # an external model has only these sections
-            sections = ("open_weight", "data", "train", "eval", "resources")
-        for section in sections:
-            settings = (f"{k}={value}" for k, value in cell.config.get(section, {}).items() if value not in (None, {}))
-            lines.append(f"  {section}: {', '.join(settings)}")
-        if self.source is not None:
-            lines.append(f"attempts: none; published numbers of {self.source}, as printed and as logged")
-            lines += self._curve_lines() if self.curve else []
-        else:
-            lines += [*self._attempt_lines(), *self._curve_lines()]
-        numbers = {attempt.id: attempt.number for attempt in self.attempts}
-        constant = constant_answer_scores(self.values, self.source is not None)
-        lines.append("measurements:" if self.values else "measurements: none yet")
-        for value in self.values:
-            by = f" (attempt {numbers[value.attempt_id]})" if self.source is None else ""
-            lines.append(f"  {_measurement_line(value, constant)}{by}")
-        return "\n".join([*lines, *self._sample_lines()])
-
-    def _sample_lines(self) -> list[str]:
-        """Return a heading and one line per sample of the last sampled step; empty without samples.
-
-        A line is `"PROMPT" -> "TEXT"`, quoted as in JSON.
-        """
-        if not self.samples:
-            return []
-        steps = sorted({sample.step for sample in self.samples})
-        rest_text = f", the last of {len(steps)} sampled steps; --json prints all" if len(steps) > 1 else ""
-        last = [sample for sample in self.samples if sample.step == steps[-1]]
-        quoted = partial(json.dumps, ensure_ascii=False)
-        lines = (f"  {quoted(sample.prompt)} -> {quoted(sample.text)}" for sample in last)
-        return [f"samples after step {steps[-1]}{rest_text}:", *lines]
-
-    def _attempt_lines(self) -> list[str]:
-        """Return a heading and one line per attempt; "attempts: none yet" alone without any.
-
-        A line has number, state, step (or kind if it does not train), start, host, id and, if any, cause.
-        """
-        lines = ["attempts:" if self.attempts else "attempts: none yet"]
-        for attempt in self.attempts:
-            cause = f": {attempt.cause}" if attempt.cause else ""
-            progress_text = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
-            lines.append(
-                f"  attempt {attempt.number}: {attempt.state}, {progress_text}, started {_format_time(attempt.started_at)} on {attempt.host}, "
-                f"attempt_id {attempt.id}{cause}"
-            )
-        return lines
-
-    def _curve_lines(self) -> list[str]:
-        """Return lines of the curve: a header, the learning rates, and at most 12 points with the last one.
-
-        Points are evenly thinned; a missing number is "-", a missing speed 0. "curve: none yet" alone without points.
-        """
-        if not self.curve:
-            return ["curve: none yet"]
-        stride = max(1, -(-len(self.curve) // CURVE_LINES))
-        shown = [point for index, point in enumerate(self.curve) if (len(self.curve) - 1 - index) % stride == 0]
-        lines = [
-            f"curve ({counted(len(self.curve), 'point')}): step, tokens, train loss, val loss, gradient norm, schedule factor, tokens/s"
-        ]
-        train = self.cell.config.get("train", {})
-        if train.get("loss_on") == "marked":
-            lines.append("  losses: mean over the targets that the corpus marks")
-        matrices = "matrix_lr" if train.get("optimizer") == "adamw" else "muon_lr"
-        rates = [
-            f"{name} {train[name]:.6g}"
-            for name in (matrices, *SCHEDULED_RATES)
-            if isinstance(train.get(name), int | float)
-        ]
-        if rates:
-            lines.append(f"  learning rates: schedule factor x {', '.join(rates)}")
-        for p in shown:
-            values = (p.train_loss, p.val_loss, p.grad_norm, p.lr)
-            numbers = " ".join(f"{'-' if value is None else f'{value:.4f}':>9}" for value in values)
-            lines.append(f"  {p.step:>7} {p.tokens:>12,} {numbers} {p.tokens_per_s or 0:>10,.0f}")
-        return lines
-
-
-def _measurement_line(value: records.MeasuredValue, constant: Mapping[int, float]) -> str:
-    """Return a measurement as a line; a needle accuracy includes the score of the best constant answer.
-
-    The line reads "PROBE METRIC at LENGTH: VALUE [LOW, HIGH] UNIT, n=N, plugin SHA", in stored units, without what is
-    missing. A missing value is replaced by its reason.
-
-    Args:
-        value: The measurement.
-        constant: Score of the best constant answer as a fraction, by context length.
-    """
-    length_text = f" at {value.length}" if value.length else ""
-    if value.value is None:
-        return f"{value.probe} {value.metric}{length_text}: {value.reason}"
-    interval = f" [{value.low:.4g}, {value.high:.4g}]" if value.low is not None and value.high is not None else ""
-    sample = f", n={value.n}" if value.n else ""
-    plugin = f", plugin {value.source[:12]}" if value.source else ""
-    of_needle = (value.probe, value.metric) == DIGIT_ACCURACY or value.metric == ".".join(DIGIT_ACCURACY)
-    baseline = constant.get(value.length) if of_needle else None
-    baseline_text = f"; constant-digit baseline {baseline:.4g}" if baseline is not None else ""
-    return f"{value.probe} {value.metric}{length_text}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{baseline_text}"
-
-
-def cell_details(store: Store, cell_name: str, sweep: str | None = None) -> CellDetails:
-    """Return the details of a cell, with the intervals that a report prints.
-
-    Args:
-        store: The database.
-        cell_name: Id or slug, the beginning of either, or a slug without its seed.
-        sweep: Sweep to search; None for the newest one, then all.
-
-    Raises:
-        CellUnknown: No such cell.
-        CellAmbiguous: Several cells match.
-        SweepUnknown: No such sweep.
-    """
-    cell = store.find_cell(cell_name, sweep)
-    attempts = store.attempts(cell.id)
-    trainings = [attempt for attempt in attempts if attempt.kind == "train"]
-    finished = [attempt for attempt in trainings if attempt.state == "done"]
-    newest = (finished or trainings)[-1:] or []
-    curve = store.curve(newest[0].id) if newest else []
-    samples = store.samples([attempt.id for attempt in newest]).get(newest[0].id, []) if newest else []
-    values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
-    # intervals as in reports
-    shown = list(with_intervals(values).values())
-    return CellDetails(cell, attempts, curve, shown, _published_source(store, attempts), samples)
-
-
-def _published_source(store: Store, attempts: Sequence[records.Attempt]) -> str | None:
-    """Return source and version of the publication of these attempts, as one text; None if they ran.
-
-    The last attempt decides; without attempts, or with an incomplete record of the publication, it is None.
-    """
-    provenance = store.provenance(attempts[-1].id) if attempts else None
-    published = provenance.extra.get("published") if provenance is not None else None
-    is_complete = isinstance(published, dict) and {"source", "version"} <= set(published)
-    return f"{published['source']}{published['version']}" if published and is_complete else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,22 +12,18 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from ...results.console.text import sanitize_all, sanitize_line
+from ...results.console.progress import RunningCell, SweepProgress, progress_lines, running_lines, visible_cells
+from ...results.console.text import fold, sanitize_all, sanitize_line
 from ...results.store.records import CellStanding, CellState, Event, requests_from_options, standing
 from ...results.store.store import Store
 from ...results.store.store_reader import StoreReader
-from .status import format_duration, remaining_seconds
+from .estimate import remaining_seconds, remaining_tokens, sweep_progress
 
-LATE_HEARTBEAT_S = 60.0
-"""Age of a heartbeat, in seconds, from which it is marked late: a long probe, a compilation, or a failure."""
 DEAD_HEARTBEAT_S = 300.0
 """Age of a heartbeat, in seconds, from which it is marked dead and a supervisor gives up an attempt of another host."""
-SPEED_SAMPLE = 20
-"""Number of last finished cells whose speed enters the estimate."""
 MAX_EVENTS = 8
 MAX_FAILURES = 8
 STANDING_ORDER = ("done", "running", "new", "interrupted", "pruned", "needs-eval", "failed", "diverged", "weights gone")
@@ -46,11 +41,11 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
     - request: pause or cancel request, None for none; ended: not owned and no running cell has a live heartbeat
     - cells: number of cells; done: number of done ones; counts: numbers above 0 by standing, in the order done,
       running, new, interrupted, pruned, needs-eval, failed, diverged, weights gone
-    - tokens_total, tokens_left: training tokens; failed and diverged cells have none left
+    - tokens_total, tokens_left, tokens_done: training tokens; failed and diverged cells have none left and none done
     - tokens_per_s: sum over training cells, None without any; seconds_left: estimate to the end, None if unknown or no
       cell runs
     - running: an object per running cell (cell_id, slug, attempt_id, number, kind, host, gpu, phase, step, steps_total,
-      loss, tokens_per_s, seconds_left, seconds_since_heartbeat, stale)
+      loss, tokens_per_s, seconds_left, seconds_since_heartbeat, losses, stale)
     - failures: an object per failed, diverged or interrupted cell or one without weights, last finished first (cell_id,
       slug, number, standing, failure, finished_at, cause)
     - events: objects (at, kind, cell_id, slug, message) of the newest eight, newest last
@@ -71,6 +66,8 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
         counts: Counter[str] = Counter(standings.values())
         running = [cell for cell in cells if cell.state == "running"]
         rows = _running_json(snapshot, running, now)
+        progress = sweep_progress(summary.name, cells, counts["done"])
+        remaining_s = progress.remaining_s
         owner, lease = summary.owner, summary.lease_until
         owned = owner is not None and lease is not None and lease > now
         return {
@@ -80,8 +77,9 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
             "ended": not owned and all(row["stale"] for row in rows), "cells": len(cells), "done": counts["done"],
             "counts": {standing_name: counts[standing_name] for standing_name in STANDING_ORDER if counts[standing_name]},
             "tokens_total": sum(cell.tokens_total for cell in cells),
-            "tokens_left": sum(_remaining_tokens(cell) for cell in cells),
-            **_speed_json(cells),
+            "tokens_left": sum(remaining_tokens(cell) for cell in cells),
+            "tokens_done": progress.tokens_done,
+            "tokens_per_s": progress.tokens_per_s, "seconds_left": None if remaining_s is None else round(remaining_s, 3),
             "running": rows,
             "failures": _failures_json(snapshot, cells, standings),
             "events": [_event_json(event, cells) for event in snapshot.events(sweep=summary.name, limit=MAX_EVENTS)[::-1]],
@@ -93,13 +91,14 @@ def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: dateti
 
     Keys: cell_id, slug, attempt_id, number (of the attempt), kind, host, gpu (name or device, None if not recorded),
     phase, step, steps_total, loss, tokens_per_s, seconds_left (None if unknown), seconds_since_heartbeat (at least 0, 0
-    without a heartbeat), stale (True from 300 s on).
+    without a heartbeat), losses (of training so far, oldest first), stale (True from 300 s on).
 
     Args:
         snapshot: The open transaction.
         cells: Running cells.
         now: Time of the database, UTC.
     """
+    losses = snapshot.training_losses([cell.attempt_id for cell in cells if cell.attempt_id is not None])
     provenances = snapshot.provenances([cell.attempt_id for cell in cells if cell.attempt_id is not None])
     devices: dict[int | None, str] = {
         attempt: provenance.gpu_name or provenance.device for attempt, provenance in provenances.items()
@@ -116,63 +115,9 @@ def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: dateti
         row |= {"kind": cell.kind, "host": cell.host, "gpu": devices.get(cell.attempt_id)}
         row |= {name: getattr(cell, name) for name in ("phase", "step", "steps_total", "loss", "tokens_per_s")}
         row |= {"seconds_left": remaining_seconds(cell), "seconds_since_heartbeat": round(max(0.0, silent_s), 3)}
+        row["losses"] = losses.get(cell.attempt_id or 0, [])
         rows.append(row | {"stale": silent_s >= DEAD_HEARTBEAT_S})
     return rows
-
-
-def _remaining_tokens(cell: CellState) -> float:
-    """Return the number of tokens that a cell still has to train.
-
-    Failed, diverged and trained cells have none, unless they train at present. An interrupted cell continues at its
-    last step if it has a checkpoint; else, and for a cell without an attempt, it is all tokens of the cell.
-    """
-    is_training = cell.state == "running" and cell.kind == "train"
-    if not is_training and (cell.trained_attempt_id is not None or cell.state in ("failed", "diverged")):
-        return 0
-    is_resumable = is_training or cell.checkpoint is not None
-    if cell.kind != "train" or not is_resumable or not cell.steps_total or cell.step is None:
-        return cell.tokens_total
-    return round(cell.tokens_total * (1 - min(1.0, cell.step / cell.steps_total)))
-
-
-def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
-    """Return {"tokens_per_s", "seconds_left"}: tokens per second of all training cells, and estimated seconds.
-
-    Either is None if unknown; seconds_left also while no cell runs. The remaining work, in seconds of one worker, is
-    divided by the number of cells that run now. A waiting cell runs at the median rate of the last 20 cells finished at
-    their first attempt, start and probes included, or else at the mean rate of running ones. A running cell needs at
-    least its tokens at its own speed.
-    """
-    running = [cell for cell in cells if cell.state == "running"]
-    rates = {cell.cell_id: cell.tokens_per_s for cell in running if cell.phase == "training" and cell.tokens_per_s}
-    total_rate = sum(rates.values()) or None
-    finished = sorted(
-        (cell for cell in cells if cell.state == "done" and cell.kind == "train" and cell.attempt_number == 1),
-        key=lambda cell: cell.finished_at or cell.started_at,  # type: ignore[arg-type, return-value]
-    )
-    finished_rates = [rate for rate in map(_overall_rate, finished[-SPEED_SAMPLE:]) if rate]
-    queued_rate = (
-        statistics.median(finished_rates) if finished_rates else statistics.mean(rates.values()) if rates else None
-    )
-    if not running or queued_rate is None:
-        return {"tokens_per_s": total_rate, "seconds_left": None}
-    running_s = [_remaining_tokens(cell) / rates.get(cell.cell_id, queued_rate) for cell in running]
-    waiting_s = sum(_remaining_tokens(cell) for cell in cells if cell.state != "running") / queued_rate
-    return {
-        "tokens_per_s": total_rate,
-        "seconds_left": round(max((sum(running_s) + waiting_s) / len(running), *running_s), 3),
-    }
-
-
-def _overall_rate(cell: CellState) -> float | None:
-    """Return the tokens per second of a finished cell over its full time, probes included; None if unknown.
-
-    Without start or end it is the recorded training speed.
-    """
-    if cell.started_at is None or cell.finished_at is None:
-        return cell.tokens_per_s
-    seconds = (cell.finished_at - cell.started_at).total_seconds()
-    return cell.tokens_total / seconds if seconds > 0 else cell.tokens_per_s
 
 
 def _failures_json(
@@ -219,11 +164,8 @@ def _single_line(message: str) -> str:
 # --- drawing --------------------------------------------------------------------------------------------------------
 
 
-def heading_lines(view: Mapping[str, Any]) -> list[str]:
-    """Return two lines: the sweep with its owner, and its progress.
-
-    The second one has done cells of all, tokens left, tokens per second and time left, without those that are 0 or
-    unknown.
+def title_line(view: Mapping[str, Any]) -> str:
+    """Return a line on the sweep, the time of the view, and the process that runs it.
 
     Args:
         view: State as `live_state` returns it.
@@ -236,42 +178,46 @@ def heading_lines(view: Mapping[str, Any]) -> list[str]:
         owner_text = f"{view['owner']} on {view['owner_host']} (pid {view['owner_pid']}) does not respond; launch again to continue"
     else:
         owner_text = "not running" if view["done"] < view["cells"] else "finished"
-    speed, remaining_s = view["tokens_per_s"], view["seconds_left"]
-    parts = [f"{view['done']} of {view['cells']} done"]
-    if view["tokens_left"]:
-        parts.append(f"{format_tokens(view['tokens_left'])} tokens left")
-    if speed:
-        parts.append(f"{speed:,.0f} tokens/s")
-    if remaining_s is not None:
-        parts.append(f"about {format_duration(remaining_s)} left")
-    title = f"{view['sweep']} (revision {view['revision']}), {view['now']:%Y-%m-%d %H:%M:%S} UTC: {owner_text}"
-    return [title, ", ".join(parts)]
+    return f"{view['sweep']} (revision {view['revision']}), {view['now']:%Y-%m-%d %H:%M:%S} UTC: {owner_text}"
 
 
-def format_tokens(tokens: float) -> str:
-    """Return a number of tokens as text: 950, 12.3K, 4.56M, 1.20B.
+def _progress(view: Mapping[str, Any]) -> SweepProgress:
+    """Return the progress of the sweep that a view shows."""
+    done, remaining = view["tokens_done"], view["tokens_left"]
+    return SweepProgress(
+        sweep=view["sweep"], cells_done=view["done"], cells=view["cells"], tokens_done=done, tokens=done + remaining,
+        tokens_per_s=view["tokens_per_s"], remaining_s=view["seconds_left"],
+    )  # fmt: skip
 
-    Units are powers of 1000; three significant digits from 1000 on (999,600 gives 1000K).
-    """
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if tokens >= size:
-            value = tokens / size
-            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
-    return f"{tokens:.0f}"
+
+def _running_rows(view: Mapping[str, Any]) -> list[RunningCell]:
+    """Return the running cells of a view as rows; the machine is left out if all run on one host without a GPU."""
+    hosts = [f"{row['host']}/{row['gpu']}" if row["gpu"] else row["host"] or "" for row in view["running"]]
+    is_single = len({*hosts, view["owner_host"]}) == 1
+    return [
+        RunningCell(
+            slug=row["slug"], phase=(row["phase"] if row["kind"] == "train" else row["kind"]) or "starting",
+            step=row["step"], steps_total=row["steps_total"], loss=row["loss"], losses=row["losses"],
+            tokens_per_s=row["tokens_per_s"] if row["phase"] == "training" else None,
+            remaining_s=row["seconds_left"], host="" if is_single else host, silent_s=row["seconds_since_heartbeat"],
+            is_stale=row["stale"],
+        )
+        for row, host in zip(view["running"], hosts, strict=True)
+    ]  # fmt: skip
 
 
 def plain_view(view: Mapping[str, Any]) -> str:
     """Return the complete view as plain lines, for a pipe or a file; control characters are removed.
 
-    Lines: heading (2), counts by standing, running cells, at most eight failures (a further line counts the others),
-    events.
+    Lines: title, bar, counts by standing, running cells with a heading, at most eight failures (a further line counts
+    the others), events.
 
     Args:
         view: State as `live_state` returns it.
     """
     view = sanitize_all(view)
-    lines = [*heading_lines(view), _counts_text(view)]
-    lines += ["  " + ", ".join(part for part in _running_columns(row) if part) for row in view["running"]]
+    lines = [title_line(view), *progress_lines(_progress(view), None), _counts_text(view)]
+    lines += [f"  {line}" for row in running_lines(_running_rows(view), None) for line in row]
     lines += [f"  {_failure_line(row)}" for row in view["failures"][:MAX_FAILURES]]
     if len(view["failures"]) > MAX_FAILURES:
         lines.append(f"  and {len(view['failures']) - MAX_FAILURES} more failed or interrupted")
@@ -281,28 +227,6 @@ def plain_view(view: Mapping[str, Any]) -> str:
 
 def _counts_text(view: Mapping[str, Any]) -> str:
     return ", ".join(f"{count} {standing_name}" for standing_name, count in view["counts"].items()) or "no cells"
-
-
-def _running_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return eight texts of a running cell: slug, host/GPU, phase, step, loss, speed, time left, heartbeat's age.
-
-    Unknown loss, speed and time are empty texts, and the host stands alone without a GPU. An attempt that does not
-    train has its kind in place of the step. The age ends with "(late)" from 60 s on, with "(dead?)" from 300 s on. The
-    phase may be None.
-    """
-    steps = f"step {row['step']}/{row['steps_total'] or '?'}" if row["kind"] == "train" else row["kind"]
-    silent_s = row["seconds_since_heartbeat"]
-    mark = " (dead?)" if row["stale"] else " (late)" if silent_s >= LATE_HEARTBEAT_S else ""
-    return [
-        row["slug"],
-        f"{row['host']}/{row['gpu']}" if row["gpu"] else row["host"],
-        row["phase"],
-        steps,
-        f"loss {row['loss']:.3f}" if row["loss"] is not None else "",
-        f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else "",
-        f"{format_duration(row['seconds_left'])} left" if row["seconds_left"] is not None else "",
-        f"last heartbeat {format_duration(silent_s)} ago{mark}",
-    ]
 
 
 def _failure_line(row: Mapping[str, Any]) -> str:
@@ -317,25 +241,24 @@ def _event_line(row: Mapping[str, Any]) -> str:
     return f"{row['at']:%H:%M:%S} {row['kind']}{slug_text}{message_text}"
 
 
-def lines_per_section(height: int, running: int, failures: int, events: int) -> tuple[int, int, int]:
-    """Return the number of lines for (running cells, failures, events) on a screen; running cells have priority.
+def lines_per_section(free: int, running: int, failures: int, events: int) -> tuple[int, int, int]:
+    """Return the number of lines for (running cells, failures, events) of a screen; running cells have priority.
 
-    The heading (2 lines), the counts (1) and, with running cells, the header of their table (1) are not included. If a
-    list is truncated, its last line, which is included here, tells the number of hidden entries. On a screen of eight
+    If a list is truncated, its last line, which is included here, tells the number of hidden entries. With five free
     lines or more, one failure and one event stay beside any number of running cells. Failures and events are at most
     eight each.
 
     Args:
-        height: Lines of the screen.
-        running: Number of running cells.
+        free: Lines of the screen below the heading.
+        running: Number of lines that all running cells take, with the head of their table.
         failures: Number of failures.
         events: Number of events.
     """
-    num_free = max(0, height - 3)
+    num_free = max(0, free)
     # one failure and one event are shown beside any number of running cells, if the screen is large enough
     num_reserved = min(failures, 1) + min(events, 1) if num_free >= 5 else 0
-    num_running = min(running, max(0, num_free - 1 - num_reserved))
-    num_free -= num_running + 1 if num_running else 0
+    num_running = min(running, max(0, num_free - num_reserved))
+    num_free -= num_running
     num_failures = min(failures, MAX_FAILURES, num_free - 1 if events and num_free > 1 else num_free)
     return num_running, num_failures, min(events, MAX_EVENTS, num_free - num_failures)
 
@@ -343,8 +266,8 @@ def lines_per_section(height: int, running: int, failures: int, events: int) -> 
 def screen_view(view: Mapping[str, Any], width: int, height: int, note: str = "") -> RenderableType:
     """Return the view as a rich renderable for a terminal of this size, at most `height` lines.
 
-    Long lines are truncated with an ellipsis, and control characters are removed. Lists that do not fit are truncated
-    by `lines_per_section`.
+    Lines are folded between words, failures and events cut to one line each, and control characters removed. Lists that
+    do not fit are truncated by `lines_per_section`.
 
     Args:
         view: State as `live_state` returns it.
@@ -353,19 +276,20 @@ def screen_view(view: Mapping[str, Any], width: int, height: int, note: str = ""
         note: Warning below the counts; empty for none.
     """
     view, note = sanitize_all(view), sanitize_line(note)
-    running, failures, events = view["running"], view["failures"], view["events"]
-    content_height = height - bool(note)
-    num_running, num_failures, num_events = lines_per_section(content_height, len(running), len(failures), len(events))
-    title, progress = heading_lines(view)
-    parts: list[RenderableType] = [
-        _cut_to_width(Text(title, style="bold")),
-        _cut_to_width(Text(progress)),
-        _cut_to_width(_coloured_counts(view)),
+    failures, events = view["failures"], view["events"]
+    parts = [
+        *(Text(line, style="bold") for line in fold(title_line(view), width).split("\n")),
+        *map(Text, progress_lines(_progress(view), width)),
+        *_coloured_counts(view).wrap(Console(width=width), width),
+        *([_cut_to_width(Text(note, style="red"))] if note else []),
     ]
-    if note:
-        parts.append(_cut_to_width(Text(note, style="red")))
-    if num_running:
-        parts.append(_running_table(running, num_running, width))
+    rows = _running_rows(view)
+    cells = running_lines(rows, width)
+    num_lines, num_failures, num_events = lines_per_section(
+        height - len(parts), sum(map(len, cells)), len(failures), len(events)
+    )
+    styles = ["dim", *(("bold red" if row.is_stale else "yellow" if row.is_late else "") for row in rows)]
+    parts += [Text(line, style=style) for line, style in visible_cells(cells, num_lines, styles)]
     parts += [
         _cut_to_width(Text(line, style=COLOURS.get(row["standing"], "red")))
         for line, row in zip(
@@ -397,42 +321,6 @@ def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any]
     if count >= len(rows) or not count:
         return [format_row(row) for row in rows[:count]]
     return [*(format_row(row) for row in rows[: count - 1]), f"and {len(rows) - count + 1} more"]
-
-
-def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
-    """Return the table of running cells with `count` rows; if there are more cells, the last row tells how many.
-
-    Columns: cell (slug), where (host/GPU), phase (or kind if it does not train), step, loss, tokens/s, time left,
-    heartbeat (its age, yellow if late, red if dead). Unknown numbers are "-".
-
-    Args:
-        rows: Objects of running cells, as `live_state` returns them.
-        count: Number of rows of the table, without its header; at least 1.
-        width: Width of the terminal in columns.
-    """
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False, width=width)
-    # the left columns matter most, so a narrow terminal truncates the right ones, then the slug
-    cut_off: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
-    table.add_column("cell", ratio=3, min_width=8, **cut_off)
-    table.add_column("where", ratio=2, **cut_off)
-    for name in ("phase", "step", "loss", "tokens/s", "time left", "heartbeat"):
-        table.add_column(name, justify="left" if name == "phase" else "right", **cut_off)
-    cut = count < len(rows)
-    for row in rows[: count - 1 if cut else count]:
-        silent_s = row["seconds_since_heartbeat"]
-        style = "bold red" if row["stale"] else "yellow" if silent_s >= LATE_HEARTBEAT_S else ""
-        # rich would parse a str as markup
-        host_text = Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"]))
-        table.add_row(
-            Text(row["slug"]), host_text, row["phase"] if row["kind"] == "train" else row["kind"],
-            f"{row['step']}/{row['steps_total'] or '?'}", f"{row['loss']:.3f}" if row["loss"] is not None else "-",
-            f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "-",
-            format_duration(row["seconds_left"]) if row["seconds_left"] is not None else "-",
-            Text(format_duration(silent_s), style=style), style="red" if row["stale"] else "",
-        )  # fmt: skip
-    if cut:
-        table.add_row(f"and {len(rows) - count + 1} more", *[""] * 7)
-    return table
 
 
 # --- the loop -------------------------------------------------------------------------------------------------------

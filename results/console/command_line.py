@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -31,7 +31,7 @@ MAX_NUMBER = 2**31 - 1
 Db = Annotated[
     str | None,
     typer.Option(
-        "--db", metavar="URL|FILE", help="Database, as a file or URL; default: ATMA_DB, else atma.db in this folder."
+        "--db", metavar="PATH|URL", help="Database, as a file or URL; default: ATMA_DB, else atma.db in this folder."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the column names of the database as keys.")]
@@ -62,6 +62,19 @@ SweepName = Annotated[
 ]
 BY_NAME = "by id or slug (with or without the seed), or the beginning of either"
 """Help text about the names of a cell that `find_cell` accepts."""
+
+
+OPTION_PANELS: Mapping[str, Sequence[str]] = {
+    "Cells": ("set_", "only", "name", "retrain", "code", "most", "probe", "length", "pairing", "revision"),
+    "Where it runs": ("executor", "address", "detach", "gpus", "gpu", "device"),
+    "Cost": ("budget", "rate", "watts", "calibrate"),
+    "Figures": ("style", "width", "title", "highlight", "by", "log", "against"),
+    "Database and output": ("sweep", "runs", "db", "as_json"),
+}
+"""Parameters of the options by the panel of `--help` that shows them; the others are in the panel "Options"."""
+_PANEL_BY_PARAMETER = {name: panel for panel, names in OPTION_PANELS.items() for name in names}
+MIN_PANEL_OPTIONS = 6
+"""Commands with fewer options have a single panel."""
 
 
 class Documented:
@@ -190,6 +203,18 @@ def _skip_conversion(command: Any, ctx: Any) -> None:
             param._runtime_param = _UnconvertedParam()
 
 
+def _arrange_help(command: Any) -> None:
+    """Assign the options of a command, or of every command of a group, to panels of `--help`, and hide "<bool>"."""
+    for subcommand in getattr(command, "commands", {}).values():
+        _arrange_help(subcommand)
+    options = [param for param in command.params if param.param_type_name == "option"]
+    for param in options:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+        if len(options) >= MIN_PANEL_OPTIONS and param.rich_help_panel is None:
+            param.rich_help_panel = _PANEL_BY_PARAMETER.get(param.name)
+
+
 class OneLineErrorGroup(TyperGroup):
     """The outermost command group, which prints one line on standard error for a usage error."""
 
@@ -201,6 +226,7 @@ class OneLineErrorGroup(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _skip_conversion(command, ctx)
+            _arrange_help(command)
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -21,7 +21,9 @@ from ..errors import WriteRefused
 NEAREST_ASCII = "atma-sweep-nearest-ascii"
 """Name of the codec error handler that encodes missing characters by `nearest_ascii`."""
 _ASCII = {
-    **dict.fromkeys("─━═‐‑–—−", "-"),
+    **dict.fromkeys("─═‐‑–—−", "-"),
+    "━": "=",
+    **dict(zip("▁▂▃▄▅▆▇█", "_.,-~=*#", strict=True)),
     **dict.fromkeys("│┃║", "|"),
     **dict.fromkeys("╭╮╰╯┌┐└┘├┤┬┴┼╶╴╷╵", "+"),
     **dict.fromkeys("‘’", "'"),
@@ -117,6 +119,14 @@ def open_standard_streams() -> None:
         sys.stdout = _text_stream(sys.stdout, OutputFile(1, "w", closefd=False))
     if sys.stderr is None or sys.stderr is sys.__stderr__:
         sys.stderr = _text_stream(sys.stderr, UnfailingFile(2, "w", closefd=False))
+
+
+def terminal_width(stream: object) -> int | None:
+    """Return the width of the terminal of a stream, in characters; None for a file, a pipe or anything else."""
+    import shutil
+
+    isatty = getattr(stream, "isatty", None)
+    return shutil.get_terminal_size().columns if isatty is not None and isatty() else None
 
 
 def write_out(text: str, *, err: bool = False) -> None:

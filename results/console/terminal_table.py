@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .streams import terminal_width
 from .text import counted
 
 GAPS = (2, 1)
@@ -19,7 +20,7 @@ GAPS = (2, 1)
 FULL_GAP = 3
 """Gap between columns if the complete table fits."""
 LABEL_GAP = 2
-MAX_UNBROKEN_CHARS = 20
+MAX_UNBROKEN_CHARS = 44
 """Words up to this length are never broken."""
 MAX_BLOCK_ROWS = 6
 """Up to this number of rows, a table that is too wide becomes blocks instead of losing columns."""
@@ -39,14 +40,6 @@ class ColumnLayout:
     widths: tuple[int, ...]
     gap: int = GAPS[0]
     notes: tuple[str, ...] = ()
-
-
-def terminal_width(stream: object) -> int | None:
-    """Return the width of the terminal of a stream, in characters; None for a file, a pipe or anything else."""
-    import shutil
-
-    isatty = getattr(stream, "isatty", None)
-    return shutil.get_terminal_size().columns if isatty is not None and isatty() else None
 
 
 def may_style() -> bool:
@@ -162,7 +155,7 @@ def _fold_heading(heading: str, width: int) -> str:
 def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
     """Return the minimum width of a column: numbers are never broken, texts only between words.
 
-    Words of texts count with at most 20 characters (MAX_UNBROKEN_CHARS), since longer ones may be broken.
+    Words of texts count with at most 44 characters (MAX_UNBROKEN_CHARS), since longer ones may be broken.
 
     Args:
         heading: heading of the column.

@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 import html
 import re
+import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
-from .streams import write_out
+from .streams import terminal_width, write_out
 
 HIDDEN = "***"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -40,6 +42,9 @@ _BREAK = re.compile(r"[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _LINE_END = re.compile(r"\r+\n|[\r\v\f\x85\u2028\u2029]")
 _STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
+_COLUMN_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
+MAX_HANGING_SHARE = 0.6
+"""Largest share of a terminal's width at which continuation lines may begin."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four: full width
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?: ± \d+(?:\.\d+)?)?(?: \(n=\d+\))?|[+-]")
 _TEX = {
@@ -252,9 +257,42 @@ class LogSanitizer:
         self.flush()
 
 
+def fold(text: str, width: int | None) -> str:
+    """Return text with the lines that are wider than `width` continued on further lines, broken between words only.
+
+    Continuation lines begin below the last column of the line, which a gap of two or more spaces starts, unless that
+    is in the right part of the terminal; without columns they are indented by two more characters. A word that is wider
+    than the terminal stays whole.
+
+    Args:
+        text: lines; each fitting one is unchanged.
+        width: characters per line; None for no limit.
+    """
+    if width is None:
+        return text
+    folded: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            folded.append(line)
+            continue
+        columns = [gap.end() for gap in _COLUMN_GAP.finditer(line) if gap.end() <= width * MAX_HANGING_SHARE]
+        indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 2
+        folded += textwrap.wrap(
+            line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
+            expand_tabs=False,
+        )  # fmt: skip
+    return "\n".join(folded)
+
+
 def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print sanitized text on standard output or standard error, with a newline unless `nl` is False."""
-    write_out(sanitize_text(text) + ("\n" if nl else ""), err=err)
+    """Print sanitized text on standard output or standard error, with a newline unless `nl` is False.
+
+    On a terminal, complete lines are folded to its width; in a pipe or file every line stays as it is.
+    """
+    safe = sanitize_text(text)
+    if nl:
+        safe = fold(safe, terminal_width(sys.stderr if err else sys.stdout)) + "\n"
+    write_out(safe, err=err)
 
 
 def closest_match(word: str, allowed: Iterable[str]) -> str | None:

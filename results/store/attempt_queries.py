@@ -160,6 +160,16 @@ def curve(session: Session, attempt_id: int) -> list[CurvePoint]:
     return read_records(session, CurvePoint, query.order_by(CurvePointRow.step))
 
 
+def training_losses(session: Session, attempt_ids: Collection[int]) -> dict[int, list[float]]:
+    """Return the training losses by attempt id, by ascending step; attempts without any are absent."""
+    query = select(CurvePointRow.attempt_id, CurvePointRow.train_loss).where(CurvePointRow.train_loss.is_not(None))
+    losses: dict[int, list[float]] = {}
+    ordered = query.order_by(CurvePointRow.attempt_id, CurvePointRow.step)
+    for attempt_id, loss in rows_in(session, ordered, CurvePointRow.attempt_id, attempt_ids):
+        losses.setdefault(attempt_id, []).append(loss)
+    return losses
+
+
 def provenance(session: Session, attempt_id: int) -> Provenance | None:
     """Return the provenance of an attempt; None while it has not recorded one, or if there is no such attempt."""
     query = select(*columns_of(ProvenanceRow, Provenance)).where(ProvenanceRow.attempt_id == attempt_id)

@@ -66,6 +66,7 @@ class StoreReader(ABC):
     attempts_of = as_method(attempt_queries.attempts_of)
     failures = as_method(attempt_queries.failures)
     curve = as_method(attempt_queries.curve)
+    training_losses = as_method(attempt_queries.training_losses)
     samples = as_method(attempt_queries.samples)
     provenance = as_method(attempt_queries.provenance)
     provenances = as_method(attempt_queries.provenances)

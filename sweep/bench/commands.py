@@ -39,7 +39,7 @@ OfGrid = Annotated[
     str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
 ]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every cell; repeatable.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write every number to this JSON file.")]
 

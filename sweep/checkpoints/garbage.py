@@ -21,6 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ...results.console.output_files import size_on_disk
+from ...results.console.quantities import format_bytes
 from ...results.console.text import counted
 from ...results.exchange.bundles import local_path
 from ...results.exchange.import_files import STAGING
@@ -28,7 +29,6 @@ from ...results.names import safe_file_name
 from ...results.store.schema import AttemptRow, CellRow, EventRow, ProvenanceRow, SweepRow
 from ...results.store.store import Store
 from ..errors import SweepError
-from ..units import size
 from . import storage
 from .prune import bytes_of
 
@@ -101,11 +101,11 @@ class GarbageReport:
         Then follow the total, a line for each storage location that was not scanned, and the problems.
         """
         listed = sorted(self.things, key=lambda item: (-item.bytes, item.address))
-        lines = [f"{item.address}: {item.kind}, {size(item.bytes)}" for item in listed[:MAX_LINES]]
+        lines = [f"{item.address}: {item.kind}, {format_bytes(item.bytes)}" for item in listed[:MAX_LINES]]
         lines += [f"... and {len(listed) - MAX_LINES} more"] if len(listed) > MAX_LINES else []
         done = "freed" if self.removed else "unowned:"
         count = len(self.things) - len(self.problems)
-        lines.append(f"{done} {size(self.bytes)} in {counted(count, 'file')} or folders of {self.runs}")
+        lines.append(f"{done} {format_bytes(self.bytes)} in {counted(count, 'file')} or folders of {self.runs}")
         lines += [
             f"not scanned: {address}; if no other database uses it, run: atma-sweep gc --place {address}"
             for address in self.elsewhere
@@ -203,7 +203,9 @@ def remove_garbage(store: Store, report: GarbageReport) -> GarbageReport:
     result = replace(report, things=tuple(results), removed=True)
     n_removed = len(results) - len(result.problems)
     if n_removed:
-        store.add_event("collected", f"{counted(n_removed, 'file')} and folders without an owner, {size(result.bytes)}")
+        store.add_event(
+            "collected", f"{counted(n_removed, 'file')} and folders without an owner, {format_bytes(result.bytes)}"
+        )
     return result
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...results.console.output_files import size_on_disk
+from ...results.console.quantities import format_bytes
 from ...results.console.text import choices_hint, counted
 from ...results.store.records import Attempt, CellStanding, CellState, requests_from_options, standing
 from ...results.store.store import Store
 from ..errors import SweepError
-from ..units import size
 from . import storage
 from .address import checkpoint_address
 from .file_names import DIGITS, KEEP_NEWEST, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
@@ -101,7 +101,7 @@ class PruneReport:
             if parts:
                 note = "; starts over at the next launch" if cell.starts_over else ""
                 lines.append(
-                    f"{cell.cell_id} {cell.slug} ({cell.standing}): {' and '.join(parts)}, {size(cell.bytes)}{note}"
+                    f"{cell.cell_id} {cell.slug} ({cell.standing}): {' and '.join(parts)}, {format_bytes(cell.bytes)}{note}"
                 )
             if cell.problem:
                 lines.append(f"{cell.cell_id} {cell.slug} ({cell.standing}): {cell.problem}")
@@ -109,7 +109,7 @@ class PruneReport:
         running_note = f"; {len(self.running)} running cells skipped" if self.running else ""
         return [
             *lines,
-            f"{self.sweep}: {done} {size(self.bytes)} of {counted(len(self.cells), 'cell')} (keep {self.keep}){running_note}",
+            f"{self.sweep}: {done} {format_bytes(self.bytes)} of {counted(len(self.cells), 'cell')} (keep {self.keep}){running_note}",
         ]
 
 
@@ -162,7 +162,7 @@ def prune(
         checkpoints, weights = sum(cell.checkpoints for cell in reported), sum(cell.weights for cell in reported)
         store.add_event(
             "pruned",
-            f"{counted(checkpoints, 'checkpoint')} and {weights} weights, {size(result.bytes)} (keep {keep})",
+            f"{counted(checkpoints, 'checkpoint')} and {weights} weights, {format_bytes(result.bytes)} (keep {keep})",
             sweep=name,
         )
     return result

@@ -11,7 +11,7 @@ import typer
 from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_TOKENS
 from ...results import runs_folder
 from ...results.console.command_line import AsJson, Cells, Db, Documented, Runs, print_json, print_result
-from ...results.console.terminal_table import terminal_width
+from ...results.console.streams import terminal_width
 from ...results.console.text import echo_text, sanitize_all
 from ..completion import grids
 

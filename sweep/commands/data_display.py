@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...results.console import terminal_table
+from ...results.console.quantities import format_tokens
 from ...results.console.text import counted
 from ..config import DataConfig, Plugin
 from ..data import corpora
@@ -22,7 +23,6 @@ from ..data.registry import CORPORA
 from ..errors import SweepError
 from ..grid import plugins, settings
 from ..grid.grid import load_grid
-from ..units import amount
 
 LINE_SECONDS = 15.0
 """Seconds between two progress lines where there is no terminal."""
@@ -94,7 +94,7 @@ class PrepareDisplay:
 
 def _format_progress(progress: PrepareProgress) -> str:
     documents = f"{progress.documents:,} documents, " if progress.documents else ""
-    return f"{documents}{amount(progress.tokens)} tokens, {amount(progress.rate)} tokens/s"
+    return f"{documents}{format_tokens(progress.tokens)} tokens, {format_tokens(progress.rate)} tokens/s"
 
 
 def grid_corpora(name: str, root: Path, max_cells: int | None = None) -> list[DataConfig]:
@@ -238,8 +238,8 @@ def corpora_table(rows: Sequence[dict[str, Any]], root: Path, width: int | None 
                 ", ".join(row["names"]) or "-",
                 row["corpus"] + (f" {row['path']}" if row["path"] else ""),
                 row["tokenizer"],
-                amount(row["train_tokens"]),
-                amount(row["validation_tokens"]),
+                format_tokens(row["train_tokens"]),
+                format_tokens(row["validation_tokens"]),
                 counted(row["heldout_documents"], "document") + (f" of {row['heldout']}" if row["heldout"] else ""),
                 f"{row['bytes'] / 2**20:,.0f} MiB",
             )

@@ -39,7 +39,7 @@ class LaunchOptions:
     grid: str
     """Grid file, or name of a shipped grid."""
     sets: Sequence[str]
-    """Settings that every cell gets, as PATH=VALUE."""
+    """Settings that every cell gets, as KEY=VALUE."""
     only: Sequence[str]
     """Selections of cells, as AXIS=LEVEL,..; empty for all."""
     name: str | None
@@ -70,7 +70,11 @@ class LaunchOptions:
     """True to download and prepare missing text."""
 
 
-def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
+Finding = Callable[[Store, str], str | None]
+"""Returns the finding of a sweep by its name as a sentence without a full stop; None if nothing was measured."""
+
+
+def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, finding: Finding | None = None) -> bool:
     """Launch a grid, or with `dry_run` only print the plan. Return False if cells are not finished.
 
     Plans without writing first. Then prepares text, creates the database and the runs folder, runs the grid's studies,
@@ -80,6 +84,7 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
         options: Options of the command.
         dry_run: True to print the plan and write nothing.
         as_json: True to print JSON on standard output; progress then goes to standard error.
+        finding: Returns the finding that is printed at the end; None prints none.
 
     Raises:
         SweepError: Options contradict each other. All errors of `launch.run` pass through, too.
@@ -132,7 +137,8 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
     if request_after_studies is None:
         return False
     outcome = launch_attached(request_after_studies, store, console)
-    show_outcome(outcome, request.grid.name, console, as_json)
+    sentence = finding(store, request.grid.name) if finding and not as_json and outcome.study is None else None
+    show_outcome(outcome, request.grid.name, console, as_json, sentence)
     return outcome.finished
 
 
@@ -274,11 +280,13 @@ def launch_attached(request: LaunchRequest, store: Store, console: Console) -> L
     def on_plan(plan: Plan) -> None:
         for line in display.describe_plan(plan, request.grid.name):
             print_line(line)
-        screen.set_total(plan.num_expected_attempts, plan.tokens)
+        screen.set_total(plan.num_expected_attempts, display.training_tokens(plan))
 
     for line in difference.describe_design(request.grid, launch.with_stop_seeds(request, store).cells, store):
         print_line(line)
-    with display.ProgressDisplay(console, request.max_cells) as screen:
+    with display.ProgressDisplay(
+        console, request.max_cells, name=request.grid.name, results=store.measurements
+    ) as screen:
         return launch.run(request, store, screen, on_plan=on_plan, tell=print_line)
 
 
@@ -353,8 +361,10 @@ def show_plan(
     )
 
 
-def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: bool) -> None:
-    """Print the number of cells by state after a launch, and the command to run next; or one JSON object.
+def show_outcome(
+    outcome: LaunchOutcome, sweep: str, console: Console, as_json: bool, finding: str | None = None
+) -> None:
+    """Print the number of cells by state after a launch, its finding, and the command to run next; or one JSON object.
 
     Its keys are sweep, counts (without zeros), finished and left (lines on cells over budget), and stop and study where
     there are any. JSON goes to standard output, text to `console`.
@@ -376,4 +386,5 @@ def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: 
     )
     for line in [*outcome.over_budget, *(outcome.study.best() if outcome.study is not None else [])]:
         console.print(line, highlight=False, markup=False)
-    console.print(f"{sweep}: {counts_text}. Next: {next_step}", highlight=False, markup=False)
+    lines = [f"{sweep}: {counts_text}", *([finding] if finding else []), f"Next: {next_step}"]
+    console.print("\n".join(lines), highlight=False, markup=False)

@@ -18,7 +18,11 @@ GridName = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; needs --name; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting of every cell, such as train.tokens=5e4; needs --name; repeatable.",
+    ),
 ]
 Name = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="Name of the sweep, instead of the grid's own.")

@@ -30,6 +30,7 @@ from .options import CellName, Executor, GridName, Name, NamedSweep, ProbeNames,
 
 @Documented
 def launch(
+    ctx: typer.Context,
     grid: GridName,
     set_: Set = None,
     only: list[str] | None = None,
@@ -80,7 +81,7 @@ def launch(
         grid, set_ or [], only or [], name, resolve_executor_name(executor, address), address, detach, retrain, code, most, runs, db,
         notify, budget, rate, prepare,
     )  # fmt: skip
-    if not run_launch_command(options, dry_run=dry_run, as_json=as_json):
+    if not run_launch_command(options, dry_run=dry_run, as_json=as_json, finding=(ctx.obj or {}).get("finding")):
         raise typer.Exit(1)
 
 

@@ -22,7 +22,7 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
       atma-sweep sweeps
     """
     from ...results.builtin_sweeps import nothing_launched
-    from ...results.console.terminal_table import terminal_width
+    from ...results.console.streams import terminal_width
     from ...results.errors import StoreMissing
     from ...results.maintenance.overview import Overview, list_sweeps
     from ...results.store.store import open_store

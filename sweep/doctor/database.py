@@ -12,13 +12,13 @@ from urllib.parse import quote
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from ...results.console.quantities import format_bytes
 from ...results.console.text import counted
 from ...results.errors import StoreError, StoreMissing
 from ...results.store import queries
 from ...results.store.database import translate_driver_errors
 from ...results.store.schema import HEAD, AttemptRow, EventRow
 from ...results.store.store import Store
-from ..units import size
 from .context import LOCK_SECONDS, Check, Context, absent, bad, ok, warn
 
 CLOCK_S = 0.2
@@ -58,9 +58,9 @@ def _size_text(store: Store) -> str:
     """Return the size of the database with a unit; for SQLite also that of its write-ahead log."""
     if store.path is None:
         with store.transaction(write=False) as session:
-            return size(int(session.scalar(text("SELECT pg_database_size(current_database())")) or 0))
+            return format_bytes(int(session.scalar(text("SELECT pg_database_size(current_database())")) or 0))
     log = store.path.with_name(f"{store.path.name}-wal")
-    return f"{size(store.path.stat().st_size)}, write-ahead log {size(log.stat().st_size if log.exists() else 0)}"
+    return f"{format_bytes(store.path.stat().st_size)}, write-ahead log {format_bytes(log.stat().st_size if log.exists() else 0)}"
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
+from ...results.console.quantities import format_bytes
 from ...results.console.text import counted
 from ...results.store.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
-from ..units import size
 from .context import Check, Context, LookFailed, absent, bad, ok, warn
 
 MIN_FREE_INODES = 10_000
@@ -33,7 +33,7 @@ def check_space(context: Context) -> Check:
     warning if the weights to keep do not fit as well, or if the need is unknown. Ok without a sweep, if nothing is left
     to train, or if the free space is unknown.
     """
-    free_text = f"{size(storage.free_bytes(str(context.runs)) or 0)} free in {context.runs}"
+    free_text = f"{format_bytes(storage.free_bytes(str(context.runs)) or 0)} free in {context.runs}"
     try:
         needs = context.disk_needs()
     except LookFailed as error:
@@ -49,12 +49,12 @@ def check_space(context: Context) -> Check:
         needs["disk_bytes_free"],
     )
     need_text = (
-        f"{needs['sweep']} has {counted(needs['cells'], 'cell')} to train: {size(retained)} to keep, "
-        f"{size(running)} for {n_concurrent} running at once"
+        f"{needs['sweep']} has {counted(needs['cells'], 'cell')} to train: {format_bytes(retained)} to keep, "
+        f"{format_bytes(running)} for {n_concurrent} running at once"
     )
     if free is None:
         return ok(f"{need_text}, in {needs['place']}")
-    finding = f"{size(free)} free in {needs['place']}; {need_text}"
+    finding = f"{format_bytes(free)} free in {needs['place']}; {need_text}"
     if free >= running + retained:
         return ok(finding)
     remedy = "free disk space (atma-sweep prune-checkpoints), set checkpoint.keep to nothing, or name another checkpoint.path"

@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 
+from ...results.console.quantities import format_bytes
 from ...results.console.text import counted
 from ...results.errors import install_hint
 from ..host.hardware import supported_precisions
 from ..host.locks import GpuLocks
-from ..units import size
 from .context import (
     Check,
     Context,
@@ -124,7 +124,7 @@ def check_gpus(context: Context) -> Check | list[Check]:
     if queries is None:
         # a container may have the devices without nvidia-smi
         return [
-            Check(f"GPU {index}", "ok", f"{gpu['name']}, {_capability_text(gpu)}, {size(gpu['total'])}")
+            Check(f"GPU {index}", "ok", f"{gpu['name']}, {_capability_text(gpu)}, {format_bytes(gpu['total'])}")
             for index, gpu in enumerate(usable.values())
         ]
     faults, users = queries[0].result(), queries[1].result()
@@ -159,7 +159,7 @@ def _check_gpu(
             remedies.append("below 8.0 the slower operations of torch are used")
     total, free = (parse_count(row[name]) for name in ("memory.total", "memory.free"))
     if total is not None and free is not None:
-        parts.append(f"{size(free * 2**20)} of {size(total * 2**20)} free")
+        parts.append(f"{format_bytes(free * 2**20)} of {format_bytes(total * 2**20)} free")
     fault_text, is_broken = _describe_faults(faults.get(uuid, {}))
     parts += [fault_text] if fault_text else []
     holder = gpu_holder(uuid)
@@ -234,7 +234,7 @@ def _gpu_users() -> dict[str, list[str]]:
     for row in rows:
         pid, used_mib = parse_count(row["pid"]), parse_count(row["used_memory"])
         user = describe_process(pid) if pid is not None else "an unknown process"
-        amount = f", {size(used_mib * 2**20)}" if used_mib is not None else ""
+        amount = f", {format_bytes(used_mib * 2**20)}" if used_mib is not None else ""
         users.setdefault(_strip_gpu_prefix(row["gpu_uuid"]), []).append(user + amount)
     return users
 

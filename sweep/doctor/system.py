@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from ...results.console.quantities import format_bytes
 from ...results.console.text import counted
 from ...results.errors import install_hint
 from ..executors import token_file
 from ..host import hardware
-from ..units import size
 from .context import Check, Context, absent, bad, ok, version_of, warn
 from .disk import nearest_folder
 
@@ -81,7 +81,7 @@ def check_shared_memory(context: Context) -> Check:
     except OSError:
         return absent("no /dev/shm")
     total, free = statistics.f_frsize * statistics.f_blocks, statistics.f_frsize * statistics.f_bavail
-    finding = f"{size(free)} of {size(total)} free in /dev/shm"
+    finding = f"{format_bytes(free)} of {format_bytes(total)} free in /dev/shm"
     if free < SHARED_MEMORY:
         return warn(finding, "Ray keeps its object store there; in Docker: --shm-size=2g")
     return ok(finding)
@@ -93,10 +93,10 @@ def check_memory(context: Context) -> Check:
     A limit of the control group is reported, but not judged.
     """
     ram, swap = psutil.virtual_memory(), psutil.swap_memory()
-    finding = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
+    finding = f"{format_bytes(ram.available)} of {format_bytes(ram.total)} available, swap {format_bytes(swap.used)} of {format_bytes(swap.total)} used"
     limit = _memory_limit()
     if limit is not None and limit < ram.total:
-        finding += f"; limit of this control group {size(limit)}"
+        finding += f"; limit of this control group {format_bytes(limit)}"
     if ram.available < MIN_FREE_MEMORY:
         return warn(finding, "an attempt needs a gigabyte or more; end other programs first")
     if swap.total and swap.used > swap.total / 2:
@@ -167,7 +167,7 @@ def _check_cache(folder: Path) -> Check:
         for name in names:
             with contextlib.suppress(OSError):
                 total_bytes += os.lstat(os.path.join(top, name)).st_size
-    return ok(f"{size(total_bytes)} in {counted(n_files, 'file')} in {folder}")
+    return ok(f"{format_bytes(total_bytes)} in {counted(n_files, 'file')} in {folder}")
 
 
 # --- Ray ------------------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class DetachedSupervisor:
             for line in display.describe_plan(plan, detached_launch.sweep):
                 lines.append(line)
                 log_line(line)
-            screen.set_total(plan.num_expected_attempts)
+            screen.set_total(plan.num_expected_attempts, display.training_tokens(plan))
             self._plan_future.set_result(lines)
 
         def report_line(line: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...results.console.quantities import format_bytes
 from ..config import Resources
 from ..executors.registry import EXECUTORS
 from ..grid.grid import Grid
@@ -22,7 +23,6 @@ from ..planning.admission import DiskUsage, Unprepared
 from ..planning.cost_estimate import Bill
 from ..planning.planner import Plan
 from ..planning.render import price_line
-from ..units import size
 from .launch import LaunchRequest
 
 Kind = Literal["text", "GPU", "CPU cores", "memory", "disk", "packages"]
@@ -153,7 +153,7 @@ def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:
     """
     if not disk.is_short or disk.free is None:
         return []
-    problem = f"{size(disk.retained)} to keep and {size(disk.running)} for a running cell; {size(disk.free)} free in {disk.storage_root}"
+    problem = f"{format_bytes(disk.retained)} to keep and {format_bytes(disk.running)} for a running cell; {format_bytes(disk.free)} free in {disk.storage_root}"
     return [
         Lack("disk", problem, DISK_REMEDY, blocks=disk.free < disk.running and not is_begun, numbers=disk.as_json())
     ]

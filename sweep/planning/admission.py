@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...results.console.quantities import format_bytes
 from ...results.console.text import counted
 from ...results.store.store import default_runs
 from ..checkpoints import file_names, storage
@@ -25,7 +26,6 @@ from ..host.allocation import Machine, MachineAllocator, format_resources, is_ty
 from ..host.hardware import PRECISIONS, Gpu
 from ..probes import bound
 from ..probes.base import PROBE_PLACEHOLDER, DocumentProbe
-from ..units import size
 
 UNPREPARED = "is not prepared in"
 """Part of the remark on text that is not prepared; its callers search for it."""
@@ -158,7 +158,7 @@ def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
         return None if trouble is None else Unprepared(data.corpus, f"corpus {data.corpus!r}: {trouble}", command)
     sizes = [CORPORA.load(section.corpus).download_bytes(section) for section in downloads]
     total = None if None in sizes else sum(filter(None, sizes))
-    volume = f"about {size(total)} to download" if total is not None else "a download of unknown size"
+    volume = f"about {format_bytes(total)} to download" if total is not None else "a download of unknown size"
     if downloads[0].corpus == data.corpus:
         amount = f"{data.train_tokens:,} training tokens" if data.train_tokens is not None else "the complete corpus"
         long = f" and long documents of {data.heldout!r}" if len(downloads) > 1 else ""
@@ -422,24 +422,28 @@ class DiskUsage:
         """
         if not self.cells:
             return []
-        least, most = (size(value) for value in self.per_cell)
+        least, most = (format_bytes(value) for value in self.per_cell)
         parts = " or ".join(RETAINED_LABELS[word] for word in self.keep)
         number, unit = least.split()
         each = most if least == most else f"{number} to {most}" if most.endswith(f" {unit}") else f"{least} to {most}"
         stays = (
-            f"{each} of {parts} per cell, {size(self.retained)} for {counted(self.cells, 'cell')}"
+            f"{each} of {parts} per cell, {format_bytes(self.retained)} for {counted(self.cells, 'cell')}"
             if self.retained
             else "nothing is kept"
         )
-        free = f"{size(self.free)} free in {self.storage_root}" if self.free is not None else f"in {self.storage_root}"
+        free = (
+            f"{format_bytes(self.free)} free in {self.storage_root}"
+            if self.free is not None
+            else f"in {self.storage_root}"
+        )
         lines = [
             f"disk: {stays} (checkpoint.keep: {', '.join(self.keep)}); "
-            f"during training up to {size(self.running)} per running cell; {free}"
+            f"during training up to {format_bytes(self.running)} per running cell; {free}"
         ]
         if self.is_short and self.free is not None:
             lines.append(
-                f"warning: {size(self.retained)} to keep and {size(self.running)} during training exceed the "
-                f"{size(self.free)} free in {self.storage_root}; free disk space, set checkpoint.keep to nothing, or set "
+                f"warning: {format_bytes(self.retained)} to keep and {format_bytes(self.running)} during training exceed the "
+                f"{format_bytes(self.free)} free in {self.storage_root}; free disk space, set checkpoint.keep to nothing, or set "
                 "checkpoint.path to another location"
             )
         return lines

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .cost_estimate import ATTEMPT_PHASES, Bill
+from ...results.console.quantities import format_duration
+from .cost_estimate import ATTEMPT_PHASES, Bill, PriceGroup
 from .difference import Change, GridDifference
-from .speed_model import ThreePointEstimate
+from .speed_model import ThreePointEstimate, sum_estimates
 
 STANDING_LABELS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
 MAX_LINES = 12
@@ -91,7 +93,7 @@ def price_line(bill: Bill) -> str:
     if not bill.groups:
         return "price: nothing to do"
     finish = bill.finish
-    times = f"{duration(finish.likely)} ({duration(finish.low)} to {duration(finish.high)})"
+    times = f"{format_duration(finish.likely)} ({format_duration(finish.low)} to {format_duration(finish.high)})"
     money = f", {_amount(bill.money)} at {bill.hourly_rate:g} per hour" if bill.money is not None else ""
     return (
         f"price: {_amount(bill.hours)} {bill.unit}, finishes in {times} on {_where(bill)}{money}; "
@@ -107,7 +109,7 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
 
     Args:
         bill: The price.
-        list_all: True lists all groups; False limits them to 12 (MAX_LINES).
+        list_all: True lists all groups; False folds those that would read alike, and limits them to 12 (MAX_LINES).
     """
     yield price_line(bill)
     if not bill.groups:
@@ -123,15 +125,16 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
         yield "  energy: n/a for a CPU"
     else:
         yield f"  energy: n/a, power of {bill.machine} unknown; --watts sets it"
-    shown = bill.groups if list_all else bill.groups[:MAX_LINES]
-    yield f"  {'hours':>10}  {'attempts':>8}  {'tokens/s':>10}  {'source':<10}  example"
+    groups = bill.groups if list_all else _folded(bill.groups)
+    shown = groups if list_all else groups[:MAX_LINES]
+    yield f"  {'hours':>8}  {'attempts':>8}  {'tokens/s':>9}  {'source':<10}  example"
     for group in shown:
         yield (
-            f"  {_number(group.hours.likely):>10}  {group.attempts:>8}  {group.tokens_per_s:>10,.0f}  {group.source:<10}  "
+            f"  {_number(group.hours.likely):>8}  {group.attempts:>8,}  {group.tokens_per_s:>9,.0f}  {group.source:<10}  "
             f"{group.slug}{'' if group.kind == 'train' else ' (evaluation)'}"
         )
-    if len(shown) < len(bill.groups):
-        yield f"  and {len(bill.groups) - len(shown)} more; --list shows all"
+    if len(shown) < len(groups):
+        yield f"  and {len(groups) - len(shown)} more; --list shows all"
     for gap in dict.fromkeys(group.silent for group in bill.groups if group.silent):
         yield f"  the price is too low, because {gap}; --calibrate measures it"
     if "FLOPs" in bill.sources:
@@ -139,6 +142,21 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
             "  from FLOPs: the time may be off by a factor of several in either direction; --calibrate times a few steps of "
             "each kind of cell on this machine"
         )
+
+
+def _folded(groups: Sequence[PriceGroup]) -> list[PriceGroup]:
+    """Return the groups with those merged whose lines would read alike except for attempts and example.
+
+    A merged group has the slug of its first group and the sums of attempts and hours; order is that of first groups.
+    """
+    folded: dict[tuple[str, ...], PriceGroup] = {}
+    for group in groups:
+        texts = (group.source, group.kind, f"{group.tokens_per_s:.0f}", _number(group.hours.likely / group.attempts))
+        before = folded.get(texts)
+        folded[texts] = group if before is None else replace(
+            before, attempts=before.attempts + group.attempts, hours=sum_estimates([before.hours, group.hours])
+        )  # fmt: skip
+    return list(folded.values())
 
 
 def _where(bill: Bill) -> str:
@@ -159,12 +177,3 @@ def _amount(estimate: ThreePointEstimate | None) -> str:
 
 def _number(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text: 45 s (below 100 s), 12 min (below 100 min), 3.5 h (below 48 h), else 2.1 days."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

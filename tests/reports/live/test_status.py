@@ -83,7 +83,8 @@ def test_pause_without_a_recorded_requester(run: Run, store: Store) -> None:
 
 def test_cell_details_text_of_rates_and_attempts(run: Run, store: Store) -> None:
     lines = run("show", "cell-0")[1].splitlines()
-    (head,) = [line for line in lines if line.startswith("curve")]
+    curve_at = lines.index("curve (1 point): ▁")
+    head = lines[curve_at + 2].split("   ")
     assert "schedule factor" in head
     assert "learning rate" not in head
     rates = "muon_lr 0.02, embedding_lr 0.3, head_lr 0.003125, scalar_lr 0.01"
@@ -92,8 +93,8 @@ def test_cell_details_text_of_rates_and_attempts(run: Run, store: Store) -> None
     assert f"  learning rates: schedule factor x {with_adamw}" in run("show", "cell-1")[1].splitlines()
     numbers = {attempt.number: attempt.id for attempt in store.attempts(cell(0).id)}
     assert numbers == {1: 1, 2: 3}
-    assert next(line for line in lines if line.endswith("attempt_id 3")).startswith("  attempt 2: done")
-    assert lines[-1] == "  val val_loss: 2.5 nats/token (attempt 2)"
+    assert next(line for line in lines if line.endswith("attempt_id 3")).startswith("  attempt 2: done in ")
+    assert lines[-3:] == ["measurements (attempt 2):", "  val", "    val_loss (nats/token)  2.5"]
 
 
 @pytest.mark.parametrize("database", ["none", "another"])

@@ -160,18 +160,16 @@ def test_live_state_rows_of_running_attempts(sweep: Sweep) -> None:
     assert first | {"attempt_id": 0, "seconds_since_heartbeat": 0} == {
         "cell_id": f"{2:012x}", "slug": "slug-2", "attempt_id": 0, "number": 1, "kind": "train", "host": "node1",
         "gpu": "NVIDIA H200", "phase": "training", "step": 40, "steps_total": 100, "loss": 2.5, "tokens_per_s": 30.0,
-        "seconds_left": 20.0, "seconds_since_heartbeat": 0, "stale": False,
+        "seconds_left": 20.0, "seconds_since_heartbeat": 0, "losses": [], "stale": False,
     }  # fmt: skip
     silences = [row["seconds_since_heartbeat"] for row in (first, second, third)]
     assert all(least <= silence < least + 30 for least, silence in zip((3, 90, 400), silences, strict=True))
     assert [row["stale"] for row in (first, second, third)] == [False, False, True]
     lines = view.plain_view(view.live_state(sweep.store)).splitlines()
-    assert re.fullmatch(
-        r"  slug-2, node1/NVIDIA H200, training, step 40/100, loss 2.500, 30 tokens/s, 20 s left, last heartbeat \d+ s ago",
-        lines[3],
-    )
-    assert lines[4].endswith(" s ago (late)")
-    assert lines[5].endswith(" min ago (dead?)")
+    assert lines[3].split() == ["cell", "step", "loss", "tokens/s", "time", "left", "machine", "heartbeat"]
+    assert lines[4].split() == ["slug-2", "40/100", "2.500", "30", "20", "s", "node1/NVIDIA", "H200"]
+    assert re.search(r"slug-1 +10/100 +2.500 +node1 +\d+ s ago$", lines[5])
+    assert re.search(r"slug-0 +probing +node1 +\d+ min ago \(dead\?\)$", lines[6])
 
 
 def test_heading_names_owner_and_end(sweep: Sweep) -> None:
@@ -180,19 +178,19 @@ def test_heading_names_owner_and_end(sweep: Sweep) -> None:
     state = view.live_state(sweep.store)
     assert (state["owner"], state["owner_host"], state["owner_pid"]) == ("launch", "node1", 17)
     assert (state["owned"], state["ended"]) == (True, False)
-    assert view.heading_lines(state)[0].endswith("run by launch on node1, pid 17")
+    assert view.title_line(state).endswith("run by launch on node1, pid 17")
     sweep.store.request_actions("s", pause=True)
     state = view.live_state(sweep.store)
     assert state["request"] == {"pause": True}
-    assert view.heading_lines(state)[0].endswith("pid 17, paused")
+    assert view.title_line(state).endswith("pid 17, paused")
     sweep.sql("UPDATE sweep SET lease_until = '2020-01-01T00:00:00.000Z'")
     state = view.live_state(sweep.store)
     assert (state["owned"], state["ended"]) == (False, False), "its attempt was heard of just now"
-    assert "does not respond; launch again to continue" in view.heading_lines(state)[0]
+    assert "does not respond; launch again to continue" in view.title_line(state)
     sweep.sql("UPDATE attempt SET heartbeat_at = '2020-01-01T00:00:00.000Z'")
     assert view.live_state(sweep.store)["ended"]
     sweep.store.release_sweep("s", fence)
-    assert view.heading_lines(view.live_state(sweep.store))[0].endswith("not running")
+    assert view.title_line(view.live_state(sweep.store)).endswith("not running")
 
 
 def test_events_newest_first(sweep: Sweep) -> None:
@@ -209,13 +207,6 @@ def test_events_newest_first(sweep: Sweep) -> None:
     )
     assert [event["message"] for event in events[1:3]] == ["number 19", "number 18"]
     assert re.fullmatch(r"\d\d:\d\d:\d\d note: number 19", view._event_line(events[1]))
-
-
-@pytest.mark.parametrize(("tokens", "expected_text"), [
-    (0, "0"), (950, "950"), (12_340, "12.3K"), (4_560_000, "4.56M"), (1.2e9, "1.20B"), (119.5e9, "120B"),
-])  # fmt: skip
-def test_format_tokens(tokens: float, expected_text: str) -> None:
-    assert view.format_tokens(tokens) == expected_text
 
 
 # --- on a terminal --------------------------------------------------------------------------------------------------
@@ -254,10 +245,11 @@ def test_large_screen_shows_everything(tmp_path: Path) -> None:
     state = busy_state(tmp_path, 3, 2)
     lines = [line.rstrip() for line in drawn_view(state, 150, 40).splitlines()]
     assert lines[0].startswith("s (revision 1), ")
-    assert lines[1] == "0 of 6 done, 2.80K tokens left, 90 tokens/s, about 31 s left"
+    # three cells of 1000 tokens have 400 each; of the waiting one nothing is trained, and failed ones do not count
+    assert lines[1].startswith(f"s {'━' * 12}{'─' * 28}  30 %  0 of 6 cells, 1.20K of 4.00K tokens, 90 tokens/s, about")
     assert lines[2] == "3 running, 1 new, 2 failed"
-    assert lines[3].split() == ["cell", "where", "phase", "step", "loss", "tokens/s", "time", "left", "heartbeat"]
-    assert lines[4].split()[:7] == ["slug-0", "node1/NVIDIA", "H200", "training", "40/100", "2.500", "30"]
+    assert lines[3].split() == ["cell", "step", "loss", "tokens/s", "time", "left", "machine", "heartbeat"]
+    assert lines[4].split()[:4] == ["slug-0", "40/100", "2.500", "30"]
     assert len(lines) == 4 + 3 + 2 + min(view.MAX_EVENTS, 7)
     assert lines[7].startswith("slug-4 failed: a cause")
     assert lines[7].endswith("…")
@@ -267,7 +259,7 @@ def test_large_screen_shows_everything(tmp_path: Path) -> None:
 def test_small_screen_counts_hidden_entries(tmp_path: Path) -> None:
     lines = [line.rstrip() for line in drawn_view(busy_state(tmp_path, 40, 30), 100, 12).splitlines()]
     assert len(lines) == 12
-    assert lines[9] == "and 35 more"
+    assert lines[9] == "and 35 more running"
     assert lines[10] == "and 30 more"
     assert re.match(r"\d\d:\d\d:\d\d failed slug-69", lines[11])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.reports.live.status import cell_details
+from atma_sweep.reports.live.cell_details import cell_details
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.sweep.attempt.cell_runner import CellRunner
 from atma_sweep.sweep.attempt.compile_lock import CompileLock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.dashboard.core_block import _thinned_samples
 from atma_sweep.reports.dashboard.page import build_blocks
-from atma_sweep.reports.live.status import cell_details
+from atma_sweep.reports.live.cell_details import cell_details
 from atma_sweep.results.store.records import Sample
 from atma_sweep.sweep.attempt.trained_cells import load
 from atma_sweep.sweep.config import CellConfig

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from atma_sweep.results.console.quantities import format_tokens
 from atma_sweep.sweep.commands import data_display as preparing
 from atma_sweep.sweep.data import prepare
 from atma_sweep.sweep.data.corpora import open_corpus
@@ -70,7 +71,7 @@ def test_prepare_prints_the_prepared_corpus(text: Path, tmp_path: Path, command:
     corpus = open_corpus(corpora(tmp_path), row["fingerprint"])
     assert stream(corpus) == expected["train"]
     total = row["train_tokens"] + row["validation_tokens"] + row["heldout_tokens"]
-    assert re.fullmatch(rf"files: 60 documents, {total:,} tokens, [\d.,]+[MB]? tokens/s in \d+ s\n", err)
+    assert re.fullmatch(rf"files: 60 documents, {format_tokens(total)} tokens, [\d.,]+[KMB]? tokens/s in \d+ s\n", err)
 
 
 def test_prepare_again_changes_nothing(text: Path, tmp_path: Path, command: Command) -> None:
@@ -234,7 +235,7 @@ def test_list(text: Path, tmp_path: Path, command: Command) -> None:
         [first["fingerprint"][:12], "also, mine", f"files {text}"], [two["fingerprint"][:12], "-", f"files {second_text}"],
     ]  # fmt: skip
     assert cells[0][3:] == [
-        "bytes", f"{first['train_tokens']:,}", f"{first['validation_tokens']:,}", f"{first['heldout_documents']} documents", "0 MiB",
+        "bytes", format_tokens(first["train_tokens"]), format_tokens(first["validation_tokens"]), f"{first['heldout_documents']} documents", "0 MiB",
     ]  # fmt: skip
     assert cells[1][6] == f"{two['heldout_documents']} documents of {text}"
 
@@ -322,9 +323,9 @@ def test_display_prints_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch
             clock[0] = float(seconds)
             tell(progress("tokenizing", 2_000_000 * seconds, float(seconds or 1)))
     assert out.getvalue().splitlines() == [
-        "books: tokenizing: 1,234 documents, 40.0M tokens, 2.0M tokens/s",
-        "books: tokenizing: 1,234 documents, 80.0M tokens, 2.0M tokens/s",
-        "books: 1,234 documents, 90.0M tokens, 2.0M tokens/s in 45 s",
+        "books: tokenizing: 1,234 documents, 40.0M tokens, 2.00M tokens/s",
+        "books: tokenizing: 1,234 documents, 80.0M tokens, 2.00M tokens/s",
+        "books: 1,234 documents, 90.0M tokens, 2.00M tokens/s in 45 s",
     ]
 
 

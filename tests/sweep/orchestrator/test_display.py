@@ -20,7 +20,14 @@ def task(slug: str) -> Any:
 
 def attempt(key: int, **changes: Any) -> Any:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    start: dict[str, Any] = {"state": "running", "phase": "", "step": 0, "loss": None, "tokens_per_s": None}
+    start: dict[str, Any] = {
+        "state": "running",
+        "phase": "",
+        "step": 0,
+        "loss": None,
+        "tokens_per_s": None,
+        "number": 1,
+    }
     rest: dict[str, Any] = {"failure": None, "cause": None, "started_at": moment, "finished_at": moment}
     return SimpleNamespace(id=key, **(start | rest | changes))
 
@@ -43,13 +50,14 @@ def test_summary_counts_cells_phases_tokens_and_rate() -> None:
         ]
     )
     display.ended(task("a"), attempt(0, state="failed", step=10, cause="no luck"))
-    # 10, 50 and 100 steps of 20,000 tokens; the rate is of the one that trains
+    # 10, 50 and 100 steps of 20,000 tokens, of 8M less the 1.8M that the failed cell lacks; the rate is of the one that
+    # trains, and two workers need half of (2M of a step 50, and 2M - 1M) / 1,500 tokens/s
     assert display.summary() == (
-        "cells: 0 of 4 done, 1 failed; running: 1 probing, 1 training; 3.2M of 8.0M tokens trained, 1,500 tokens/s"
+        "cells: 0 of 4 done, 1 failed; running: 1 probing, 1 training; 3.20M of 6.20M tokens trained, 1,500 tokens/s, about 17 min left"
     )
     display.ended(task("b"), attempt(1, state="interrupted", step=60))
     display.ended(task("c"), attempt(2, state="done", step=100))
-    assert display.summary() == "cells: 1 of 4 done, 1 failed; running: none; 3.4M of 8.0M tokens trained"
+    assert display.summary() == "cells: 1 of 4 done, 1 failed; running: none; 3.40M of 6.20M tokens trained"
 
 
 def test_piped_launch_prints_summaries_by_itself() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.sweep import units
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator import display
@@ -118,14 +117,3 @@ def test_disk_usage_without_cells(cells: Callable[..., list[Cell]], counted: lis
     plan = planner.plan(cells(), {})
     assert plan.disk is None
     assert len(display.describe_plan(plan, "g")) == 2
-
-
-@pytest.mark.parametrize(("format_amount", "number", "text"), [
-    (units.size, 0, "0 B"), (units.size, 999, "999 B"), (units.size, 1000, "1.0 KiB"), (units.size, 1024 * 10, "10 KiB"),
-    (units.size, int(9.94 * 2**20), "9.9 MiB"), (units.size, int(9.96 * 2**20), "10 MiB"), (units.size, 999 * GIB, "999 GiB"),
-    (units.size, 1000 * GIB, "1.0 TiB"), (units.size, 5000 * 2**50, "5000 PiB"), (units.amount, 0, "0"), (units.amount, 999.4, "999"),
-    (units.amount, 12_345, "12,345"), (units.amount, 1e6, "1.0M"), (units.amount, 99_950_000, "100.0M"), (units.amount, 1e9, "1.0B"),
-    (units.amount, 1.26e12, "1260.0B"),
-])  # fmt: skip
-def test_size_text(format_amount: Any, number: float, text: str) -> None:
-    assert format_amount(number) == text

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.live.status import cell_details
+from atma_sweep.reports.live.cell_details import cell_details
 from atma_sweep.reports.stats.effects.needle_baseline import (
     baseline_text,
     below_baseline_note,
@@ -113,20 +113,19 @@ def test_figures_with_needle_numbers_state_the_baseline(name, six):
 
 
 def test_show_prints_the_baseline(six, published):
-    (line,) = (
-        line for line in cell_details(six, "000000000003", "own").text().splitlines() if "digit_accuracy at 128" in line
-    )
+    lines = cell_details(six, "000000000003", "own").text().splitlines()
+    at = next(index for index, line in enumerate(lines) if "digit_accuracy (n=9)" in line)
     # nine digits are two trials
     low, high = proportion_confint(2 / 6, 2, method="wilson")
-    text = f"  needle digit_accuracy at 128: 0.166667 [{low:.4g}, {high:.4g}] fraction, n=9"
-    assert line == f"{text}; constant-digit baseline 0.4444 (attempt 1)"
-    printed = [
-        line
-        for line in cell_details(published, "polar-baseline-d0-m1-w0-s0", "printed-v2").text().splitlines()
-        if "digit_accuracy" in line
-    ]
-    assert len(printed) > 12
-    assert all(line.endswith("; constant-digit baseline 0.175") for line in printed)
+    # the same at both lengths
+    assert lines[at].split()[2:] == ["16.67", "%"] * 2
+    assert lines[at + 1].split()[2:] == [f"{100 * low:.3g}–{100 * high:.3g}"] * 2
+    # the baseline was measured, so that it has a line of its own
+    assert lines[at - 1].split() == ["constant_accuracy", "(n=9)", *["44.44", "%"] * 2]
+    printed = cell_details(published, "polar-baseline-d0-m1-w0-s0", "printed-v2").text().splitlines()
+    baselines = [line.split()[2:] for line in printed if "constant-digit baseline" in line]
+    assert sum(map(len, baselines)) > 2 * 12
+    assert {word for line in baselines for word in line} == {"17.5", "%"}
 
 
 def test_measured_baseline_is_used_at_its_length(make_sweep):

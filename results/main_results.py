@@ -1,0 +1,69 @@
+"""Main results of a cell in one line, for messages about a cell that has ended and about the best cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .metrics import METRICS, TRAINING_SOURCES, Metric
+from .store.records import MeasuredValue
+
+MAX_NAME_CHARS = 30
+"""Maximum length of a name that the explanation of a metric begins with."""
+
+
+def measure_name(metric: Metric, length: int = 0) -> str:
+    """Return the name of a measure in plain words, such as validation loss or needle at 512.
+
+    It is the beginning of the metric's explanation up to the colon, else its heading or name.
+
+    Args:
+        metric: the metric.
+        length: context length; 0 for a measure without one.
+    """
+    name, colon, _ = metric.words.partition(":")
+    name = f"{name[:1].lower()}{name[1:]}" if colon and len(name) <= MAX_NAME_CHARS else metric.heading or metric.name
+    return f"{name} at {length:,}" if length > 0 else name
+
+
+@dataclass(frozen=True)
+class MainResult:
+    """Value of a metric that has a heading in the complete results and a better direction."""
+
+    metric: Metric
+    length: int
+    """Context length; 0 for a measurement without one."""
+    value: float
+
+    @property
+    def name(self) -> str:
+        """Name of the measure in plain words, such as validation loss or needle at 512."""
+        return measure_name(self.metric, self.length)
+
+    @property
+    def text(self) -> str:
+        """Name and value, such as validation loss 2.345 or needle at 512 12.5 %."""
+        number = f"{100 * self.value if self.metric.percent else self.value:.{self.metric.decimals}f}"
+        return f"{self.name} {number}{' %' if self.metric.percent else ''}"
+
+    def is_better_than(self, value: float) -> bool:
+        """Return True if this value is better than another one of the same measure."""
+        return self.metric.direction * (self.value - value) > 0
+
+
+def main_results(values: Iterable[MeasuredValue]) -> list[MainResult]:
+    """Return the main results among the values of a cell, each at its longest context length, validation loss first.
+
+    They are the metrics of the package with a heading and a direction, in the order of METRICS, without those that a
+    training itself records, such as MFU. Missing values are left out.
+    """
+    longest: dict[tuple[str, str], MeasuredValue] = {}
+    for value in values:
+        key = (value.probe, value.metric)
+        if value.value is not None and (key not in longest or value.length > longest[key].length):
+            longest[key] = value
+    return [
+        MainResult(metric, longest[key].length, float(longest[key].value or 0.0))
+        for key, metric in METRICS.items()
+        if key in longest and metric.heading and metric.direction and key[0] not in TRAINING_SOURCES
+    ]
