@@ -75,8 +75,6 @@ class Table:
     """Lines printed between title and rows: cautions that concern every comparison."""
     paged: bool = False
     """True if LaTeX may break the table over pages, however few its rows are."""
-    caption_notes: int = 2
-    """Number of first notes (sweep, units, intervals) that a caption needs to stand alone."""
 
     @cached_property
     def raw(self) -> tuple[dict[str, Any], ...]:

@@ -12,8 +12,8 @@ from .latex import PREAMBLE, needs_landscape, tex_breakable, title_and_sweep
 
 MARGIN_MM = 13.5
 """Margin of an A4 page that leaves 183 mm, the width of figures over two columns."""
-FIGURE_SCALE = 0.8
-"""Size of figures relative to print; letters of 8 points become 6.4."""
+FIGURE_SCALE = 0.75
+"""Size of figures relative to print; letters of 7 points become 5.25."""
 HEAD = "\n".join(
     [
         "% run pdflatex twice, or tectonic once: the first run measures the columns of long tables",
@@ -83,13 +83,13 @@ def appendix_text(
     for name, reason in reasons.items():
         names_by_reason.setdefault(reason, []).append(name)
     omitted = [
-        rf"\textbf{{{tex_breakable(', '.join(names))}}}: {tex_breakable(reason)}"
+        rf"\textbf{{{tex_breakable(', '.join(names))}}}: {tex_breakable(reason.rstrip('.'))}."
         for reason, names in names_by_reason.items()
     ]
     first = [
         rf"{{\Large\bfseries Tables and figures of sweep {tex_breakable(sweep)}\par}}",
         # two columns of lists in small letters, so that the first page holds them and the omissions
-        r"\begin{multicols}{2}\footnotesize\listoftables\columnbreak\listoffigures\end{multicols}",
+        r"\begin{multicols}{2}\raggedcolumns\footnotesize\listoftables\columnbreak\listoffigures\end{multicols}",
     ]
     if omitted:
         first.append(r"{\footnotesize\raggedright\section*{Omitted}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import html.parser
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from ...results.console.text import html_escaped
 from ..table import Table
+from .column_heads import ColumnHead, column_heads
 from .trace import trace_text
 
 CSS = """
@@ -17,13 +19,17 @@ body{font:15px/1.45 system-ui,sans-serif;margin:2rem;color:#1b1b1f;background:#f
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding-bottom:.6rem}
 th,td{padding:.2rem .7rem;text-align:left;vertical-align:top}
-thead th{border-top:2px solid;border-bottom:1px solid;position:sticky;top:0;background:#fff}
+thead{position:sticky;top:0;background:#fff}
+thead tr:first-child>*{border-top:2px solid}
+thead tr:last-child>*{border-bottom:1px solid}
+.s>*{font-weight:400;white-space:nowrap}
+.s>th{text-align:center;font-weight:600;border-bottom:1px solid;border-right:.7rem solid transparent;background-clip:padding-box}
 tbody tr:last-child>*{border-bottom:2px solid}
 tbody th{font-weight:400}
 .n{text-align:right}
 .w{color:#6b4b00}
 tbody tr:hover>*{background:#f1f3f8}
-@media (prefers-color-scheme:dark){body,thead th{background:#16171b;color:#e6e6ea}tbody tr:hover>*{background:#24262e}.w{color:#e3b768}}
+@media (prefers-color-scheme:dark){body,thead{background:#16171b;color:#e6e6ea}tbody tr:hover>*{background:#24262e}.w{color:#e3b768}}
 """.strip()
 
 
@@ -43,9 +49,13 @@ def text(table: Table, *, trace: bool = True) -> str:
         table_facts = {name: table.trace[name] for name in ("table", "sweep", "revision") if name in table.trace}
         facts = "".join(f' data-{name}="{html_escaped(str(fact))}"' for name, fact in table_facts.items())
         facts += f' data-atma-sweep-trace="{html.escape(trace_text(table))}"'
-    head = tagged_cells("th", "col", table.columns[:first]) + tagged_cells(
-        "th", "col", table.columns[first:], ' class="n"'
+    heads = column_heads(table)
+    head = tagged_cells("th", "col", (head.label for head in heads[:first])) + tagged_cells(
+        "th", "col", (head.label for head in heads[first:]), ' class="n"'
     )
+    head = f"<tr>{head}</tr>"
+    if any(head.span or head.unit for head in heads):
+        head = f'<tr class="s">{_spans(heads)}</tr>\n{head}'
     body = []
     for r, row in enumerate(table.rows):
         numbers = "".join(_number(table, r, c) for c in range(len(row) - first))
@@ -57,10 +67,21 @@ def text(table: Table, *, trace: bool = True) -> str:
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f"<title>{title}</title>\n<style>{CSS}</style></head>\n<body>\n{above}<table{facts}>\n<caption>{title}</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n"
-        + "\n".join(body)
-        + f"\n</tbody>\n</table>\n{notes}</body>\n</html>\n"
+        f"<thead>{head}</thead>\n<tbody>\n" + "\n".join(body) + f"\n</tbody>\n</table>\n{notes}</body>\n</html>\n"
     )
+
+
+def _spans(heads: Sequence[ColumnHead]) -> str:
+    """Return the HTML cells above the headings: common headings and units, each over its columns."""
+    cells = []
+    for (span, unit), columns in groupby(heads, lambda head: (head.span, head.unit)):
+        count = len(list(columns))
+        text = html_escaped(f"{span} ({unit})" if span and unit else span or unit)
+        if span:
+            cells.append(f'<th scope="colgroup" colspan="{count}">{text}</th>')
+        else:
+            cells += [f'<td class="n">{text}</td>'] * count
+    return "".join(cells)
 
 
 def _number(table: Table, r: int, c: int) -> str:
@@ -90,14 +111,18 @@ class _TableParser(html.parser.HTMLParser):
         self.rows: list[list[str]] = []
         self.trace: str | None = None
         self._inside = False
+        self._above = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Start a row or a cell, and store the trace of the first table that carries one."""
         if tag == "table" and self.trace is None:
             self.trace = dict(attrs).get("data-atma-sweep-trace")
         elif tag == "tr":
-            self.rows.append([])
-        elif tag in ("th", "td"):
+            # the line above the headings has fewer cells than columns
+            self._above = dict(attrs).get("class") == "s"
+            if not self._above:
+                self.rows.append([])
+        elif tag in ("th", "td") and not self._above:
             self.rows[-1].append("")
             self._inside = True
 

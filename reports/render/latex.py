@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from ...results.console.text import tex_escaped
+from ...results.console.text import sanitize_line, tex_escaped
 from ..number_format import PLUS_MINUS
 from ..table import Table
 from .column_heads import ColumnHead, column_heads, row_blocks
@@ -21,6 +21,7 @@ MIN_SENTENCE_CHARS = 40  # characters from which on a text column counts as one 
 MIN_SENTENCE_SHARE = 0.12  # least share of the line for a column of sentences
 MIN_LABEL_DIGITS = 13.0  # least width, in digits, to which label columns of a wide table are shortened
 MAX_WORD_CHARS = 24  # characters beyond which a heading, or a text among numbers, takes several lines
+BREAK = "\0"  # stands for a break point; no sanitized text contains it
 BREAK_EVERY = 12  # characters after which a word of more than MAX_WORD_CHARS may break
 CHAR_WIDTHS = {"ijlt.,:;!|'()[]/ I-": 0.65, "mwMW%@<>=~": 1.65, "ABCDEFGHJKLNOPQRSTUVXYZ+": 1.4, "acefgkrsvxyz": 0.92}
 """Widths of characters of Computer Modern and Times in digits; every other character is as wide as a digit."""
@@ -50,6 +51,8 @@ SPREAD = re.compile(rf"({NUMBER.pattern}){PLUS_MINUS}(\d+(?:\.\d+)?)")
 BELOW = re.compile(r"<\d+\.\d+")
 AMPERSANDS = re.compile(r"(?<!\\)&")
 BLOCK = re.compile(r"\\multicolumn\{\d+\}\{@\{\}l\}\{\\itshape (.*)\} \\\\\*")
+EXPLAINS_SPREAD = re.compile("Low, High|Means? (±|over)")
+"""Beginnings of notes on intervals and standard deviations."""
 SWEEP_NAMED = re.compile(r"Sweep (.+?, revision \d+)")
 
 
@@ -66,7 +69,8 @@ def text(table: Table, *, trace: bool = True) -> str:
     first = 1 if blocks else 0
     head = [r"\toprule", *_heading_lines(heads[first:]), r"\midrule"]
     columns = "{@{}" + "".join(_columns(table, layout)[first:]) + "@{}}"
-    notes = [tex_breakable(note) for note in table.notes[_num_caption_notes(table) :]]
+    in_caption = caption_notes(table)
+    notes = [tex_breakable(note) for note in table.notes if note not in in_caption]
     rows = [ROWS_START, *_rows(table, blocks), ROWS_END]
     small = rf"\{'scriptsize' if is_long else 'footnotesize'}\setlength{{\tabcolsep}}{{{COLUMN_GAP / 2}pt}}"
     small += r"\setlength{\abovecaptionskip}{4pt}\setlength{\belowcaptionskip}{4pt}"
@@ -98,15 +102,17 @@ def text(table: Table, *, trace: bool = True) -> str:
 def tex_breakable(text: str) -> str:
     """Return the text escaped for LaTeX, with break points in long words.
 
-    A word (between spaces) of more than 24 characters may break after every 12. Level names of a plugin can be longer
-    than a column and contain nothing else to break at.
+    A part of a word (between spaces and hyphens) of more than 24 characters may break after every 12. Level names of a
+    plugin can be longer than a column and contain nothing else to break at.
     """
 
-    def pieces(word: str) -> str:
-        cut = [word[start : start + BREAK_EVERY] for start in range(0, len(word), BREAK_EVERY)]
-        return r"\hspace{0pt}".join(map(tex_escaped, cut)) if len(word) > MAX_WORD_CHARS else tex_escaped(word)
+    def pieces(part: str) -> str:
+        if len(part) <= MAX_WORD_CHARS:
+            return part
+        return BREAK.join(part[start : start + BREAK_EVERY] for start in range(0, len(part), BREAK_EVERY))
 
-    return " ".join(map(pieces, text.split(" ")))
+    with_breaks = "".join(map(pieces, re.split("([- ])", sanitize_line(text))))
+    return r"\hspace{0pt}".join(map(tex_escaped, with_breaks.split(BREAK)))
 
 
 def needs_landscape(table: Table) -> bool:
@@ -130,18 +136,23 @@ def title_and_sweep(table: Table) -> tuple[str, str]:
     return title, table.notes[0]
 
 
-def _num_caption_notes(table: Table) -> int:
-    """Return the number of first notes that stand in the caption."""
-    return table.caption_notes if title_and_sweep(table)[1] else 0
+def caption_notes(table: Table) -> list[str]:
+    """Return the notes that a caption needs to stand alone: sweep and cells, units, and what an interval or "±" is.
+
+    They are the first two and those that begin as EXPLAINS_SPREAD; none where the first does not name the sweep.
+    """
+    if not title_and_sweep(table)[1]:
+        return []
+    return [*table.notes[:2], *(note for note in table.notes[2:] if EXPLAINS_SPREAD.match(note))]
 
 
 def _caption(table: Table) -> str:
     """Return the caption, with a short form for the list of tables, and the label.
 
-    After the title it has the first notes (sweep, number of cells, units, intervals) and the lines above the table.
+    After the title it has `caption_notes` and the lines above the table.
     """
     title = title_and_sweep(table)[0]
-    sentences = [*table.notes[: _num_caption_notes(table)], *table.above]
+    sentences = [*caption_notes(table), *table.above]
     after = "".join(f" {tex_breakable(sentence)}" for sentence in sentences)
     label = re.sub(r"[^a-z0-9-]", "", table.number)
     return rf"\caption[{{{tex_breakable(title)}}}]{{\textbf{{{tex_breakable(title)}.}}{after}}}\label{{tab:{label}}}"
