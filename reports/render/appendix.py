@@ -103,19 +103,23 @@ def empty_reason(table: Table) -> str:
     return table.notes[-1] if table.notes else "no rows."
 
 
+def short_title(figure: Picture) -> str:
+    """Return the title of a figure without its sweep and revision."""
+    return re.sub(r", sweep .+?, revision \d+", "", figure.title)
+
+
 def latex_figure(figure: Picture) -> str:
     """Return the LaTeX float of a figure: its PDF (figure-NAME.pdf), caption, and label (fig:NAME).
 
-    The caption is title and notes, escaped; the title alone stands in the list of figures.
+    The caption is title and notes, escaped; the title without sweep stands in the list of figures.
     """
     # one scale for all figures keeps their letters of one size; reduced further to the page if necessary
     size = rf"[scale={FIGURE_SCALE},max width=\linewidth,max totalheight=0.85\textheight]"
-    short = re.sub(r", sweep .+?, revision \d+", "", figure.title)
     title, notes = tex_escaped(f"{figure.title}."), tex_breakable(" ".join(figure.notes))
     lines = [
         r"\begin{figure}\centering\footnotesize",
         rf"\includegraphics{size}{{figure-{figure.name}.pdf}}",
-        rf"\caption[{{{tex_escaped(short)}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
+        rf"\caption[{{{tex_escaped(short_title(figure))}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
         rf"\label{{fig:{figure.name}}}",
         r"\end{figure}",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from ..table import Table, TableEntry
 
@@ -49,6 +50,19 @@ def column_heads(table: Table) -> tuple[ColumnHead, ...]:
             heads.append(ColumnHead(span, label.removesuffix(f" {unit}") if unit else label, shown))
         position += len(labels)
     return tuple(heads)
+
+
+def spans(heads: Iterable[ColumnHead]) -> list[tuple[str, str, int]]:
+    """Return (common heading, unit, number of columns) of each run of columns; a column without one is a run alone.
+
+    The unit is "" where the columns of a run differ in it.
+    """
+    runs = []
+    for _, columns in groupby(enumerate(heads), lambda pair: pair[1].span or pair[0]):
+        run = [head for _, head in columns]
+        units = {head.unit for head in run}
+        runs.append((run[0].span, units.pop() if len(units) == 1 else "", len(run)))
+    return runs
 
 
 def unit_text(entries: Iterable[TableEntry]) -> str:

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from ...results.console.text import counted, html_escaped
 from ..table import Table
-from .appendix import Picture, empty_reason
+from .appendix import Picture, empty_reason, short_title
 from .column_heads import column_heads
+from .html_renderer import spanning_cells
 from .latex import caption_notes, title_and_sweep
 
-THUMBNAIL_ROWS = 9
+THUMBNAIL_ROWS = 12
+THUMBNAIL_PX, SMALLEST_PX, LARGEST_PX = 320.0, 4.5, 9.0
+"""Width of a small table, and the smallest and the largest size of its letters, in pixels."""
+MAX_CELL_CHARS, CHAR_EM = 40, 0.52
+"""Characters after which a text of a small table is cut, and the mean width of one relative to its size."""
 CSS = """
 :root{--ink:#1b1b1f;--dim:#585b66;--page:#fff;--card:#f5f6f9;--line:#d9dbe3;--link:#0b57c4}
 @media (prefers-color-scheme:dark){
@@ -26,10 +31,10 @@ a{color:var(--link)}p{margin:.2rem 0;color:var(--dim)}
 .t{display:block;height:11rem;overflow:hidden;border-radius:4px;background:var(--page);color:inherit;text-decoration:none;padding:.4rem}
 .t:focus-visible{outline:2px solid var(--link)}
 .t img{width:100%;height:100%;object-fit:contain;background:#fff}
-.t table{border-collapse:collapse;font:7.5px/1.35 system-ui,sans-serif;font-variant-numeric:tabular-nums;margin:0 auto}
+.t table{border-collapse:collapse;line-height:1.35;font-variant-numeric:tabular-nums;margin:0 auto}
 .t table{border-top:1.5px solid;border-bottom:1.5px solid}
-.t td{padding:0 .5em;text-align:right;white-space:nowrap;max-width:22em;overflow:hidden;text-overflow:ellipsis}
-.t td.l{text-align:left}.t tr.h td{border-bottom:1px solid;vertical-align:bottom}
+.t td,.t th{padding:0 .5em;text-align:right;white-space:nowrap;max-width:21em;overflow:hidden;text-overflow:ellipsis}
+.t td.l{text-align:left}.t .s th{text-align:center;font-weight:400;background:linear-gradient(currentColor,currentColor) center bottom/calc(100% - .8em) 1px no-repeat}.t tr.h td{border-bottom:1px solid;vertical-align:bottom}
 .n{display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:3;overflow:hidden}
 .f a{display:inline-block;padding:.15rem .5rem .15rem 0}
 summary{cursor:pointer;padding:.3rem 0}li{margin:.2rem 0;color:var(--dim)}
@@ -83,7 +88,7 @@ def gallery_text(
 
 def _figure_card(picture: Picture, files: Mapping[str, str]) -> str:
     """Return the card of a figure: its PNG, title, notes and links."""
-    title, notes = html_escaped(picture.title), html_escaped(" ".join(picture.notes))
+    title, notes = html_escaped(short_title(picture)), html_escaped(" ".join(picture.notes))
     image = f'<img loading="lazy" src="{files["png"]}" alt="{title}. {notes}">'
     return _card(files, image, title, notes)
 
@@ -97,12 +102,16 @@ def _table_card(number: str, table: Table, files: Mapping[str, str]) -> str:
         cells = (f"<td{' class=l' if c < first else ''}>{html_escaped(text)}</td>" for c, text in enumerate(texts))
         return f"<tr{kind}>{''.join(cells)}</tr>"
 
-    above = [line([head.span for head in heads])] if any(head.span for head in heads) else []
-    rows = [*above, line([head.label for head in heads], " class=h"), *map(line, table.rows[:THUMBNAIL_ROWS])]
+    labels, shown = [head.label for head in heads], table.rows[:THUMBNAIL_ROWS]
+    above = [f"<tr class=s>{spanning_cells(heads)}</tr>"] if any(head.span for head in heads) else []
+    rows = [*above, line(labels, " class=h"), *map(line, shown)]
+    chars = sum(min(MAX_CELL_CHARS, max(map(len, column))) + 2 for column in zip(labels, *shown, strict=True))
+    size = min(LARGEST_PX, max(SMALLEST_PX, THUMBNAIL_PX / (chars * CHAR_EM)))
     name = f"Table {number}. {title}" if number.isdigit() else title
-    notes = " ".join(caption_notes(table))
+    # the sweep stands above all cards
+    notes = " ".join(caption_notes(table)[1:])
     # the thumbnail repeats what the linked page says, so screen readers skip it
-    thumbnail = f'<table aria-hidden="true">{"".join(rows)}</table>'
+    thumbnail = f'<table aria-hidden="true" style="font-size:{size:.1f}px">{"".join(rows)}</table>'
     rows_text = counted(len(table.rows), "row")
     return _card(files, thumbnail, f"{html_escaped(name)} ({rows_text})", html_escaped(notes))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import html.parser
 import json
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 from ...results.console.text import html_escaped
 from ..table import Table
-from .column_heads import ColumnHead, column_heads
+from .column_heads import ColumnHead, column_heads, spans
 from .trace import trace_text
 
 CSS = """
@@ -19,11 +18,11 @@ body{font:15px/1.45 system-ui,sans-serif;margin:2rem;color:#1b1b1f;background:#f
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding-bottom:.6rem}
 th,td{padding:.2rem .7rem;text-align:left;vertical-align:top}
-thead{position:sticky;top:0;background:#fff}
-thead tr:first-child>*{border-top:2px solid}
+thead th{vertical-align:bottom}
+thead{position:sticky;top:0;background:#fff;border-top:2px solid}
 thead tr:last-child>*{border-bottom:1px solid}
-.s>*{font-weight:400;white-space:nowrap}
-.s>th{text-align:center;font-weight:600;border-bottom:1px solid;border-right:.7rem solid transparent;background-clip:padding-box}
+th[data-unit]::after{content:attr(data-unit);display:block;font-weight:400;font-size:.85em}
+.s>th{text-align:center;background:linear-gradient(currentColor,currentColor) center bottom/calc(100% - .8rem) 1px no-repeat}
 tbody tr:last-child>*{border-bottom:2px solid}
 tbody th{font-weight:400}
 .n{text-align:right}
@@ -32,6 +31,8 @@ tbody tr:hover>*{background:#f1f3f8}
 @media (prefers-color-scheme:dark){body,thead{background:#16171b;color:#e6e6ea}tbody tr:hover>*{background:#24262e}.w{color:#e3b768}}
 """.strip()
 
+NUMBER_CLASS = ' class="n"'
+
 
 def text(table: Table, *, trace: bool = True) -> str:
     """Return the table as a complete HTML page with its title, lines above, notes and a style sheet.
@@ -39,10 +40,6 @@ def text(table: Table, *, trace: bool = True) -> str:
     Every number carries its cells, attempts, probe, metric, length, unrounded value, sd, n and reason, where known, in
     data- attributes. With `trace` the table element carries the whole trace and its table, sweep and revision.
     """
-
-    def tagged_cells(tag: str, scope: str, texts: Iterable[str], kind: str = "") -> str:
-        return "".join(f'<{tag} scope="{scope}"{kind}>{html_escaped(text)}</{tag}>' for text in texts)
-
     first = table.text_columns
     facts = ""
     if trace:
@@ -50,17 +47,19 @@ def text(table: Table, *, trace: bool = True) -> str:
         facts = "".join(f' data-{name}="{html_escaped(str(fact))}"' for name, fact in table_facts.items())
         facts += f' data-atma-sweep-trace="{html.escape(trace_text(table))}"'
     heads = column_heads(table)
-    head = tagged_cells("th", "col", (head.label for head in heads[:first])) + tagged_cells(
-        "th", "col", (head.label for head in heads[first:]), ' class="n"'
+    head = "".join(
+        f'<th scope="col"{_unit(head)}{"" if index < first else NUMBER_CLASS}>{html_escaped(head.label)}</th>'
+        for index, head in enumerate(heads)
     )
     head = f"<tr>{head}</tr>"
-    if any(head.span or head.unit for head in heads):
-        head = f'<tr class="s">{_spans(heads)}</tr>\n{head}'
+    if any(head.span for head in heads):
+        head = f'<tr class="s">{spanning_cells(heads)}</tr>\n{head}'
     body = []
     for r, row in enumerate(table.rows):
         numbers = "".join(_number(table, r, c) for c in range(len(row) - first))
+        label = "".join(f'<th scope="row">{html_escaped(text)}</th>' for text in row[:1])
         more = "".join(f"<td>{html_escaped(text)}</td>" for text in row[1:first])
-        body.append(f"<tr>{tagged_cells('th', 'row', row[:1])}{more}{numbers}</tr>")
+        body.append(f"<tr>{label}{more}{numbers}</tr>")
     title = html_escaped(table.title)
     notes, above = ("".join(f"<p>{html_escaped(n)}</p>\n" for n in lines) for lines in (table.notes, table.above))
     return (
@@ -71,16 +70,17 @@ def text(table: Table, *, trace: bool = True) -> str:
     )
 
 
-def _spans(heads: Sequence[ColumnHead]) -> str:
-    """Return the HTML cells above the headings: common headings and units, each over its columns."""
+def _unit(head: ColumnHead) -> str:
+    """Return the attribute by which the style sheet shows the unit of a column without a common heading."""
+    return f' data-unit="{html_escaped(head.unit)}"' if head.unit and not head.span else ""
+
+
+def spanning_cells(heads: Sequence[ColumnHead]) -> str:
+    """Return the HTML cells above the headings: common headings with their units, each over its columns."""
     cells = []
-    for (span, unit), columns in groupby(heads, lambda head: (head.span, head.unit)):
-        count = len(list(columns))
-        text = html_escaped(f"{span} ({unit})" if span and unit else span or unit)
-        if span:
-            cells.append(f'<th scope="colgroup" colspan="{count}">{text}</th>')
-        else:
-            cells += [f'<td class="n">{text}</td>'] * count
+    for span, unit, columns in spans(heads):
+        text = html_escaped(f"{span} ({unit})" if unit else span)
+        cells.append(f'<th scope="colgroup" colspan="{columns}">{text}</th>' if span else "<td></td>")
     return "".join(cells)
 
 
