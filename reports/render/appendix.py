@@ -16,7 +16,7 @@ FIGURE_SCALE = 0.75
 """Size of figures relative to print; letters of 7 points become 5.25."""
 HEAD = "\n".join(
     [
-        "% run pdflatex twice, or tectonic once: the first run measures the columns of long tables",
+        "% run pdflatex three times, or tectonic once: the first runs measure the columns of long tables",
         r"\documentclass[10pt]{article}",
         rf"\usepackage[a4paper,margin={MARGIN_MM}mm,footskip=7mm]{{geometry}}",
         r"\usepackage[export]{adjustbox}",

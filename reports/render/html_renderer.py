@@ -107,6 +107,7 @@ class _TableParser(html.parser.HTMLParser):
     """Parser of a page: the texts of all table rows, and the trace of the first table that carries one."""
 
     def __init__(self) -> None:
+        """Begin with no rows and no trace."""
         super().__init__()
         self.rows: list[list[str]] = []
         self.trace: str | None = None

@@ -17,6 +17,7 @@ from .column_heads import ColumnHead, column_heads, row_blocks
 from .trace import TRACE, parse_trace_comment, trace_text
 
 MAX_ROWS_PER_PAGE = 40  # a table with more rows becomes a longtable
+MIN_PARTED_ROWS = 4  # mean number of rows between two little spaces, at least
 MIN_SENTENCE_CHARS = 40  # characters from which on a text column counts as one of sentences
 MIN_SENTENCE_SHARE = 0.12  # least share of the line for a column of sentences
 MIN_LABEL_DIGITS = 13.0  # least width, in digits, to which label columns of a wide table are shortened
@@ -131,8 +132,8 @@ def title_and_sweep(table: Table) -> tuple[str, str]:
     named = SWEEP_NAMED.match(table.notes[0]) if table.notes else None
     if named is None:
         return title, ""
-    for words in (f", sweep {named[1]}", f" of sweep {named[1]}"):
-        title = title.replace(words, "")
+    for suffix in (f", sweep {named[1]}", f" of sweep {named[1]}"):
+        title = title.replace(suffix, "")
     return title, table.notes[0]
 
 
@@ -245,9 +246,9 @@ def _layout(table: Table, heads: Sequence[ColumnHead]) -> _Layout:
     layout = _Layout(digits, {}, COLUMN_GAP * (len(heads) - is_blocked))
     for index in sentences:
         layout = layout.with_paragraph(index, 0.0)
-    left = 1 - layout.width_pt(SCRIPT_DIGIT_PT if _is_long(table) else FOOTNOTE_DIGIT_PT) / LINE_PT
+    free_share = 1 - layout.width_pt(SCRIPT_DIGIT_PT if _is_long(table) else FOOTNOTE_DIGIT_PT) / LINE_PT
     for index, weight in sentences.items():
-        share = max(left * weight / sum(sentences.values()), MIN_SENTENCE_SHARE)
+        share = max(free_share * weight / sum(sentences.values()), MIN_SENTENCE_SHARE)
         layout = layout.with_paragraph(index, share)
     labels = [index for index in range(is_blocked, table.text_columns) if index not in sentences]
     cap = max((digits[index] for index in labels), default=0.0)
@@ -326,17 +327,21 @@ def _rows(table: Table, blocks: Sequence[tuple[str, int]]) -> list[str]:
     Args:
         table: The table.
         blocks: Blocks of rows (`row_blocks`); each begins with a line of its name, and its rows lack the first label.
-            Without any, a little space parts rows where the first of several labels changes in a table over pages.
+            Without any, a little space parts rows where the first of several labels changes in a table over pages, if
+            it seldom does.
     """
     best = table.best
     names = dict(zip(accumulate([0, *(size for _, size in blocks)]), (name for name, _ in blocks), strict=False))
     first = 1 if blocks else 0
+    breaks = {r for r in range(1, len(table.rows)) if table.rows[r][0] != table.rows[r - 1][0]}
+    if not table.paged or table.text_columns < 2 or len(breaks) * MIN_PARTED_ROWS > len(table.rows):
+        breaks = set()
     lines = []
     for r, row in enumerate(table.rows):
         if r in names:
             lines += [r"\addlinespace[2pt]"] if r else []
             lines.append(rf"\multicolumn{{{len(row) - 1}}}{{@{{}}l}}{{\itshape {tex_breakable(names[r])}}} \\*")
-        elif table.paged and r and table.text_columns > 1 and row[0] != table.rows[r - 1][0]:
+        elif r in breaks:
             lines.append(r"\addlinespace[3pt]")
         # braces keep a leading bracket from reading as an argument of the \\ before it
         labels = ["{" + tex_breakable(text) + "}" for text in row[first : table.text_columns]]
