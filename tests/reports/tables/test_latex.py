@@ -82,7 +82,7 @@ class TestCompiled:
     def test_latex_of_complete_appendix(self, store, tmp_path):
         write_report_folder(store, "quick", out=tmp_path, formats=["tex"])
         text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text(), runs=3)
-        assert "Interactions. Sweep quick, revision 1" in " ".join(text.split())
+        assert "Complete results. Sweep quick, revision 1" in " ".join(text.split())
         assert "128.7 ZF" in text
         assert not re.findall("Overfull.*", (tmp_path / "document.log").read_text(errors="replace"))
 
