@@ -9,7 +9,7 @@ from typing import Any
 
 from ..results import paper
 from ..results.console.output_files import make_folder, write_file
-from ..results.console.text import counted, html_escaped, markdown_escaped, tex_escaped
+from ..results.console.text import counted, markdown_escaped
 from ..results.errors import StoreError
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of
@@ -19,19 +19,13 @@ from .figures.canvas.base import FigureData
 from .figures.canvas.figure_options import FigureOptions, with_highlight
 from .figures.files import FORMATS, renderings
 from .render import SUFFIXES, rendered_files
-from .render.latex import PREAMBLE
+from .render.appendix import appendix_text, empty_reason, file_name
+from .render.gallery import gallery_text
 from .sweep_data import ExtraLengths, ReportError, cached_reads, load_sweep_data
 from .table import Table
 from .tables import TABLES, make_table
 
-CSS = (
-    "body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1f;background:#fff;max-width:48rem;margin:2rem auto;padding:0 1rem}"
-    "h1{font-size:1.4rem}ul{padding-left:1.2rem}li{margin:.2rem 0}a{color:#0b57c4}"
-    "img{max-width:100%;height:auto}figure{margin:2rem 0}figcaption{color:#585b66}"
-)
 DASHBOARD = "dashboard.html"
-MAX_INLINE_ROWS = 200
-"""Tables with more rows are placed at the end of the appendix."""
 FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", DASHBOARD)
 """Files in the folder that are neither tables nor figures."""
 FORMAT_SUFFIXES = {format: suffix for suffix, format in SUFFIXES.items()}
@@ -45,11 +39,6 @@ class WrittenFiles:
     """Written files, in order."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Reason for each skipped table ("NAME") or figure ("figure NAME")."""
-
-
-def file_name(name: str) -> str:
-    """Return the file name, without suffix, of a table: `table-6` for a numbered one, else its name."""
-    return f"table-{name}" if name.isdigit() else name
 
 
 @cached_reads()
@@ -70,7 +59,7 @@ def write_report_folder(
 ) -> WrittenFiles:
     """Write every table in every requested format and every figure as SVG, PDF and PNG, with an index.
 
-    The index is index.md and index.html. The format "tex" adds appendix.tex, a document of them all; "html" adds the
+    The index is index.md and index.html, a gallery. The format "tex" adds appendix.tex, a document of them all; "html" adds the
     dashboard. Tables and figures that cannot be made are listed in the index with the reason. Those about studies are
     left out silently for other sweeps, and so is the comparison of the reference with itself. Existing files are
     replaced, others stay.
@@ -130,12 +119,16 @@ def write_report_folder(
                 _write(path, text, written)
     pictures = _write_figures(store, name, figures, out, written, {"lengths": lengths, **(options or {})}, look)
     if "tex" in formats:
-        _write(out / "appendix.tex", _document(tables, pictures), written)
+        _write(out / "appendix.tex", appendix_text(name, tables, list(pictures.values()), written.skipped), written)
     if "html" in formats:
         write_dashboard(store, out / DASHBOARD, name, lengths=lengths)
         written.files.append(out / DASHBOARD)
-    _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.skipped), written)
-    _write(out / "index.html", _index_html(name, tables, pictures, formats, written.skipped), written)
+    files = {
+        number: {format: f"{file_name(number)}{FORMAT_SUFFIXES[format]}" for format in formats} for number in tables
+    } | {f"figure {key}": {format: f"figure-{key}.{format}" for format in FORMATS} for key in pictures}
+    index = (name, tables, pictures, files, written.skipped, DASHBOARD if "html" in formats else None)
+    _write(out / "index.md", _index_markdown(*index), written)
+    _write(out / "index.html", gallery_text(*index), written)
     return written
 
 
@@ -182,116 +175,34 @@ def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
     written.files.append(path)
 
 
-def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
-    """Return the LaTeX document that includes all tables and figures, long tables last.
-
-    It has lists of both, and refers to the files of the folder by name. Long are tables of more than 200 rows.
-    """
-    # long tables come last
-    short = [number for number, table in tables.items() if len(table.rows) <= MAX_INLINE_ROWS]
-    parts = [rf"\input{{{file_name(number)}}}" for number in short]
-    parts += [latex_figure(figure) for figure in pictures.values()]
-    parts += [rf"\input{{{file_name(number)}}}" for number in tables if number not in short]
-    body = "\n\\clearpage\n".join(parts)
-    head = [
-        "% run pdflatex twice: the first run measures the columns of long tables",
-        "\\documentclass{article}",
-        r"\usepackage[margin=15mm,landscape]{geometry}",
-        r"\usepackage[export]{adjustbox}",
-        # scalable fonts, if installed
-        r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",
-    ]
-    head.append(PREAMBLE)
-    lists = r"\listoftables\listoffigures\clearpage"
-    return "\n".join([*head, r"\begin{document}", lists, body, r"\end{document}"]) + "\n"
-
-
-def latex_figure(figure: FigureData) -> str:
-    """Return the LaTeX float of a figure: its PDF (figure-NAME.pdf), caption, and label (fig:NAME).
-
-    The caption is title and notes, escaped; the title alone stands in the list of figures.
-    """
-    # natural size, reduced to the page if necessary
-    size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
-    title, notes = tex_escaped(f"{figure.title}."), tex_escaped(" ".join(figure.notes))
-    lines = [
-        r"\begin{figure}[htbp]\centering",
-        rf"\includegraphics{size}{{figure-{figure.name}.pdf}}",
-        rf"\caption[{{{tex_escaped(figure.title)}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
-        rf"\label{{fig:{figure.name}}}",
-        r"\end{figure}",
-    ]
-    return "\n".join(lines)
-
-
-def _rows(table: Table) -> str:
-    """Return the number of rows of a table as text: "12 rows"."""
-    return counted(len(table.rows), "row")
-
-
 def _index_markdown(
     name: str,
-    tables: dict[str, Table],
-    pictures: dict[str, FigureData],
-    formats: Sequence[str],
-    skipped: dict[str, str],
+    tables: Mapping[str, Table],
+    pictures: Mapping[str, FigureData],
+    files: Mapping[str, Mapping[str, str]],
+    skipped: Mapping[str, str],
+    dashboard: str | None,
 ) -> str:
-    """Return index.md: links to all tables and figures, and the skipped ones with reasons.
+    """Return index.md: links to all tables and figures, and the empty and skipped ones with reasons.
 
     Args:
         name: Name of the sweep.
         tables: Tables by number or name.
         pictures: Figures by name.
-        formats: Formats of the written tables.
+        files: File by format, per table number and per "figure NAME".
         skipped: Reason by table or figure.
+        dashboard: File of the dashboard; None where it was not written.
     """
+
+    def links(key: str) -> str:
+        return ", ".join(f"[{format}]({file})" for format, file in files[key].items())
+
     lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
-    if "html" in formats:
-        lines.append(f"- Interactive page of the sweep: [dashboard]({DASHBOARD})")
+    if dashboard:
+        lines.append(f"- Interactive page of the sweep: [dashboard]({dashboard})")
     for number, table in tables.items():
-        links = ", ".join(f"[{format}]({file_name(number)}{FORMAT_SUFFIXES[format]})" for format in formats)
-        lines.append(f"- {markdown_escaped(table.title)} ({_rows(table)}): {links}")
-    for number, picture in pictures.items():
-        links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
-        lines.append(f"- {markdown_escaped(picture.title)}: {links}")
+        rows = counted(len(table.rows), "row") if table.rows else f"0 rows: {empty_reason(table).rstrip('.')}"
+        lines.append(f"- {markdown_escaped(f'{table.title} ({rows})')}: {links(number)}")
+    lines += [f"- {markdown_escaped(picture.title)}: {links(f'figure {key}')}" for key, picture in pictures.items()]
     lines += [f"- {number} skipped: {markdown_escaped(reason)}" for number, reason in skipped.items()]
     return "\n".join(lines) + "\n"
-
-
-def _index_html(
-    name: str,
-    tables: dict[str, Table],
-    pictures: dict[str, FigureData],
-    formats: Sequence[str],
-    skipped: dict[str, str],
-) -> str:
-    """Return index.html: links to all tables, the figures as images, and the skipped ones with reasons.
-
-    Args:
-        name: Name of the sweep.
-        tables: Tables by number or name.
-        pictures: Figures by name.
-        formats: Formats of the written tables.
-        skipped: Reason by table or figure.
-    """
-    rows = [f'<li>Interactive page of the sweep: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
-    for number, table in tables.items():
-        links = " ".join(f'<a href="{file_name(number)}{FORMAT_SUFFIXES[format]}">{format}</a>' for format in formats)
-        rows.append(f"<li>{html_escaped(table.title)} ({_rows(table)}): {links}</li>")
-    rows += [f"<li>{number} skipped: {html_escaped(reason)}</li>" for number, reason in skipped.items()]
-    shown = []
-    for number, picture in pictures.items():
-        links = " ".join(f'<a href="figure-{number}.{format}">{format}</a>' for format in FORMATS)
-        title_text = html_escaped(picture.title)
-        notes = html_escaped(" ".join(picture.notes))
-        shown.append(
-            f'<figure><img src="figure-{number}.png" alt="{title_text}. {notes}">'
-            f"<figcaption><b>{title_text}.</b> {notes} {links}</figcaption></figure>"
-        )
-    title = f"Tables and figures of sweep {html_escaped(name)}"
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{CSS}</style></head>\n"
-        f"<body>\n<h1>{title}</h1>\n<ul>\n" + "\n".join(rows) + "\n</ul>\n" + "\n".join(shown) + "\n</body>\n</html>\n"
-    )

@@ -3,11 +3,15 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from atma_sweep.reports.render import render
-from atma_sweep.reports.render.latex import PREAMBLE
+from atma_sweep.reports.render.appendix import appendix_text
+from atma_sweep.reports.render.latex import PREAMBLE, needs_landscape
+from atma_sweep.reports.render.latex import rows as latex_rows
 from atma_sweep.reports.report_folder import write_report_folder
+from atma_sweep.reports.table import Table, TableEntry
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.console.text import tex_escaped
@@ -16,24 +20,21 @@ from patience import PATIENCE_S
 
 needs_pdflatex = pytest.mark.skipif(
     shutil.which("pdflatex") is None or shutil.which("pdftotext") is None,
-    reason="needs pdflatex with siunitx, and pdftotext: apt-get install texlive-latex-extra texlive-science poppler-utils",
+    reason="needs pdflatex with siunitx, and pdftotext: apt-get install texlive-latex-extra texlive-science tex-gyre lmodern poppler-utils",
 )
 HOSTILE = 'a|b_{x}$\\input{/etc/passwd}%#&~^<>[bold]`*"ü–±→中\x1b'
 
 
-def compiled(folder, *tables, document=None):
+def compiled(folder, *tables, document=None, runs=1):
     """Compile tables (or a document) with pdflatex and return the text of the PDF, in the order of the page."""
     body = "\n\\clearpage\n".join(tables)
     head = "\\documentclass{article}\\usepackage[margin=1cm,landscape]{geometry}\n" + PREAMBLE
     text = document or f"{head}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
     folder.mkdir(exist_ok=True)
     (folder / "document.tex").write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"],
-        cwd=folder,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
+    for _ in range(runs):
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=PATIENCE_S)
     log = done.stdout.decode("utf-8", "replace")
     assert done.returncode == 0, log[-3000:]
     assert "Missing character" not in (folder / "document.log").read_text(errors="replace")
@@ -80,30 +81,136 @@ class TestCompiled:
     @pytest.mark.thorough
     def test_latex_of_complete_appendix(self, store, tmp_path):
         write_report_folder(store, "quick", out=tmp_path, formats=["tex"])
-        text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text())
-        assert "Interactions, sweep quick" in text
+        text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text(), runs=3)
+        assert "Complete results. Sweep quick, revision 1" in " ".join(text.split())
         assert "128.7 ZF" in text
+        assert not re.findall("Overfull.*", (tmp_path / "document.log").read_text(errors="replace"))
+
+    @pytest.mark.thorough
+    def test_appendix_of_the_paper_has_sixteen_pages(self, published, tmp_path):
+        write_report_folder(published, "printed-v2", out=tmp_path, formats=["tex"], reference="printed-v2")
+        text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text(), runs=3)
         log = (tmp_path / "document.log").read_text(errors="replace")
-        assert not re.findall(r"Overfull .hbox .* in alignment", log), "no table is wider than the page"
+        assert not re.findall("Overfull.*|.*Warning.*", log)
+        if tgtermes_is_installed():
+            assert 10 < text.count("\f") <= 16
+        info = subprocess.run(["pdfinfo", "-l", "-1", "document.pdf"], cwd=tmp_path, capture_output=True, check=True)
+        sizes = re.findall(r"Page +\d+ size: +([\d.]+) x ([\d.]+)", info.stdout.decode())
+        assert all(float(width) < float(height) for width, height in sizes), "every page is upright"
+        # the numbers of the paper are those of the tables, and empty tables are named with their reason
+        for number, title in ((1, "Attention alone"), (4, "Training throughput"), (6, "Complete results")):
+            assert re.search(rf"Table {number}: {title}", text)
+        assert re.search(r"Failures: All ended attempts finished\.", " ".join(text.split()))
+
+
+def tgtermes_is_installed():
+    """Return True if LaTeX has the font that the appendix is set in; otherwise it takes a wider one."""
+    found = subprocess.run(["kpsewhich", "tgtermes.sty"], capture_output=True)
+    return found.returncode == 0
 
 
 def test_number_columns_are_those_of_siunitx(published_effects):
     text = render(published_effects, "tex")
     spec = re.search(r"\\begin\{longtable\}\{@\{\}(.*)@\{\}\}", text)
     assert spec is not None
-    assert spec[1].startswith("llllS[table-format=2.0]S[table-format=+2.3, print-implicit-plus]")
+    plus = "S[table-format=+2.3, print-implicit-plus]"
+    assert spec[1].startswith(f"lllS[table-format=2.0]{plus}{plus}{plus}S[table-format=<1.4]")
 
 
-def test_a_wide_table_over_pages_gets_smaller_letters(published):
-    """By its width in points at the size of footnotes and the next smaller one, against the line of whatever document it is in."""
+def test_heads_of_complete_results_are_those_of_the_paper(published):
+    """Clean, Junk and Ndl span the shortest and the longest length; units stand in a line of their own."""
+    text = render(make_table("6", published, "printed-v2"), "tex")
+    above, rules, labels, units = text.partition("\\toprule\n")[2].splitlines()[:4]
+    assert re.findall(r"\\multicolumn\{2\}\{c\}\{(\w+)\}", above) == ["Clean", "Junk", "Ndl"]
+    assert re.findall(r"\d+-\d+", rules) == ["7-8", "9-10", "11-12"]
+    printed = ["Type", "Reg", "Dist", "Mem", "Win", "Val", *(["2K", "64K"] * 3), "MFU"]
+    assert [cell.strip(" {}\\") for cell in labels.split("&")] == printed
+    assert re.findall(r"\{(nats/token|\\%)\}", units) == ["nats/token"] + ["nats/token"] * 2 + ["\\%"] * 2
+    assert text.count("\\cmidrule") == 2 * 3, "the headings stand again on every page"
+
+
+def test_caption_names_data_units_and_interval(published_effects):
+    caption = next(line for line in render(published_effects, "tex").splitlines() if line.startswith("\\caption"))
+    assert caption.startswith("\\caption[{Effect of each factor, by matched pairs}]{\\textbf{Effect of each factor")
+    for sentence in (
+        "Sweep printed-v2, revision 1: 120 of 120 cells done.",
+        "Differences in nats per token",
+        "Low, High and p",
+    ):
+        assert caption.count(sentence) == 1
+    below = render(published_effects, "tex").partition("\\end{longtable}")[2]
+    assert "Low, High and p" not in below.split("atma-sweep-trace")[0]
+
+
+def test_rows_of_a_rendering_read_back_as_the_table(published, published_effects):
+    """Blocks of rows lose their first column on the page, not when read."""
+    for table in (
+        make_table("6", published, "printed-v2"),
+        make_table("3", published, "printed-v2"),
+        published_effects,
+    ):
+        read = latex_rows(render(table, "tex"))
+        assert len(read) == len(table.rows) + 1
+        assert {len(row) for row in read} == {len(table.columns)}
+        for row, texts in zip(read[1:], table.rows, strict=True):
+            tilde = [cell.replace(r"\textasciitilde{}", "~") for cell in row]
+            plain = [re.sub(r"\\bfseries |^\{|\}$|\\(?=[_%])", "", cell) for cell in tilde]
+            assert plain[0].startswith(texts[0])
+            assert plain[1:] == list(texts[1:])
+
+
+def test_a_wide_table_gets_smaller_letters(published):
+    """LaTeX compares the width, in digits of its font and points of gaps, with the line of whatever document it is in."""
     matches = re.findall(
-        r"\\ifdim(\d+)pt>\\linewidth\\(\w+)\\fi", render(make_table("6", published, "printed-v2"), "tex")
+        r"\\ifdim\\dimexpr([\d.]+)\\fontcharwd\\font`\\0 \+0\.000\\linewidth\+(\d+)pt\\relax>"
+        r"\\dimexpr\\linewidth\+1pt\\relax\\(\w+)\\fi",
+        render(make_table("6", published, "printed-v2"), "tex"),
     )
-    (full, first), (smaller, second) = matches
-    assert (first, second) == ("scriptsize", "tiny")
-    assert float(smaller) == pytest.approx(float(full) * 7 / 8, abs=1)
-    # 13 columns of at most 10 signs
-    assert 300 < float(full) < 13 * (10 * 4.4 + 7)
+    assert [size for *_, size in matches] == ["scriptsize", "tiny"]
+    digits, gaps = float(matches[0][0]), int(matches[0][1])
+    # 13 columns of at most 10 characters
+    assert 45 < digits < 130
+    assert gaps == 13 * 6
+
+
+def wide(columns: int, width: int) -> Table:
+    """Return a table of labels, the first of which has words of several lengths, and numbers of eight digits."""
+    labels = ("some words of this label here"[:width], "short")
+    entries = tuple(TableEntry(text="12345.678", value=12345.678) for _ in range(columns))
+    return Table(
+        number="wide",
+        title="Wide",
+        columns=("First", "Second", *(f"N{index}" for index in range(columns))),
+        text_columns=2,
+        rows=((*labels, *(entry.text for entry in entries)),) * 3,
+        raw_of=tuple,
+        trace_of=dict,
+        notes=(),
+        entries=(entries,) * 3,
+    )
+
+
+def test_a_table_lies_on_its_side_only_if_it_must():
+    """At 3.5 pt a digit, 12 columns of 8.7 digits and a gap of 6 pt fill 437 of 520 pt; 14 columns with labels do not fit."""
+    assert "}p{0." not in render(wide(10, 29), "tex", trace=False), "everything fits"
+    assert not needs_landscape(wide(12, 29))
+    assert "}p{0." in render(wide(12, 29), "tex", trace=False), "the first label takes two lines"
+    assert needs_landscape(wide(16, 29))
+    text = appendix_text("s", {"wide": wide(16, 29), "small": wide(2, 5)}, [], {"6": "no number"})
+    assert re.findall(r"\\begin\{landscape\}(.*)\\end\{landscape\}", text) == [r"\setcounter{table}{0}\input{wide}"]
+    assert r"\textbf{6}: no number." in text
+
+
+def test_appendix_keeps_the_numbers_of_the_paper():
+    """Without an empty Table 1, Table 2 is still 2, and named tables follow the numbered ones."""
+    tables = {
+        "1": replace(wide(1, 4), rows=(), entries=(), notes=("Nothing is measured.",)),
+        "2": wide(1, 4),
+        "x": wide(1, 4),
+    }
+    text = appendix_text("s", tables, [], {})
+    assert re.findall(r"\{table\}\{(\d)\}\\input\{(.*)\}", text) == [("1", "table-2"), ("2", "x")]
+    assert r"\textbf{Wide}: Nothing is measured." in text
 
 
 def test_escapes_leave_no_sign_that_pdflatex_lacks():

@@ -184,6 +184,7 @@ class TestFormats:
     def test_tex_rows_have_a_cell_per_column(self, store):
         text = render(table6(store), "tex")
         body = text[text.index(r"\endlastfoot") : text.index(r"\end{longtable}")].splitlines()[1:]
+        body = [line for line in body if not line.startswith("%")]
         assert [line.count(" & ") for line in body] == [12] * 5
         assert all(line.endswith(r" \\") for line in body)
         spec = re.search(r"\\begin\{longtable\}\{@\{\}(.*)@\{\}\}", text)
@@ -246,7 +247,8 @@ class TestHostileText:
         assert "\x1b" not in text
         page = Page()
         page.feed(text)
-        assert page.cells[14] == sanitize_line(HOSTILE)
+        # MFU is the last heading, below common ones
+        assert page.cells[page.cells.index("MFU") + 1] == sanitize_line(HOSTILE)
         assert set(page.tags) <= set("html head meta title style body p table caption thead tbody tr th td b".split())
         trace = json.loads(page.attributes["data-atma-sweep-trace"])
         assert trace["sweep"] == HOSTILE
