@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_rgba
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
 LEAST_POINTS = 5.0
 LEAST_CONTRAST = 4.5
@@ -43,11 +43,18 @@ def shown_texts(figure: Any) -> Iterator[Text]:
             yield text
 
 
+def box_of(text: Text, renderer: Any) -> Any:
+    """Return the box of a text in pixels, without the arrow of an annotation."""
+    if isinstance(text, Annotation):
+        text.update_positions(renderer)
+    return Text.get_window_extent(text, renderer)
+
+
 def text_boxes(figure: Any) -> Iterator[tuple[str, Any]]:
     """Yield (text, box in pixels) of every visible text."""
     renderer = figure.canvas.get_renderer()
     for text in shown_texts(figure):
-        yield text.get_text(), Text.get_window_extent(text, renderer)
+        yield text.get_text(), box_of(text, renderer)
 
 
 def layout_faults(figure: Any) -> list[str]:
@@ -59,7 +66,7 @@ def outside_faults(figure: Any) -> list[str]:
     """Return a line per text that leaves the canvas, or the box that it is clipped to."""
     renderer, faults = figure.canvas.get_renderer(), []
     for text in shown_texts(figure):
-        box = Text.get_window_extent(text, renderer)
+        box = box_of(text, renderer)
         limits = [figure.bbox, *([text.get_clip_box()] if text.get_clip_on() and text.get_clip_box() else [])]
         for limit in limits:
             if not (
@@ -110,7 +117,7 @@ def contrast_faults(figure: Any) -> list[str]:
     """
     renderer, texts = figure.canvas.get_renderer(), list(shown_texts(figure))
     alphas = [text.get_alpha() for text in texts]
-    boxes = [Text.get_window_extent(text, renderer) for text in texts]
+    boxes = [box_of(text, renderer) for text in texts]
     for text in texts:
         text.set_alpha(0)
     figure.canvas.draw()

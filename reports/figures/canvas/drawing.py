@@ -22,6 +22,7 @@ from ...render.style import GOOD as GOOD
 from ...render.style import GREY as GREY
 from ...render.style import HATCHES as HATCHES
 from ...render.style import HEAT_MAP as HEAT_MAP
+from ...render.style import INK as INK
 from ...render.style import MARKERS as MARKERS
 from ...render.style import MISSING as MISSING
 from ...render.style import NEUTRAL as NEUTRAL
