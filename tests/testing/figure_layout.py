@@ -142,8 +142,8 @@ def contrast_faults(figure: Any) -> list[str]:
 def plotted_values(figure: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (description, numbers [points, 2]) of what is drawn in data coordinates: lines, markers, bars and maps.
 
-    Guides, axis lines and shaded areas are left out: their transform is not that of the data, or their group id begins
-    with "guide". An image gives its numbers in both columns.
+    Guides, axis lines and shaded areas are left out: their transform is not that of the data, or their label begins
+    with "_guide". An image gives its numbers in both columns.
     """
     for index, axes in enumerate(figure.axes):
         if not axes.axison or axes.get_label() == "<colorbar>":
@@ -160,7 +160,7 @@ def plotted_values(figure: Any) -> Iterator[tuple[str, np.ndarray]]:
             numbers = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan).ravel()
             drawn.append(("map", image, np.column_stack([numbers, numbers])))
         for kind, artist, points in drawn:
-            if not (artist.get_gid() or "").startswith("guide") and artist.get_visible() and len(points):
+            if not str(artist.get_label()).startswith("_guide") and artist.get_visible() and len(points):
                 yield f"{kind} of panel {index}", np.ma.filled(np.ma.asarray(points, dtype=float), np.nan)
 
 

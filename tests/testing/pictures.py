@@ -17,7 +17,10 @@ COLUMN = FigureOptions(style="nature", width_mm=89.0, title=False)
 def figure_of(figure_data: FigureData, look: FigureOptions = COLUMN) -> Any:
     """Return the figure of matplotlib, laid out."""
     with drawing.settings(look):
-        return drawn(figure_data, look)
+        figure = drawn(figure_data, look)
+        # panels with a fixed aspect ratio have their place only after this
+        figure.draw_without_rendering()
+        return figure
 
 
 def assert_texts_apart(figure: Any) -> int:

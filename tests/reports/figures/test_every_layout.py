@@ -65,7 +65,7 @@ def store_of(tmp_path_factory: pytest.TempPathFactory, blank: Any) -> Callable[[
 def means_by_hand(frame: pd.DataFrame) -> list[float]:
     """Return the means of the lines of a frame over lengths, seeds first, and the ends of their 95 % t intervals.
 
-    Of a single configuration the interval is that of its seeds.
+    Of a single configuration the interval is that of its seeds. Gates that never decay are drawn with 2^20 tokens.
     """
     x = next((name for name in ("length", "pairs") if name in frame), None)
     if x is None or not {"panel", "line", "configuration"} <= set(frame):
@@ -82,8 +82,8 @@ def means_by_hand(frame: pd.DataFrame) -> list[float]:
             numbers += [centre - half, centre + half, max(0, centre - half), min(1, centre + half)]
     if "depth" in frame:
         numbers += list(frame.groupby(["configuration", "depth", "length"])["value"].mean())
-    if "head" in frame and "value" in frame:
-        numbers += list(np.log2(frame["value"]))
+    if "half_life" in frame and frame["half_life"].isna().any():
+        numbers.append(2.0**20)
     return numbers
 
 
