@@ -102,7 +102,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         left=frame["start"] / seconds_per_unit,
         width=((frame["end"] - frame["start"]) / seconds_per_unit).clip(lower=total_width / 400),
     )
-    figure = drawing.page(min(8.0, 0.24 * max(total, 3 * len(machines))) + 0.55)
+    figure = drawing.page(min(5.5, 0.24 * max(total, 3 * len(machines))) + 0.55)
     (axes,) = drawing.panels(figure, [""])
     _draw_bars(axes, bars)
     room = max(12, int(0.26 * figure.get_figwidth() * 72 / (0.6 * drawing.size("ytick.labelsize"))))

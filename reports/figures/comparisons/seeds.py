@@ -196,4 +196,4 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
         "color": stratum_style["color"],
         "annotation_clip": False,
     }
-    drawing.note(axes, f"± {used:#.2g}".rstrip("."), (1, position), (4, 0), **style)
+    drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, position), (4, 0), **style)

@@ -65,23 +65,25 @@ def store_of(tmp_path_factory: pytest.TempPathFactory, blank: Any) -> Callable[[
 def means_by_hand(frame: pd.DataFrame) -> list[float]:
     """Return the means of the lines of a frame over lengths, seeds first, and the ends of their 95 % t intervals.
 
-    Of a single configuration the interval is that of its seeds. Gates that never decay are drawn with 2^20 tokens.
+    Of a single configuration the interval is that of its seeds. Gates that never decay are drawn with 2^20 tokens, ends of
+    attempts in minutes or hours.
     """
-    x = next((name for name in ("length", "pairs") if name in frame), None)
-    if x is None or not {"panel", "line", "configuration"} <= set(frame):
-        return []
-    keys = [name for name in ("panel", "line", "probe", "metric", x) if name in frame]
     numbers: list[float] = []
-    for _, rows in frame.groupby(keys):
-        units = [float(np.mean(group)) for _, group in rows.groupby("configuration")["value"]]
-        numbers.append(float(np.mean(units)))
-        units = units if len(units) > 1 else list(rows["value"])
-        if len(units) > 1:
-            half = stats.t.ppf(0.975, len(units) - 1) * np.std(units, ddof=1) / len(units) ** 0.5
-            centre = numbers[-1]
-            numbers += [centre - half, centre + half, max(0, centre - half), min(1, centre + half)]
+    x = next((name for name in ("length", "pairs") if name in frame), None)
+    if x is not None and {"panel", "line", "configuration"} <= set(frame):
+        keys = [name for name in ("panel", "line", "probe", "metric", x) if name in frame]
+        for _, rows in frame.groupby(keys):
+            units = [float(np.mean(group)) for _, group in rows.groupby("configuration")["value"]]
+            centre = float(np.mean(units))
+            numbers.append(centre)
+            units = units if len(units) > 1 else list(rows["value"])
+            if len(units) > 1:
+                half = stats.t.ppf(0.975, len(units) - 1) * np.std(units, ddof=1) / len(units) ** 0.5
+                numbers += [centre - half, centre + half, max(0, centre - half), min(1, centre + half)]
     if "depth" in frame:
         numbers += list(frame.groupby(["configuration", "depth", "length"])["value"].mean())
+    if "failure" in frame:
+        numbers += [*(frame["end"] / 60), *(frame["end"] / 3600)]
     if "half_life" in frame and frame["half_life"].isna().any():
         numbers.append(2.0**20)
     return numbers
