@@ -1,22 +1,18 @@
 """The gallery: every figure and table, drawn from sweeps that come along, with the command under each.
 
-`python -m tests.testing.gallery` writes docs/gallery.md and docs/images/gallery/. Figures whose data no shipped sweep
+`python tests/testing/gallery.py` writes docs/gallery.md and docs/images/gallery/. Figures whose data no shipped sweep
 has are drawn from invented data of the test factories, and the page says so.
 """
 
 from __future__ import annotations
 
 import io
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "testing")]
-
-import studied  # noqa: E402
+import studied
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData, caption
@@ -25,14 +21,15 @@ from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.results.names import PUBLISHED, SHIPPED
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.shipped import shipped_store
-from atma_sweep.results.names import PUBLISHED, SHIPPED
 from atma_sweep.results.store.store import Store, open_store
 from PIL import Image
 from sweeps import fill_probed, fill_replicated
 from swept import swept
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGE, IMAGES = ROOT / "docs" / "gallery.md", ROOT / "docs" / "images" / "gallery"
 SWEEPS = (
     "printed-v2", "replication-pilot", "replication-rates", "replication-retrieval", "replication-longer", "replication",
@@ -183,7 +180,7 @@ def page() -> str:
     lines = ["# Gallery", "", "Every figure and table of `atma-sweep report`, with the command under each.", ""]
     lines += ["The sweeps named here come along with the program: no run and no database is needed.", ""]
     lines += [
-        "`python -m tests.testing.gallery` writes this page. Options of style, width and format: [figures.md](figures.md).",
+        "`python tests/testing/gallery.py` writes this page. Options of style, width and format: [figures.md](figures.md).",
         "",
     ]
     lines += ["## Figures", ""]

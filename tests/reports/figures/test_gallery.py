@@ -50,4 +50,4 @@ def test_gallery_captions_are_those_of_the_figures() -> None:
 
     source, text = Source(), PAGE.read_text()
     stale = [name for name in FIGURES if f"> {caption_of(source, name)}\n" not in text]
-    assert stale == [], "run python -m tests.testing.gallery"
+    assert stale == [], "run python tests/testing/gallery.py"
