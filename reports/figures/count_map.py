@@ -115,8 +115,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if slopes:
             low, high = min(low for low, _ in slopes), max(high for _, high in slopes)
             axes.fill_between(x, count_map(counts, low), count_map(counts, high), color=BAND, linewidth=0, zorder=1)
-            handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
-    start = f"at initialization: β {init['beta'].iloc[0]:.3f}"
+            handles[f"single heads: β = {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
+    start = f"at initialization: β = {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
     if learned:
         handles[start] = line
@@ -141,13 +141,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_ylim(0, 1)
     for label, power in GUIDES.items():
         _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
-    axes.set_xlabel("number of equally weighted keys, m")
-    axes.set_ylabel("magnitude, mag")
+    axes.set_xlabel("equally weighted keys, m")
+    axes.set_ylabel("output magnitude")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
 
 def _curve_label(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
-    return f"{names[curve['cell'].iloc[0]]}: β {curve['beta'].iloc[0]:.3f}"
+    return f"{names[curve['cell'].iloc[0]]}: β = {curve['beta'].iloc[0]:.3f}"
 
 
 def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
@@ -162,6 +162,7 @@ def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
     m = np.geomspace(1, MAX_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1
-    axes.plot(np.log1p(m[inside]), heights[inside], color=drawing.FAINT, linestyle=drawing.DASHES[1], zorder=2)
+    line = {"color": drawing.FAINT, "linestyle": drawing.DASHES[1], "zorder": 2}
+    axes.plot(np.log1p(m[inside]), heights[inside], **line, label=f"_guide {label}")
     style: dict[str, Any] = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
     drawing.note(axes, label, (math.log1p(m[inside][-1]), 1.0), (0, 2), **style)

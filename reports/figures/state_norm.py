@@ -145,7 +145,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _set_y_axis(axes, frame["value"])
     for axes, name in zip(grid, names, strict=True):
         _draw_guides(axes, means[means["panel"] == name])
-    drawing.outer_labels(figure, length_label(trained), "norm of the state")
+    drawing.outer_labels(figure, length_label(trained), "Frobenius norm of the state")
     if single:
         last = means[means["length"] == means["length"].max()].set_index("metric")["value"]
         if set(last.index) == set(means["metric"]):
@@ -213,7 +213,8 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
         visible = y <= high
-        axes.plot(x[visible], y[visible], color=drawing.FAINT, alpha=0.6, linewidth=drawing.line_width(4), zorder=1)
+        band = {"color": drawing.FAINT, "alpha": 0.6, "linewidth": drawing.line_width(4), "zorder": 1}
+        axes.plot(x[visible], y[visible], **band, label=f"_guide {label}")
         # the label of the steeper line is above its end, that of the other below its middle
         steep = power == max(GUIDES.values())
         index = int(np.flatnonzero(visible)[-1]) if steep else len(x) // 2
@@ -222,5 +223,6 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
             "ha": "right" if steep else "left",
             "va": "bottom" if steep and visible.all() else "top",
         }
-        drawing.note(axes, label, (x[index], y[index]), offset if steep else (4, -4), color=drawing.GREY, **style)
+        style |= {"bbox": drawing.BACKING | {"alpha": 1.0}, "color": drawing.GREY}
+        drawing.note(axes, label, (x[index], y[index]), offset if steep else (4, -4), **style)
     axes.set_ylim(low, high)

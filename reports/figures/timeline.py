@@ -10,18 +10,15 @@ import pandas as pd
 
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
+from ..render.style import STATE_INKS, tint
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 
-STATE_COLOURS = {
-    "done": "#56B4E9",
-    "running": "#ffffff",
-    "interrupted": "#b8b8b8",
-    "failed": "#D55E00",
-    "diverged": "#000000",
-}
-"""Fill colour of an attempt's bar by state."""
+STATES = ("done", "running", "interrupted", "failed", "diverged")
+FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
+CROWD = 100
+"""Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
 MAX_KEY_ENTRIES = 40
 """Largest number of cells that the key below the axes names; with more, it names only those with a bad end."""
@@ -70,7 +67,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         rows.append(fields | {"state": started.state, "failure": started.failure, "step": started.step})
     frame = pd.DataFrame(rows)
     notes = [f"First start {first:%Y-%m-%d %H:%M} UTC. A cross marks an attempt that failed or diverged."]
-    if len(numbers) > MAX_KEY_ENTRIES:
+    if len(numbers) > MAX_KEY_ENTRIES and len(rows) < CROWD:
         notes.append(f"Cells are numbered by their first start; --json lists all {len(numbers)}.")
     return collected(store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes)
 
@@ -105,7 +102,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         left=frame["start"] / seconds_per_unit,
         width=((frame["end"] - frame["start"]) / seconds_per_unit).clip(lower=total_width / 400),
     )
-    figure = drawing.page(min(8.0, 0.24 * max(total, 3 * len(machines))) + 0.55)
+    figure = drawing.page(min(5.5, 0.24 * max(total, 3 * len(machines))) + 0.55)
     (axes,) = drawing.panels(figure, [""])
     _draw_bars(axes, bars)
     room = max(12, int(0.26 * figure.get_figwidth() * 72 / (0.6 * drawing.size("ytick.labelsize"))))
@@ -121,7 +118,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.locator_params(axis="x", nbins=5, min_n_ticks=3)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"{unit} since the first start")
-    _write_key(figure, axes, _key_entries(bars, _write_names(figure, axes, bars)))
+    numbered = _write_names(figure, axes, bars) if len(bars) < CROWD else set()
+    _write_key(figure, axes, _key_entries(bars, numbered))
     return drawing.finished(figure, figure_data.title, figure_data.notes, _state_handles(bars))
 
 
@@ -160,11 +158,12 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
         bars: Rows of attempts with y (lane), left and width in units of the axis.
     """
     for state, part in bars.groupby("state", sort=False):
-        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **_bar_style(str(state)))
+        style = _bar_style(str(state)) | ({"linewidth": 0, "hatch": ""} if len(bars) >= CROWD else {})
+        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **style)
     bad = bars[bars["state"].isin(BAD_STATES)]
     if len(bad):
         style: dict[str, Any] = {
-            "color": STATE_COLOURS["failed"],
+            "color": STATE_INKS["failed"],
             "markeredgecolor": "#ffffff",
             "zorder": 7,
             "clip_on": False,
@@ -195,7 +194,7 @@ def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
                 continue
             note = axes.text(
                 bar["left"] + bar["width"] / 2, bar["y"], text, ha="center", va="center", fontsize=points, zorder=6,
-                rotation=turn, color="#ffffff" if bar["state"] == "diverged" else "#000000",
+                rotation=turn, color=drawing.INK,
                 bbox=drawing.BACKING if _bar_style(bar["state"])["hatch"] else None,
             )  # fmt: skip
             box = note.get_window_extent(renderer)
@@ -236,19 +235,21 @@ def _state_handles(bars: pd.DataFrame) -> dict[str, Any]:
     """
     counts = bars["state"].value_counts()
     handles = {
-        f"{state} ({counts[state]})": drawing.patch(**_bar_style(state)) for state in STATE_COLOURS if state in counts
+        f"{state} ({counts[state]})": drawing.patch(**_bar_style(state) | ({"hatch": ""} if len(bars) >= CROWD else {}))
+        for state in STATES
+        if state in counts
     }
     if counts.index.isin(BAD_STATES).any():
-        handles["failed or diverged"] = drawing.key(linestyle="none", marker="X", color=STATE_COLOURS["failed"])
+        handles["failed or diverged"] = drawing.key(linestyle="none", marker="X", color=STATE_INKS["failed"])
     return handles
 
 
 def _bar_style(state: str) -> dict[str, Any]:
     """Return matplotlib's fill of the bar of an attempt in this state: facecolor, edgecolor, linewidth and hatch."""
-    hatch = drawing.HATCHES[list(STATE_COLOURS).index(state)] if state != "diverged" else ""
+    hatch = drawing.HATCHES[STATES.index(state)] if state != "done" else ""
     return {
-        "facecolor": STATE_COLOURS[state],
-        "edgecolor": "#000000",
+        "facecolor": "#ffffff" if state == "running" else tint(STATE_INKS[state], FILL_SHARE),
+        "edgecolor": drawing.INK,
         "linewidth": drawing.line_width(0.5),
         "hatch": hatch,
     }

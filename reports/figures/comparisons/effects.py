@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
@@ -12,14 +13,16 @@ from ...stats.effects.effects import contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import needle_caption
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Figure, FigureData, FigureOptions, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from . import forest
 
 MAX_COMPARED_LEVELS = 3
 """Largest number of levels of an axis whose pairs are all drawn; with more, only the rows against the reference
 are.
 """
-STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
+MIN_PAIRS = 2  # pairs that an interval takes
+MIN_PANEL = 0.88  # inches, least width of a panel at the font size of the style `paper`
+STRATUM_SIZE = 0.72  # size of the marks of a stratum relative to those of the average
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -61,13 +64,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"sweep {data.sweep} has no matched pair: no two measured cells differ in exactly one axis; measure "
             "more cells"
         )
+    if all(row["pairs"] < MIN_PAIRS for row in rows):
+        raise ReportError(
+            f"no contrast of sweep {data.sweep} has two matched pairs, so none has an interval; --table effects lists the "
+            "differences"
+        )
     headings = {column.heading for column in columns}
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
         "Mean difference over matched pairs of configurations with its 95% interval. Filled: significant "
         "after correction for all tests of its number and axis (p < 0.05). Better is right; loss axes are "
-        "reversed. Pale: an average over strata that differ; small marks show each of them. Other numbers: "
-        "--length, and --table effects.",
+        "reversed. Pale: an average over strata that differ; the rows in grey below it are these strata, if any of them is significant.",
     ]
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
@@ -79,111 +86,146 @@ def collect(store: Store, data: SweepData) -> FigureData:
     return collected(store, data, "effects", "Effect of each factor", pd.DataFrame(rows), origins, notes=notes)
 
 
-def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per number and a row per level, declared contrasts on top, with gaps between axes.
+@dataclass(frozen=True)
+class _Row:
+    """A row of the picture: its height, its label, and the rows of the frame that it shows, or None for a heading."""
 
-    Rows show the whole sweep. Where the strata of an average differ, these are small marks below it (of a single axis,
-    at most eight), and the average is pale. Declared contrasts have * behind their names. `look` is not used.
-    """
-    frame = figure_data.frame
-    main_rows = frame[(frame["where"] == "") | frame["confirmatory"]]
-    titles = list(dict.fromkeys(frame["measure"]))
-    heights = _row_heights(main_rows)
-    bottom = max(heights.values()) + 0.7
-    figure = drawing.page(forest.ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
-    grid = drawing.panel_column(figure, len(titles), narrow=3, wide=4, sharey=True)
-    parts = frame[(frame["where"] != "") & ~frame["confirmatory"]]
-    markers = _stratum_markers(parts, main_rows)
-    for axes, title in zip(grid, titles, strict=True):
-        panel_rows = main_rows[main_rows["measure"] == title]
-        forest.set_panel_title(axes, str(panel_rows["words"].iloc[0]), wrapped=True)
-        forest.draw_rows(axes, panel_rows, [heights[_key(row)] for _, row in panel_rows.iterrows()])
-        mixed = {_key(row) for _, row in panel_rows[panel_rows["mixed"]].iterrows()}
-        inner = parts[(parts["measure"] == title) & parts["where"].isin(list(markers))]
-        inner = inner[np.array([_key(row) in mixed for _, row in inner.iterrows()], dtype=bool)]
-        forest.draw_strata(axes, inner, [heights[_key(row)] + 0.42 for _, row in inner.iterrows()], markers)
-        forest.format_effect_axis(axes, pd.concat([panel_rows, inner]) if len(inner) else panel_rows)
-    _label_rows(grid[0], heights, bottom)
-    return drawing.finished(
-        figure,
-        figure_data.title,
-        figure_data.notes,
-        forest.legend_handles(main_rows) | _stratum_handles(markers),
-        columns=3,
-    )
+    y: float
+    label: str
+    key: Key | None
+    is_stratum: bool = False
 
 
 Key = tuple[bool, str, str, str, str]
+"""Declared, axis, level, reference, and stratum (empty over the whole sweep) of an effect."""
+
+
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
+    """Draw a panel per number and a row per level, in groups by axis; declared contrasts come first, under headings.
+
+    Where the strata of an average differ for any number, they follow it as rows of their own, and the average is pale.
+    Panels stand side by side as far as the labels leave space for them. `look` is not used.
+    """
+    frame = figure_data.frame
+    keys = [_key(row) for _, row in frame.iterrows()]
+    measures = list(dict.fromkeys(frame["measure"][~frame["confirmatory"]])) or list(dict.fromkeys(frame["measure"]))
+    measures += [name for name in dict.fromkeys(frame["measure"]) if name not in measures]
+    rows = _rows_of(frame, keys)
+    figure = drawing.page(1.0, 7.2 if len(measures) > 2 else 5.2)
+    labels = forest.text_width([row.label for row in rows if row.key], drawing.size("ytick.labelsize")) + 0.1
+    width = figure.get_figwidth()
+    fitting = max(1, int((width - labels) / (MIN_PANEL * drawing.current_options().scale)))
+    columns = next(
+        n for n in range(1, len(measures) + 1) if n >= fitting or -(-len(measures) // n) == -(-len(measures) // fitting)
+    )
+    bottom = max(row.y for row in rows) + 0.7
+    figure.set_figheight((forest.ROW * bottom + 0.95) * drawing.current_options().scale)
+    grid = drawing.panel_column(figure, len(measures), narrow=columns, wide=columns, sharey=True)
+    each = (width - labels) / columns - 0.12
+    for axes, measure in zip(grid, measures, strict=True):
+        of_measure = {key: index for index, key in enumerate(keys) if frame["measure"].iloc[index] == measure}
+        shown = [row for row in rows if row.key in of_measure]
+        panel_rows = frame.iloc[[of_measure[row.key] for row in shown if row.key]]
+        heights = [row.y for row in shown]
+        forest.set_panel_title(axes, str(panel_rows["words"].iloc[0]), each)
+        for is_stratum, size in ((False, 1.0), (True, STRATUM_SIZE)):
+            chosen = [index for index, row in enumerate(shown) if row.is_stratum == is_stratum]
+            forest.draw_rows(axes, panel_rows.iloc[chosen], [heights[index] for index in chosen], size)
+        forest.format_effect_axis(axes, panel_rows, each)
+        axes.set_ylim(bottom, -0.7)
+    for axes in grid[::columns]:
+        _label_rows(axes, rows)
+    handles = forest.legend_handles(
+        frame.iloc[[index for index, key in enumerate(keys) if key in {row.key for row in rows}]]
+    )
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
+
+
+def _label_rows(axes: Axes, rows: Sequence[_Row]) -> None:
+    """Write the labels of the rows at the left of a panel; headings begin at the left of the labels and may enter it.
+
+    Args:
+        axes: A panel of the first column.
+        rows: Rows of the picture.
+    """
+    axes.tick_params(labelleft=True)
+    labelled = [row for row in rows if row.key]
+    axes.set_yticks([row.y for row in labelled], [row.label for row in labelled])
+    for row, label in zip(labelled, axes.get_yticklabels(), strict=True):
+        label.set_color(drawing.GREY if row.is_stratum else drawing.INK)
+
+    def write_headings() -> None:
+        """Write the headings, once the layout is final."""
+        left = min(label.get_window_extent().x0 for label in axes.get_yticklabels())
+        start = float(axes.transAxes.inverted().transform((left, 0))[0])
+        style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "weight": "bold", "zorder": 5}
+        style |= {"fontsize": drawing.size("ytick.labelsize"), "bbox": drawing.BACKING | {"alpha": 1.0}}
+        for row in rows:
+            if row.key is None:
+                drawing.note(axes, row.label, (start, row.y), **style, annotation_clip=False)
+
+    drawing.after_layout(axes.figure, write_headings)  # type: ignore[arg-type]
 
 
 def _key(row: Any) -> Key:
-    """Return (declared, axis, level, reference, stratum) of a row of the frame, which names its row in the picture.
-
-    The stratum is that of a declared contrast, as in `where`; empty for all others.
-    """
-    declared = bool(row["confirmatory"])
-    return declared, row["axis"], row["level"], row["reference"], row["where"] if declared else ""
+    """Return the key of a row of the frame, which names its row in the picture."""
+    return bool(row["confirmatory"]), row["axis"], row["level"], row["reference"], row["where"]
 
 
-def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
-    """Return the y position of each row of the picture by key, growing downwards: declared ones first.
+def _rows_of(frame: pd.DataFrame, keys: Sequence[Key]) -> list[_Row]:
+    """Return the rows of the picture from top to bottom; 1.0 apart, and 1.45 between axes.
 
-    Rows are 1.0 apart, and 1.45 between axes.
-    """
-    heights: dict[Key, float] = {}
-    y, last = 0.0, None
-    ordered = sorted(dict.fromkeys(_key(row) for _, row in main_rows.iterrows()), key=lambda key: not key[0])
-    for key in ordered:
-        family = "declared" if key[0] else key[1]
-        y += 0.0 if last is None else 1.0 if family == last else 1.45
-        heights[key], last = y, family
-    return heights
-
-
-def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, str]:
-    """Return a marker by `where` for the strata of averages that are mixed (whose strata differ).
-
-    Only strata of a single axis count, in the order of the rows. Those beyond the eighth have no marker.
+    Declared contrasts come first, those of the same levels under a heading if there are several. Effects over the whole
+    sweep follow, in the order of the frame, each with the strata of a single axis if it is mixed for any number and a
+    stratum is significant.
 
     Args:
-        parts: Rows of strata.
-        main_rows: Rows over the complete sweep, and declared contrasts.
+        frame: Rows of the figure.
+        keys: Key of each of them.
     """
-    mixed = {(row["measure"], _key(row)) for _, row in main_rows[main_rows["mixed"]].iterrows()}
-    wheres = [
-        row["where"] for _, row in parts.iterrows() if (row["measure"], _key(row)) in mixed and "," not in row["where"]
-    ]
-    return dict(zip(dict.fromkeys(wheres), STRATUM_MARKERS, strict=False))
+    mixed = {key for key, is_mixed in zip(keys, frame["mixed"], strict=True) if is_mixed}
+    significant = {key for key, is_significant in zip(keys, frame["sure"], strict=True) if is_significant}
+    groups: dict[tuple[str, ...], list[Key]] = {}
+    for key in dict.fromkeys(keys):
+        declared, axis, level, reference, where = key
+        if declared:
+            groups.setdefault(("declared", axis, level, reference, *_shared_parts(where)), []).append(key)
+        elif not where:
+            groups.setdefault((axis,), []).append(key)
+    rows: list[_Row] = []
+    y = -1.45
+    for name, members in sorted(groups.items(), key=lambda group: group[0][0] != "declared"):
+        y += 0.45
+        declared = name[0] == "declared"
+        if declared and len(members) > 1:
+            y += 1.0
+            rows.append(_Row(y, _effect_label(members[0], name[4:]), None))
+        for key in members:
+            y += 1.0
+            parts = key[4].split(", ") if key[4] else []
+            label = _parts_label(parts[-1:]) if declared and len(members) > 1 else _effect_label(key, parts)
+            rows.append(_Row(y, label + (" *" if declared else ""), key))
+            strata = [
+                stratum for stratum in dict.fromkeys(keys)
+                if not stratum[0] and stratum[1:4] == key[1:4] and stratum[4] and "," not in stratum[4]
+            ]  # fmt: skip
+            for stratum in strata if key in mixed and significant & set(strata) else ():
+                y += 0.85
+                rows.append(_Row(y, _parts_label([stratum[4]]), stratum, is_stratum=True))
+    return rows
 
 
-def _label_rows(axes: Any, heights: dict[Key, float], bottom: float) -> None:
-    """Write the names of the rows at the left, with * for declared contrasts, and set the y limits.
-
-    Args:
-        axes: The first panel.
-        heights: Height of each row by key.
-        bottom: Lower y limit.
-    """
-    texts = []
-    for declared, axis, level, reference, where in heights:
-        text = forest.difference_label(axis, level, reference)
-        inside = ", ".join(
-            drawing.level_label(part.partition("=")[2], part.partition("=")[0]) for part in where.split(", ") if part
-        )
-        texts.append((f"{text} ({inside})" if inside else text) + (" *" if declared else ""))
-    axes.set_yticks(list(heights.values()), texts)
-    axes.set_ylim(bottom, -0.7)
+def _shared_parts(where: str) -> list[str]:
+    """Return all parts of the stratum of a declared contrast but the last, which the rows of a group differ in."""
+    return where.split(", ")[:-1]
 
 
-def _stratum_handles(markers: dict[str, str]) -> dict[str, Any]:
-    """Return the legend handles of the strata by label: one grey hollow marker per entry of `markers`."""
-    style: dict[str, Any] = {
-        "linestyle": "none",
-        "color": drawing.GREY,
-        "markersize": drawing.line_width(3.0),
-        "markerfacecolor": "white",
-    }
-    return {
-        drawing.level_label(where.partition("=")[2], where.partition("=")[0]): drawing.key(marker=marker, **style)
-        for where, marker in markers.items()
-    }
+def _effect_label(key: Key, parts: Sequence[str]) -> str:
+    """Return the label of an effect: its levels, and in brackets the levels of its stratum."""
+    text = forest.difference_label(*key[1:4])
+    return f"{text} ({_parts_label(parts)})" if parts else text
+
+
+def _parts_label(parts: Sequence[str]) -> str:
+    """Return the levels of "axis=level" texts as figures name them, joined by commas."""
+    return ", ".join(drawing.level_label(part.partition("=")[2], part.partition("=")[0]) for part in parts)

@@ -7,6 +7,7 @@ runs backwards. A marker is filled if the difference is significant after the co
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...number_format import CLEAN, NEEDLE, Column, format_length
+from ...render.style import tint
 from ...result_columns import METRIC_LABELS, extra_metrics
 from ...stats.effects.effects import EffectEstimate, measures
 from ...sweep_data import SweepData
@@ -27,6 +29,9 @@ LEAST_TICKS = 3
 MOST_MEASURES = 3
 SLACK = 0.12  # share of its range by which an axis may grow to end at a round number
 ROW = 0.15  # inches, height of a row in the style `paper`
+POINTS = ("points", "percentage points")
+"""Unit of differences of shares in the data, and on an axis."""
+PALE = 0.5  # share of white in the ink of an average over strata that differ
 BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 
 
@@ -126,7 +131,7 @@ def effect_colour(row: Any) -> str:
     return drawing.GOOD if side > 0 else drawing.BAD
 
 
-def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
+def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: float = 1.0) -> None:
     """Draw a marker and an interval for every row at its height, in the colour of `effect_colour`.
 
     A marker is filled if the row is significant. A row that averages strata that differ is pale; one without an
@@ -136,45 +141,33 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
         axes: The panel.
         rows: Rows with mean, low, high, better, sure and mixed, as `effect_fields` gives them.
         heights: Height of each row in data.
+        size: Factor for the size of markers and lines.
     """
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
-        colour, pale = effect_colour(row), 0.45 if row["mixed"] else 1.0
+        ink = effect_colour(row)
+        colour = tint(ink, PALE) if row["mixed"] else ink
         if not np.isnan(row["low"]):
-            axes.hlines(y, row["low"], row["high"], color=colour, linewidth=drawing.line_width(1.3), alpha=pale)
-        fill, alpha = (colour, pale) if row["sure"] else ("white", 1.0)
-        drawing.points(axes, row["mean"], y, color=colour, markerfacecolor=fill, zorder=3, markersize=4.2, alpha=alpha)
+            axes.hlines(y, row["low"], row["high"], color=colour, linewidth=drawing.line_width(1.3 * size))
+        fill = colour if row["sure"] else "white"
+        drawing.points(axes, row["mean"], y, color=colour, markerfacecolor=fill, zorder=3, markersize=4.2 * size)
 
 
-def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
-    """Draw a small marker without an interval for every row of a stratum, filled if it is significant.
-
-    Args:
-        axes: The panel.
-        rows: Rows with mean, better, sure and where, as `effect_fields` gives them; may be empty.
-        heights: Height of each row in data.
-        markers: Marker by `where`; every row's must be a key.
-    """
-    for (_, row), y in zip(rows.iterrows(), heights, strict=True):
-        colour = effect_colour(row)
-        style: dict[str, Any] = {"color": colour, "markerfacecolor": colour if row["sure"] else "white", "zorder": 4}
-        drawing.points(axes, row["mean"], y, markers[row["where"]], markersize=3.0, markeredgewidth=0.7, **style)
+def set_panel_title(axes: Axes, title: str, width: float) -> None:
+    """Set the title of a panel, broken at its comma, or else at a space, if it is wider than `width` inches."""
+    characters = max(6, int(width * 72 / (0.56 * drawing.size("axes.titlesize"))))
+    if len(title) > characters:
+        title = title.replace(", ", "\n", 1) if ", " in title else title
+        title = "\n".join(part for line in title.split("\n") for part in textwrap.wrap(line, characters))
+    axes.set_title(title)
 
 
-def set_panel_title(axes: Axes, title: str, *, wrapped: bool = False) -> None:
-    """Set the title of a panel, with space below it for the label of the better side.
-
-    Args:
-        axes: The panel.
-        title: The title.
-        wrapped: Break it at its commas, or at its first space if it has none.
-    """
-    if wrapped:
-        title = title.replace(", ", "\n") if ", " in title else title.replace(" ", "\n", 1)
-    axes.set_title(title, pad=1.5 * drawing.size("small") + 4)
+def text_width(texts: Sequence[str], size: float) -> float:
+    """Return the approximate width in inches of the longest line of these texts at a font size in points."""
+    return max((len(line) for text in texts for line in text.split("\n")), default=0) * 0.56 * size / 72
 
 
-def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
-    """Set limits and ticks of the x axis, and draw the zero line, the better side's label and the unit.
+def format_effect_axis(axes: Axes, rows: pd.DataFrame, width: float, side: str = BETTER) -> None:
+    """Set limits and ticks of the x axis, draw the zero line, and label the unit and the better side.
 
     The axis covers zero and all intervals, with at least three ticks. It runs backwards where less is better, so that
     better is always right. Labels that would overlap are removed after the layout.
@@ -182,6 +175,7 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> No
     Args:
         axes: The panel.
         rows: Rows of one number with mean, low, high, better and unit, as `effect_fields` gives them; at least one.
+        width: Width of the panel in inches, for line breaks in the label.
         side: Label of the better side, which is left out for a number without one.
     """
     ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
@@ -196,10 +190,9 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> No
     drawing.after_layout(axes.figure, lambda: hide_every_second_label(axes))  # type: ignore[arg-type]
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
-    axes.set_xlabel(str(rows["unit"].iloc[0]))
-    if better:
-        style: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "color": drawing.GOOD}
-        drawing.note(axes, f"{side} →", (1, 1), (0, 1.5), **style)
+    unit = str(rows["unit"].iloc[0]).replace(*POINTS)
+    unit = unit if text_width([unit], drawing.size("axes.labelsize")) < width else unit.replace(" ", "\n")
+    axes.set_xlabel(f"{unit}\n{side} →" if better else unit)
 
 
 def hide_every_second_label(axes: Axes) -> None:

@@ -22,9 +22,11 @@ from .forest import (
     legend_handles,
     missing_interval_note,
     set_panel_title,
+    text_width,
 )
 
 MAX_ROWS = 10
+MAX_LABEL = 0.42  # share of the width of a panel that its labels may take
 SIDES = ("better together", "worse together")
 
 
@@ -93,14 +95,27 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame = figure_data.frame
     parts = {str(name): rows.head(MAX_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())
-    figure = drawing.page(ROW * tall + 0.9)
-    for axes, rows in zip(drawing.panel_column(figure, len(parts)), parts.values(), strict=True):
-        set_panel_title(axes, str(rows["words"].iloc[0]))
+    figure = drawing.page(1.0)
+    width, ticks = figure.get_figwidth(), drawing.size("ytick.labelsize")
+    columns = min(len(parts), 1 if width < drawing.NARROW_WIDTH else 2)
+    characters = int(MAX_LABEL * width / columns * 72 / (0.56 * ticks))
+    labels = {name: [_wrapped(text, characters) for text in rows["words_row"]] for name, rows in parts.items()}
+    lines = max(text.count("\n") + 1 for texts in labels.values() for text in texts)
+    each = width / columns - max(text_width(texts, ticks) for texts in labels.values()) - 0.2
+    figure.set_figheight(((ROW if lines == 1 else 1.9 * ROW) * tall + 0.75) * drawing.current_options().scale)
+    grid = drawing.panel_column(figure, len(parts), narrow=columns, wide=columns)
+    for axes, (name, rows) in zip(grid, parts.items(), strict=True):
+        set_panel_title(axes, str(rows["words"].iloc[0]), each)
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)
-        format_effect_axis(axes, rows, SIDES[0])
-        axes.set_yticks(heights, list(rows["words_row"]))
+        format_effect_axis(axes, rows, each, SIDES[0])
+        axes.set_yticks(heights, labels[name], linespacing=1.0)
         axes.set_ylim(tall - 0.4, -0.7)
     return drawing.finished(
         figure, figure_data.title, figure_data.notes, legend_handles(pd.concat(list(parts.values())), SIDES)
     )
+
+
+def _wrapped(label: str, characters: int) -> str:
+    """Return the label of an interaction, broken before its sign if it has more than so many characters."""
+    return label if len(label) <= characters else label.replace(" × ", "\n× ", 1)

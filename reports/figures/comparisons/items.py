@@ -132,7 +132,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         panel_rows = frame[frame["length"] == length]
         missing |= _draw_map(axes, panel_rows, cells, heights)
         _write_means(axes, panel_rows, cells, heights, named=named)
-        axes.set_title(f"needle, {format_length(int(length))}")
+        axes.set_title(f"needle accuracy, {format_length(int(length))}")
     _label_rows(grid[0], cells, heights, named=named)
     colours = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits correct": ALL}
     colours |= {"no answer": MISSING} if missing else {}
@@ -177,7 +177,7 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
     numbers = [str(trial) for trial in trials["trial"]] if across <= MAX_NUMBERED_TRIALS else []
     axes.set_xticks(trials["column"].to_list() if numbers else [], numbers)
     axes.tick_params(axis="x", labelsize=drawing.size("small"))
-    axes.set_xlabel("trial" if numbers else counted(across, "trial"))
+    axes.set_xlabel("trial, by accuracy" if numbers else f"{counted(across, 'trial')}, by accuracy")
     return bool(np.isnan(table).any())
 
 

@@ -13,7 +13,7 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.labels import label_ends
-from .forest import measure_label
+from .forest import POINTS, measure_label
 from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_label, stratum_styles
 
 MIN_PAIRS, MAX_PAIRS = 3, 256
@@ -172,7 +172,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
     axes.set_ylim(low, high)
     drawing.log_ticks(axes.yaxis, None)
     axes.set_xlabel("matched pairs")
-    axes.set_ylabel(f"detectable difference, {unit}")
+    axes.set_ylabel(f"detectable difference, {unit.replace(*POINTS)}")
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None:
@@ -182,4 +182,4 @@ def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None
         return
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
     style: dict[str, Any] = {"va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
-    drawing.note(axes, f"{amount:.2g} {unit}\nwith {pairs:g} pairs", (pairs, amount), (5, 4), **style)
+    drawing.note(axes, f"{amount:.2g} {unit.replace(*POINTS)}\nwith {pairs:g} pairs", (pairs, amount), (5, 4), **style)

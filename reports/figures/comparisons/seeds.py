@@ -13,12 +13,14 @@ from ...stats.noise.run_noise import NoiseEstimate, Replicate, replicates
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .forest import measure_label, three_ticks
+from .forest import POINTS, measure_label, three_ticks
 from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_label, stratum_styles
 
 TALLEST = 8.0  # inches
 EACH = 0.085
 """Height of a group's line in inches in the style `paper`."""
+CROWD = 12
+"""Number of groups of a stratum from which on their runs are drawn without lines between them."""
 MAX_LINES = 5
 """Largest number of groups of a stratum that get a height of their own; more of them lie closer."""
 INSIDE = 0.74
@@ -157,7 +159,8 @@ def _draw_panel(
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
-    axes.set_xlabel(f"{panel_rows['unit'].iloc[0]} from the\nmean of replicates")
+    unit = str(panel_rows["unit"].iloc[0]).replace(*POINTS)
+    axes.set_xlabel(f"{unit} from\nthe mean of replicates")
 
 
 def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: dict[str, Any]) -> None:
@@ -174,23 +177,19 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
     """
     used = float(max(part["sd"].iloc[0], part["floor"].iloc[0]))
     axes.fill_between(
-        [-used, used], position - 0.45, position + 0.45, color=stratum_style["color"], alpha=0.16, linewidth=0, zorder=1
+        [-used, used], position - 0.45, position + 0.45, color=stratum_style["color"], alpha=0.2, linewidth=0, zorder=1
     )
     groups = list(dict.fromkeys(part["group"]))
     heights = position + INSIDE * ((np.arange(len(groups)) + 0.5) / len(groups) - 0.5)
+    crowded = len(groups) >= CROWD
     for group, y in zip(groups, heights.tolist(), strict=True):
         runs = part[part["group"] == group]["difference"]
-        axes.hlines(
-            y,
-            runs.min(),
-            runs.max(),
-            color=stratum_style["color"],
-            linewidth=drawing.line_width(0.7),
-            alpha=0.6,
-            zorder=2,
-        )
+        line = {"color": stratum_style["color"], "linewidth": drawing.line_width(0.7), "alpha": 0.6, "zorder": 2}
+        if not crowded:
+            axes.hlines(y, runs.min(), runs.max(), **line)
         drawn = {name: stratum_style[name] for name in ("marker", "color", "markerfacecolor")}
-        drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=2.6, markeredgewidth=0.7)
+        size, edge = (1.6, 0.45) if crowded else (2.6, 0.7)
+        drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=size, markeredgewidth=edge)
     style: dict[str, Any] = {
         "xycoords": ("axes fraction", "data"),
         "va": "center",

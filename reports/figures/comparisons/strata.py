@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ...number_format import Column
+from ...render.style import MEMORY_DASHES, mixer_inks
 from ...stats.noise.run_noise import STRATUM_AXES, noise_by_stratum
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -56,13 +57,17 @@ def strata_of(frame: pd.DataFrame) -> list[Stratum]:
 def stratum_styles(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
     """Return the style of each stratum, as keyword arguments of matplotlib, by (mixer, memory).
 
-    Keys: color, linestyle, marker, markerfacecolor, markeredgecolor.
-
-    Colour, marker and dashes differ between mixers and with memory, as far as there are enough (`line_style`).
+    Keys: color (the mixer), linestyle and markerfacecolor (the memory: solid and filled, dashed and hollow without),
+    marker and markeredgecolor.
     """
-    mixers = list(dict.fromkeys(stratum[0] for stratum in strata))
-    seconds = sorted({stratum[1] for stratum in strata}, key=drawing.off_first)
+    inks = mixer_inks(stratum[0] for stratum in strata)
     return {
-        stratum: drawing.line_style(mixers.index(stratum[0]), seconds.index(stratum[1]), len(seconds))
-        for stratum in strata
+        (mixer, memory): {
+            "color": inks[mixer],
+            "linestyle": drawing.DASHES[MEMORY_DASHES.get(memory, 0)],
+            "marker": "o",
+            "markerfacecolor": "white" if memory == "off" else inks[mixer],
+            "markeredgecolor": inks[mixer],
+        }
+        for mixer, memory in strata
     }

@@ -16,6 +16,7 @@ from .heat_maps import (
     cells_to_draw,
     draw_heat_map,
     first_cell_of_each,
+    label_maps,
     map_grid,
     map_title,
     selection_notes,
@@ -91,9 +92,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             of_cell = [min(of_cell, key=lambda group_rows: _mean_shared_keys(group_rows[1]))]
         cell_title = map_title(figure_data, look, cell)
         for (layer, head), rows in of_cell[:MAX_MAPS]:
-            name = f"L{layer} h{head}"
-            maps.append((name if len(cells) == 1 else f"{cell_title}: {name}", _weight_table(rows)))
-    figure, group = map_grid([name for name, _ in maps], 2.1, 0.55)
+            name = f"layer {layer}, head {head}"
+            maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
+    figure, group = map_grid([name for name, _ in maps], 2.1, 0.55, square=True)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MIN_NEGATIVE_WEIGHT
     far = max(-least, most)
@@ -104,10 +105,15 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         )
         ticks = sorted({0, (len(table) - 1) // 2, len(table) - 1})
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
-    drawing.outer_labels(figure, "key", "query")
+    label_maps(group, "key position", "query position")
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
-    add_colour_bar(figure, image, "weight", {tick: f"{tick:.2g}" for tick in shown})
+    add_colour_bar(
+        figure,
+        image,
+        "attention weight" if signed else "attention weight (square-root scale)",
+        {tick: f"{tick:.2g}" for tick in shown},
+    )
     cell_title = (
         f"{figure_data.title}: {map_title(figure_data, look, cells[0])}" if len(cells) == 1 else figure_data.title
     )

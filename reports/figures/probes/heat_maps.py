@@ -71,20 +71,34 @@ def cells_to_draw(figure_data: FigureData, look: FigureOptions) -> list[str]:
     return highlighted or list(figure_data.draw_options["first"])[:MAX_CELLS]
 
 
-def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list[Axes]]:
+def map_grid(titles: Sequence[str], each: float, more: float, *, square: bool = False) -> tuple[Figure, list[Axes]]:
     """Return a figure and the list of its axes, one pair per title.
 
-    A row has three, or two on a narrow page and for four titles.
+    A row has three, or two on a narrow page and for four titles; square maps stand side by side up to four.
 
     Args:
         titles: Titles of the maps.
         each: Height of a map in inches in the style `paper`.
         more: Additional height in inches below the maps.
+        square: Whether maps are as high as they are wide, so that wide pages hold more of them in a row.
     """
-    narrow = drawing.page(1.0, drawing.width_of(len(titles))).get_size_inches()[0] < drawing.NARROW_WIDTH
-    columns = 2 if narrow or len(titles) == 4 else 3
+    width = drawing.page(1.0, drawing.width_of(len(titles))).get_size_inches()[0]
+    columns = 2 if width < drawing.NARROW_WIDTH or (len(titles) == 4 and not square) else 4 if square else 3
+    if square:
+        each = min(each, width / min(columns, len(titles)) / drawing.current_options().scale)
     figure = drawing.page(each * drawing.rows_of(len(titles), columns) + more, drawing.width_of(len(titles)))
     return figure, drawing.panels(figure, titles, columns=columns)
+
+
+def label_maps(group: Sequence[Axes], horizontal: str, vertical: str) -> None:
+    """Label the maps of the first column at the left, and the lowest map of every column below."""
+    cells = {axes.get_subplotspec(): axes for axes in group}
+    lowest = {spec.colspan.start: axes for spec, axes in cells.items()}  # type: ignore[union-attr]
+    for axes in lowest.values():
+        axes.set_xlabel(horizontal)
+    for spec, axes in cells.items():
+        if spec.colspan.start == 0:  # type: ignore[union-attr]
+            axes.set_ylabel(vertical)
 
 
 def draw_heat_map(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:

@@ -19,6 +19,7 @@ from .heat_maps import (
     cells_to_draw,
     draw_heat_map,
     first_cell_of_each,
+    label_maps,
     map_grid,
     map_title,
     selection_notes,
@@ -103,9 +104,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     figure, group = map_grid([map_name for map_name, _ in maps], 1.5, 0.55)
     for axes, (_, rows) in zip(group, maps, strict=True):
         image = _draw_map(axes, rows, norm)
+    per_channel = any(rows["channel"].max() > 0 for _, rows in maps)
+    label_maps(group, "channels, sorted by half-life, or head" if per_channel else "head", "layer")
     step = -(-(high - low) // 7)
-    ticks = [2.0**power for power in range(low, high + 1, step)]
+    ticks = [2.0**power for power in range(high, low - 1, -step)][::-1]
     tick_labels = {tick: format_length(int(tick)) if tick >= 1 else f"{tick:.2g}" for tick in ticks}
+    tick_labels |= {LONGEST: f"≥ {format_length(int(LONGEST))}"} if LONGEST in tick_labels else {}
     add_colour_bar(figure, image, "half-life, tokens", tick_labels)
     return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
@@ -130,17 +134,14 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
         table = np.array(lines, dtype=float)
         heads = len(lines) // len(layers)
         middles = [heads * index + (heads - 1) / 2 for index in range(len(layers))]
-        axes.set_xlabel("channels, sorted")
     else:
         table = rows.pivot_table(index="layer", columns="head", values="life").to_numpy(dtype=float)
         heads, middles = 1, [float(index) for index in range(len(layers))]
-        axes.set_xlabel("head")
     image = draw_heat_map(axes, table, norm)
     if rows["channel"].max() == 0:
-        ends = sorted({0, table.shape[1] - 1})
-        axes.set_xticks(ends, [f"h{head}" for head in ends])
+        axes.set_xticks(drawing.thin_evenly(range(table.shape[1]), 8))
     for layer_index in range(1, len(layers)):
         axes.axhline(heads * layer_index - 0.5, color="#ffffff", linewidth=drawing.line_width(1.2))
     shown = drawing.thin_evenly(range(len(layers)), 8)
-    axes.set_yticks([middles[index] for index in shown], [f"L{layers[layer_index]}" for layer_index in shown])
+    axes.set_yticks([middles[index] for index in shown], [str(layers[index]) for index in shown])
     return image

@@ -23,6 +23,7 @@ MAX_SETTINGS = 4
 """Largest number of settings that are drawn against each other."""
 BANDS = 10
 SPREAD = 0.5
+FOLDS = 5  # parts of the trials that are left out in turn
 FLAT = 1e-6  # squared singular value below which points lie on a line
 
 
@@ -55,8 +56,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     first = study.objectives[0]
     notes = [
         f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun}. Colours between "
-        "marks are linear interpolations over triangles of neighbours. Levels that lie between no two "
-        "others have marks only."
+        "marks are linear interpolations over triangles of neighbours. Panels have marks only where a setting has "
+        "levels, or where interpolation predicts left-out trials no better than their mean."
     ]
     if omitted:
         notes.append(f"The first {MAX_SETTINGS} settings of the grid that differ; left out: {', '.join(omitted)}.")
@@ -143,7 +144,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     fine = settings.marker_scale(len(panel_rows))
     style: dict[str, Any] = {
         "s": (fine * drawing.line_width(3.6)) ** 2,
-        "edgecolors": "#000000",
+        "edgecolors": drawing.INK,
         "linewidths": fine * drawing.line_width(0.5),
     }
     axes.scatter(across, up, c=panel_rows["value"], cmap=chart, norm=norm, zorder=3, **style)
@@ -157,8 +158,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
         drawing.put_ticks(
             getattr(axes, f"{which}axis"), {scale.share(tick): label for tick, label in scale.ticks().items()}
         )
-    axes.set_xlabel(str(panel_rows["x_name"].iloc[0]))
-    axes.set_ylabel(str(panel_rows["y_name"].iloc[0]))
+    axes.set_xlabel(settings.setting_label(str(panel_rows["x_name"].iloc[0])))
+    axes.set_ylabel(settings.setting_label(str(panel_rows["y_name"].iloc[0])))
     drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
 
 
@@ -166,7 +167,7 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: 
     """Draw filled contours between the trials by linear interpolation on a Delaunay triangulation.
 
     Trials at the same position are averaged. Nothing is drawn for fewer than three positions, for positions on a line,
-    or for values that are all equal.
+    for values that are all equal, or where the interpolation is not predictive.
     """
     from matplotlib.tri import Triangulation
 
@@ -174,6 +175,8 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: 
     points = panel_rows.groupby(["x_place", "y_place"], as_index=False)["value"].mean()
     coordinates = points[["x_place", "y_place"]].to_numpy()
     if len(points) < 3 or np.linalg.svd(coordinates - coordinates.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
+        return
+    if not _is_predictive(coordinates, points["value"].to_numpy(dtype=float)):
         return
     mesh = Triangulation(coordinates[:, 0], coordinates[:, 1])
     if norm.vmin < norm.vmax:
@@ -184,3 +187,31 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: 
             "zorder": 1,
         }
         axes.tricontourf(mesh, points["value"].clip(norm.vmin, norm.vmax), norm=norm, **style)
+
+
+def _is_predictive(coordinates: np.ndarray, values: np.ndarray) -> bool:
+    """Return whether linear interpolation predicts left-out positions better than the mean of all values does.
+
+    Five folds, by the index of a position. Left-out positions outside the hull of the others do not count; without any
+    inside the answer is no.
+
+    Args:
+        coordinates: Positions [n, 2].
+        values: Value at each of them.
+    """
+    from scipy.interpolate import LinearNDInterpolator
+    from scipy.spatial import QhullError
+
+    predicted = np.full(len(values), np.nan)
+    for fold in range(FOLDS):
+        left_out = np.arange(len(values)) % FOLDS == fold
+        if not left_out.any():
+            continue
+        try:
+            predicted[left_out] = LinearNDInterpolator(coordinates[~left_out], values[~left_out])(coordinates[left_out])
+        except QhullError:
+            # the remaining positions lie on a line
+            continue
+    inside = np.isfinite(predicted)
+    errors = ((predicted - values)[inside] ** 2).sum()
+    return bool(inside.any() and errors < ((values[inside] - values.mean()) ** 2).sum())

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from ....results.store.store import Store
+from ...render.style import SERIES_INKS
 from ...stats.study_data import Study, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing, labels
@@ -102,12 +103,12 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
         short_numbers(getattr(axes, f"{side}axis"))
     front = panel_rows[panel_rows["front"]].sort_values("x_value", kind="stable")
     drawing.points(axes, panel_rows["x_value"], panel_rows["y_value"], color=drawing.GREY, alpha=0.7, zorder=2)
-    drawing.points(axes, front["x_value"], front["y_value"], color="#0072B2", zorder=3)
+    drawing.points(axes, front["x_value"], front["y_value"], color=SERIES_INKS[0], zorder=3)
     axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(7), zorder=3.2, **RING)
     if stepped:
         # the front's reach: from each trial towards the worse side of x, no trial is better in y
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
-        style: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.line_width(0.9), "zorder": 1.5}
+        style: dict[str, Any] = {"color": SERIES_INKS[0], "linewidth": drawing.line_width(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **style)
     labelled = front.iloc[:: max(1, -(-len(front) // MAX_NAMED))]
     named = [(float(row["x_value"]), float(row["y_value"]), f"#{row['number']}") for row in labelled.to_dict("records")]

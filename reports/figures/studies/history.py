@@ -9,6 +9,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
+from ...render.style import STATE_INKS
 from ...stats.study_data import Objective, Study, require_done_trials, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -18,13 +19,13 @@ from ..canvas.scales import short_numbers
 from .settings import objective_with_direction, padded_range, trial_row, value_range, wrap_vertical_label
 
 STANDING_STYLES: dict[str, dict[str, Any]] = {
-    "done": {"marker": "o", "color": "#0072B2"},
-    "pruned": {"marker": "x", "color": "#E69F00"},
-    "diverged": {"marker": "X", "color": "#D55E00"},
-    "failed": {"marker": "v", "color": "#000000", "markerfacecolor": "white"},
+    "done": {"marker": "o", "color": STATE_INKS["done"]},
+    "pruned": {"marker": "x", "color": STATE_INKS["interrupted"]},
+    "diverged": {"marker": "X", "color": STATE_INKS["diverged"]},
+    "failed": {"marker": "v", "color": STATE_INKS["failed"], "markerfacecolor": "white"},
 }
 STANDING_LABELS = {"pruned": "pruned (last value)", "diverged": "diverged", "failed": "failed"}
-LINE: dict[str, Any] = {"color": "#000000", "drawstyle": "steps-post"}
+LINE: dict[str, Any] = {"color": drawing.INK, "drawstyle": "steps-post"}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:

@@ -7,12 +7,15 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
+from ...render.style import SERIES_INKS, tint
 from ...stats.importance import EVALUATOR_NAMES, MIN_TRIALS, available_evaluator, importances, permutation_count
 from ...stats.study_data import at_common_rung, require_done_trials, rung_note, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
+from .settings import setting_label
 
+BAR, PALE_BAR = SERIES_INKS[0], tint(SERIES_INKS[0], 0.65)
 ROW = 0.24  # inches, height of a setting's bar
 CHANCE = "95th percentile under random permutation"
 
@@ -90,8 +93,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_panel(axes, frame[frame["objective"] == name])
         if len(names) > 1:
             axes.set_title(str(frame[frame["objective"] == name]["words"].iloc[0]))
-    mark = drawing.key(color="#000000", linestyle="none", marker="|", markeredgewidth=drawing.line_width(1.6))
-    return drawing.finished(figure, figure_data.title, figure_data.notes, {CHANCE: mark})
+    mark = drawing.key(color=drawing.INK, linestyle="none", marker="|", markeredgewidth=drawing.line_width(1.6))
+    handles = {"above chance": drawing.patch(facecolor=BAR, edgecolor=BAR)} if frame["sure"].any() else {}
+    handles |= (
+        {} if frame["sure"].all() else {"not above chance": drawing.patch(facecolor=PALE_BAR, edgecolor=PALE_BAR)}
+    )
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles | {CHANCE: mark})
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
@@ -100,14 +107,14 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     Bars that are not above chance are pale. A chance level beyond 100 % is an arrow at the edge.
     """
     heights = range(len(panel_rows))
-    colours = ["#0072B2" if sure else "#a9cbe2" for sure in panel_rows["sure"]]
+    colours = [BAR if sure else PALE_BAR for sure in panel_rows["sure"]]
     axes.barh(heights, panel_rows["share"], height=0.62, color=colours, zorder=2)
     # markers beyond the axis are drawn last
     for at, height in sorted(zip(panel_rows["chance"], heights, strict=True), key=lambda pair: pair[0] > 100):
         marker, size, edge = ("|", 9.0, 1.6) if at <= 100 else (">", 4.0, None)
         style: dict[str, Any] = {"markersize": size} | ({"markeredgewidth": edge} if edge else {})
-        drawing.points(axes, min(at, 100.0), height, marker, color="#000000", zorder=3, clip_on=False, **style)
-    axes.set_yticks(heights, list(panel_rows["name"]))
+        drawing.points(axes, min(at, 100.0), height, marker, color=drawing.INK, zorder=3, clip_on=False, **style)
+    axes.set_yticks(heights, [setting_label(str(name)) for name in panel_rows["name"]])
     axes.set_ylim(len(panel_rows) - 0.45, -0.55)
     axes.set_xlim(0, 100)
     axes.locator_params(axis="x", nbins=5)

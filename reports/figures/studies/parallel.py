@@ -23,6 +23,7 @@ from .settings import (
     marker_scale,
     objective_with_direction,
     scale_of,
+    setting_label,
     trial_row,
     value_range,
 )
@@ -139,7 +140,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if best:
             # a dark edge separates bright lines from the paper and from each other
             lines = [line for line in lines for _ in range(2)]
-            line_colours = [colour for ink_of_trial in line_colours for colour in ("#000000", ink_of_trial)]
+            line_colours = [colour for ink_of_trial in line_colours for colour in (drawing.INK, ink_of_trial)]
         widths = [drawing.line_width(width + 1.0 * (best and index % 2 == 0)) for index in range(len(lines))]
         axes.add_collection(
             LineCollection(
@@ -168,13 +169,18 @@ def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
     axes.tick_params(axis="x", labeltop=True, labelbottom=False)
     figure: Any = axes.figure
     letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
-    axes.set_xticks(range(len(names)), [folded(name, letters) for name in names])
+    axes.set_xticks(range(len(names)), [folded(setting_label(name), letters) for name in names])
     for index, scale in enumerate(scales):
-        axes.axvline(index, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=drawing.line_width(0.8), zorder=5)
+        axes.axvline(index, 0.06 / 1.12, 1.06 / 1.12, color=drawing.INK, linewidth=drawing.line_width(0.8), zorder=5)
         for tick, tick_text in scale.ticks(4).items():
             share = scale.share(tick)
             axes.plot(
-                [index - 0.03, index], [share, share], color="#000000", linewidth=drawing.line_width(0.8), zorder=5
+                [index - 0.03, index],
+                [share, share],
+                color=drawing.INK,
+                linewidth=drawing.line_width(0.8),
+                zorder=5,
+                label="_guide",
             )
             style: dict[str, Any] = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
             drawing.note(axes, tick_text, (index - 0.03, share), (-2, 0), **style)

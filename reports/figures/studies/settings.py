@@ -13,7 +13,19 @@ from ..canvas.base import Axes, Figure
 from ..canvas.line_drawing import robust_range
 from ..canvas.scales import Scale, short_numbers
 
-RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": "#000000"}
+SETTING_NAMES = {
+    "attn_type": "mixer",
+    "reg_mode": "regularizer",
+    "n_layers": "layers",
+    "d_model": "model width",
+    "seq_len": "row length",
+    "batch_tokens": "batch, tokens",
+    "clip": "gradient clip",
+}
+"""Names of settings on axes by their short display name; others have spaces for underscores."""
+WORDS = {"lr": "learning rate", "muon": "Muon", "adam": "Adam", "eps": "epsilon"}
+"""Words of the names of settings that are spelled otherwise on an axis."""
+RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": drawing.INK}
 """Style of the ring around a trial that none beats."""
 MAX_LABEL_CHARS = 34  # characters per line of an upright label
 FULL_SIZE_TRIALS = 80
@@ -43,6 +55,15 @@ def scale_of(study: Study, path: str) -> Scale:
     count = round((search_range.high - search_range.low) / step) + 1 if step else MAX_INTEGER_TICKS + 1
     at = tuple(float(search_range.low + index * step) for index in range(count)) if count <= MAX_INTEGER_TICKS else ()
     return Scale(low, high, log=search_range.log, integers_only=search_range.is_integer, at=at)
+
+
+def setting_label(name: str) -> str:
+    """Return the label of a setting by its short display name, such as "Muon learning rate" for muon_lr.
+
+    The path of a name that several settings share keeps its dots.
+    """
+    spelled = " ".join(WORDS.get(word, word) for word in name.split("_"))
+    return SETTING_NAMES.get(name, name if "." in name else spelled)
 
 
 def axis_position(study: Study, path: str, params: Mapping[str, Any]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
+from ...render.style import SERIES_INKS, mixed, tint
 from ...stats.study_data import Objective, Study, at_common_rung, level_text, require_done_trials, rung_note, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -18,7 +19,7 @@ from . import settings
 MIN_TRIALS = 2
 MAX_COLUMNS = 4
 """Largest number of panels side by side."""
-TRIAL_COLOURS = ("later", "#cfe3f1", "#0072B2", "#00263d")
+TRIAL_COLOURS = ("later", tint(SERIES_INKS[0], 0.75), SERIES_INKS[0], mixed(SERIES_INKS[0], "#000000", 0.75))
 """Name of the colour map of trials, and its colours from the first trial to the last."""
 SPREAD = 0.5  # share of a level's space over which its trials are spread
 
@@ -169,4 +170,4 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
     short_numbers(axes.yaxis)
     if scale.levels:
         axes.grid(axis="x", visible=False)
-    axes.set_xlabel(str(panel_rows["name"].iloc[0]))
+    axes.set_xlabel(settings.setting_label(str(panel_rows["name"].iloc[0])))

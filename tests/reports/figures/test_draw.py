@@ -50,7 +50,7 @@ class TestReadable:
             figure = drawing.page(2.0)
             figure.text(0.4, 0.5, "words that meet")
             figure.text(0.45, 0.5, "other words")
-            with pytest.raises(AssertionError, match="'words that meet' meets 'other words'"):
+            with pytest.raises(AssertionError, match="'words that meet' overlaps 'other words'"):
                 assert_texts_apart(figure)
 
     def test_marker_styles_differ_without_colour(self) -> None:
@@ -108,7 +108,7 @@ class TestLegends:
         assert [label.endswith(": diverged") for label in handles] == [level in gone for level in order]
         assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4
         slopes = legend_of(figure_of(make_figure("count-map", every)))
-        assert slopes[1:] == ["at initialization: β 0.201", "no memory: β 0.200", "with memory: β 0.220"]
+        assert slopes[1:] == ["at initialization: β = 0.201", "no memory: β = 0.200", "with memory: β = 0.220"]
 
     @pytest.mark.thorough
     def test_drawn_lines_are_the_numbers_of_the_frame(self, published: Store) -> None:

@@ -86,7 +86,7 @@ class TestPower:
             assert {float(line.get_xdata()[0]) for line in rings} == {10.0}
             texts = {text.get_text() for text in axes.texts}
             assert {"PoLAR, with memory", "RoPE, no memory"} <= texts
-        assert "28 points\nwith 10 pairs" in texts
+        assert "28 percentage points\nwith 10 pairs" in texts
 
     @pytest.mark.thorough
     def test_constant_number_is_omitted(self, replicated: Store) -> None:

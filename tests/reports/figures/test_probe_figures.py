@@ -156,7 +156,9 @@ class TestAttentionMap:
         assert sums.to_numpy() == pytest.approx(1.0)
         look = with_highlight(COLUMN, load_sweep_data(probed), ["nope,seed=1"])
         maps = [axes for axes in figure_of(figure_data, look).axes if axes.get_title()]
-        assert [axes.get_title() for axes in maps] == ["L2 h0", "L2 h1", "L6 h0", "L6 h1"]
+        assert [axes.get_title() for axes in maps] == [
+            f"layer {layer}, head {head}" for layer in (2, 6) for head in (0, 1)
+        ]
         mine = frame[frame["cell"] == look.highlight[0]]
         for axes, (_, rows) in zip(maps, mine.groupby(["layer", "head"]), strict=True):
             shown = axes.images[0].get_array()
@@ -179,7 +181,9 @@ class TestAttentionMap:
             "a head that attends to nothing is not sharp"
         )
         best = [keys[cell].idxmin() for cell in (f"{1:012x}", f"{3:012x}")]
-        assert maps == [f"{name}: L{layer} h{head}" for name, (layer, head) in zip(("FoX", "NoPE"), best, strict=True)]
+        assert maps == [
+            f"{name}\nlayer {layer}, head {head}" for name, (layer, head) in zip(("FoX", "NoPE"), best, strict=True)
+        ]
 
 
 class TestMemoryRecall:

@@ -131,7 +131,7 @@ class TestNames:
         from matplotlib.colors import to_hex
 
         ends = drawing.diverging()
-        assert (to_hex(ends(1.0)).upper(), to_hex(ends(0.0)).upper()) == (drawing.GOOD, drawing.BAD)
+        assert (to_hex(ends(1.0)), to_hex(ends(0.0))) == (drawing.GOOD, drawing.BAD)
 
 
 class TestHighlight:

@@ -13,7 +13,8 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
-from atma_sweep.reports.figures.comparisons.forest import difference_label, three_ticks
+from atma_sweep.reports.figures.comparisons.forest import PALE, difference_label, three_ticks
+from atma_sweep.reports.render.style import tint
 from atma_sweep.reports.stats.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results import paper
@@ -47,8 +48,13 @@ def grid(empty: Store, make: Any, run: Any) -> Store:
     return empty
 
 
+def is_average(line: Any) -> bool:
+    """Return whether a line is the mark of an effect over the whole sweep, which is larger than that of a stratum."""
+    return bool(line.get_marker() == "o" and line.get_markersize() > 4.2 * 0.8 * line.get_linewidth() / 1.5)
+
+
 def filled(axes: Any) -> int:
-    return sum(line.get_marker() == "o" and line.get_markerfacecolor() != "white" for line in axes.lines)
+    return sum(is_average(line) and line.get_markerfacecolor() != "white" for line in axes.lines)
 
 
 class TestSmall:
@@ -61,13 +67,20 @@ class TestSmall:
         assert list(dict.fromkeys(sweep_rows["measure"])) == ["Val", "Ndl@128"]
         for axes, name in zip(figure.axes, ("Val", "Ndl@128"), strict=True):
             rows = sweep_rows[sweep_rows["measure"] == name]
-            points = [line for line in axes.lines if line.get_marker() == "o"]
+            points = [line for line in axes.lines if is_average(line)]
             assert [float(line.get_xdata()[0]) for line in points] == list(rows["mean"])
             assert filled(axes) == rows["sure"].sum() > 0
             # the better side is right: the axis of a loss runs backwards
             assert (axes.get_xlim()[0] > axes.get_xlim()[1]) == (name == "Val")
         labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        assert labels == ["NoPE − PoLAR", "distractor loss", "memory", "window"]
+        strata = [index for index, label in enumerate(labels) if label in ("PoLAR", "NoPE", "no memory", "with memory")]
+        assert [label for index, label in enumerate(labels) if index not in strata] == [
+            "NoPE − PoLAR",
+            "distractor loss",
+            "memory",
+            "window",
+        ]
+        assert labels[labels.index("memory") + 1 :][:2] == ["PoLAR", "NoPE"]
 
     def test_an_average_over_worlds_that_differ_shows_them(self, grid: Store) -> None:
         figure_data = make_figure("effects", grid)
@@ -76,7 +89,7 @@ class TestSmall:
         ].set_index("where")
         assert memory.loc["", "mixed"]
         axes = figure_of(figure_data).axes[0]
-        small = {float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() in "^vDs" and line.get_marker()}
+        small = {float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "o" and not is_average(line)}
         assert {memory.loc["attn_type=polar", "mean"], memory.loc["attn_type=nope", "mean"]} <= small
 
     def test_better_has_same_colour_for_either_sign(self, grid: Store) -> None:
@@ -85,13 +98,14 @@ class TestSmall:
         seen = set()
         for axes, name in zip(figure.axes, ("Val", "Ndl@128"), strict=True):
             rows = figure_data.frame[(figure_data.frame["where"] == "") & (figure_data.frame["measure"] == name)]
-            points = [line for line in axes.lines if line.get_marker() == "o"]
+            points = [line for line in axes.lines if is_average(line)]
             for line, (_, row) in zip(points, rows.iterrows(), strict=True):
                 gain = row["mean"] * (-1 if name == "Val" else 1)
                 expected = drawing.GREY if not row["sure"] else drawing.GOOD if gain > 0 else drawing.BAD
+                expected = tint(expected, PALE) if row["mixed"] else expected
                 assert colors.same_color(line.get_color(), expected)
                 seen.add(expected)
-        assert seen == {drawing.GREY, drawing.GOOD, drawing.BAD}
+        assert seen >= {drawing.GREY, drawing.BAD, tint(drawing.GOOD, PALE)}
 
     @pytest.mark.thorough
     def test_the_interaction_itself_the_largest_first(self, grid: Store) -> None:
@@ -102,7 +116,7 @@ class TestSmall:
             rows = figure_data.frame[figure_data.frame["measure"] == name]
             assert list(rows["mean"].abs()) == sorted(rows["mean"].abs(), reverse=True)
             assert rows.iloc[0]["words_row"] == "(NoPE − PoLAR) × memory"
-            assert [label.get_text() for label in axes.get_yticklabels()] == list(rows["words_row"])
+            assert [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] == list(rows["words_row"])
             assert filled(axes) == rows["sure"].sum() > 0
 
 
