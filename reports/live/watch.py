@@ -192,7 +192,10 @@ def _progress(view: Mapping[str, Any]) -> SweepProgress:
 
 def _running_rows(view: Mapping[str, Any]) -> list[RunningCell]:
     """Return the running cells of a view as rows; the machine is left out if all run on one host without a GPU."""
-    hosts = [f"{row['host']}/{row['gpu']}" if row["gpu"] else row["host"] or "" for row in view["running"]]
+    hosts = [
+        f"{row['host']}/{row['gpu']}" if row["gpu"] not in (None, "cpu") else row["host"] or ""
+        for row in view["running"]
+    ]
     is_single = len({*hosts, view["owner_host"]}) == 1
     return [
         RunningCell(

@@ -91,7 +91,7 @@ class RunningCell:
 
 COLUMN_HEADINGS = ("step", "loss", "", "tokens/s", "time left", "machine", "heartbeat")
 SPARK_COLUMN = 2
-_PHRASES = ("{}", "loss {}", "{}", "{} tokens/s", "time left {}", "{}", "heartbeat {}")
+_PHRASES = ("{}", "loss {}", "{}", "{} tokens/s", "{} left", "{}", "heartbeat {}")
 """Texts of the columns in a sentence, where a terminal is too narrow for a table."""
 
 
