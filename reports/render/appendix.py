@@ -86,10 +86,11 @@ def appendix_text(
         rf"\textbf{{{tex_breakable(', '.join(names))}}}: {tex_breakable(reason.rstrip('.'))}."
         for reason, names in names_by_reason.items()
     ]
+    lists = r"\listoftables" + (r"\columnbreak\listoffigures" if pictures else "")
     first = [
         rf"{{\Large\bfseries Tables and figures of sweep {tex_breakable(sweep)}\par}}",
         # two columns of lists in small letters, so that the first page holds them and the omissions
-        r"\begin{multicols}{2}\raggedcolumns\footnotesize\listoftables\columnbreak\listoffigures\end{multicols}",
+        rf"\begin{{multicols}}{{2}}\raggedcolumns\footnotesize{lists}\end{{multicols}}",
     ]
     if omitted:
         first.append(r"{\footnotesize\raggedright\section*{Omitted}")

@@ -65,10 +65,15 @@ def spans(heads: Iterable[ColumnHead]) -> list[tuple[str, str, int]]:
     return runs
 
 
-def unit_text(entries: Iterable[TableEntry]) -> str:
+def unit_text(entries: Iterable[TableEntry], signs: str = "+") -> str:
     """Return the unit that all entries with a number share; "" for none, for several, and for pure numbers.
 
-    It is "%" for shares, and "points" for signed differences of them, which are percentage points.
+    It is "%" for shares, and "points" for differences of them, which are percentage points.
+
+    Args:
+        entries: Entries.
+        signs: First characters of a text that show a difference. A minus sign alone may also belong to a share, such as
+            a negative relative drop.
     """
     valued = [entry for entry in entries if entry.value is not None and entry.unit not in (None, "", PURE)]
     units = {entry.unit for entry in valued}
@@ -76,7 +81,7 @@ def unit_text(entries: Iterable[TableEntry]) -> str:
         return ""
     unit = str(units.pop())
     if unit == SHARE:
-        return "points" if any(entry.text[:1] in "+-" for entry in valued) else "%"
+        return "points" if any(entry.text.startswith(tuple(signs)) for entry in valued) else "%"
     return unit
 
 
@@ -95,7 +100,7 @@ def row_blocks(table: Table) -> list[tuple[str, int]]:
     blocks = []
     for measure, size in zip(measures, sizes, strict=True):
         rows = [row for row, texts in zip(table.entries, table.rows, strict=True) if texts[0] == measure]
-        unit = unit_text(entry for row in rows for entry in row)
+        unit = unit_text((entry for row in rows for entry in row), "+-")
         blocks.append((f"{measure} ({unit})" if unit else measure, size))
     return blocks
 

@@ -16,7 +16,7 @@ from ..table import Table
 from .column_heads import ColumnHead, column_heads, row_blocks
 from .trace import TRACE, parse_trace_comment, trace_text
 
-MAX_ROWS_PER_PAGE = 40  # a table with more rows becomes a longtable
+MAX_ROWS_PER_PAGE = 40  # a table with more lines becomes a longtable
 MIN_PARTED_ROWS = 4  # mean number of rows between two little spaces, at least
 MIN_SENTENCE_CHARS = 40  # characters from which on a text column counts as one of sentences
 MIN_SENTENCE_SHARE = 0.12  # least share of the line for a column of sentences
@@ -60,7 +60,7 @@ SWEEP_NAMED = re.compile(r"Sweep (.+?, revision \d+)")
 def text(table: Table, *, trace: bool = True) -> str:
     r"""Return the table as LaTeX: a `table` with notes below it, or a `longtable` that runs over pages.
 
-    A table with `paged` and one of more than 40 rows is a `longtable`, every other a floating `table`. Adjacent columns
+    A table with `paged` and one of more than 40 lines is a `longtable`, every other a floating `table`. Adjacent columns
     with a common heading have it above them, with a \cmidrule, and units stand in a line of their own. The caption
     stands alone: title, sweep and what the numbers are. The first lines are comments that list the required preamble.
     The label is "tab:" and the table's number. With `trace` the last line is a comment with the trace.
@@ -122,8 +122,9 @@ def needs_landscape(table: Table) -> bool:
 
 
 def _is_long(table: Table) -> bool:
-    """Return True if a table runs over pages, in small letters."""
-    return table.paged or len(table.rows) > MAX_ROWS_PER_PAGE
+    """Return True if a table runs over pages, in small letters: more than 40 lines, by estimate, or `paged`."""
+    lines = (max(1.0, *(len(text) / MIN_SENTENCE_CHARS for text in row)) for row in table.rows)
+    return table.paged or sum(lines) > MAX_ROWS_PER_PAGE
 
 
 def title_and_sweep(table: Table) -> tuple[str, str]:

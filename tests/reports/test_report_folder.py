@@ -26,6 +26,35 @@ def folder(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_gallery_shows_every_table_and_figure(folder: Path, store) -> None:
+    """Links and pictures exist; tables without rows are listed with the reason instead of a picture."""
+    page = (folder / "index.html").read_text()
+    links = re.findall(r'(?:href|src)="([^"]+)"', page)
+    assert [link for link in links if not (folder / link).is_file()] == []
+    tables = {name: json.loads((folder / name).read_text()) for name in set(links) if name.endswith(".json")}
+    empty = [name for name, rows in tables.items() if not rows]
+    assert page.count("<article") == len(tables) - len(empty) + 1, "one figure was made"
+    assert page.count("<img") == 1
+    cards, _, absent = page.partition("<details>")
+    assert "failures.json" in empty
+    assert all(name in absent and name not in cards for name in empty)
+    assert re.search(r"<li>Failures: All ended attempts finished\.", absent)
+    headings = re.findall(r'<th scope="colgroup" colspan="2">(.*?)</th>', cards)
+    assert {"Clean (nats/token)", "Ndl (%)"} <= set(headings)
+
+
+@pytest.mark.thorough
+def test_gallery_fits_a_phone_in_both_color_schemes(folder: Path, browser) -> None:
+    colors = []
+    for scheme in ("light", "dark"):
+        page = browser.new_page(viewport={"width": 360, "height": 800}, color_scheme=scheme)
+        page.goto(f"file://{folder / 'index.html'}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.close()
+    assert colors == ["rgb(255, 255, 255)", "rgb(22, 23, 27)"]
+
+
 # the others take seconds each, and their cells are of the same kinds
 @pytest.mark.parametrize(
     "name", every_nth([name for name in TABLES if name not in ("interactions", "anova", "compare")], 6)

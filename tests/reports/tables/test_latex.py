@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.render.appendix import appendix_text
+from atma_sweep.reports.render.column_heads import unit_text
 from atma_sweep.reports.render.latex import PREAMBLE, needs_landscape
 from atma_sweep.reports.render.latex import rows as latex_rows
 from atma_sweep.reports.report_folder import write_report_folder
@@ -199,6 +200,23 @@ def test_a_table_lies_on_its_side_only_if_it_must():
     text = appendix_text("s", {"wide": wide(16, 29), "small": wide(2, 5)}, [], {"6": "no number"})
     assert re.findall(r"\\begin\{landscape\}(.*)\\end\{landscape\}", text) == [r"\setcounter{table}{0}\input{wide}"]
     assert r"\textbf{6}: no number." in text
+
+
+def test_a_tall_table_runs_over_pages():
+    """Twenty rows of 200 characters are five lines each, more than a page holds."""
+    tall = replace(wide(1, 4), rows=(("word " * 40, "b", "1.0"),) * 20, entries=((TableEntry(text="1.0"),),) * 20)
+    assert r"\begin{longtable}" in render(tall, "tex", trace=False)
+    assert r"\begin{longtable}" not in render(replace(tall, rows=tall.rows[:5]), "tex", trace=False)
+
+
+def test_units_of_shares_and_of_their_differences():
+    def shares(*texts: str) -> list[TableEntry]:
+        return [TableEntry(text=text, value=0.5, unit="fraction") for text in texts]
+
+    assert unit_text(shares("50.0", "-9.2")) == "%"
+    assert unit_text(shares("+50.0", "-9.2")) == "points"
+    assert unit_text(shares("-50.0", "-9.2"), "+-") == "points"
+    assert unit_text([*shares("50.0"), TableEntry(text="1", value=1.0, unit="s")]) == ""
 
 
 def test_appendix_keeps_the_numbers_of_the_paper():
