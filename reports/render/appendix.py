@@ -78,7 +78,9 @@ def appendix_text(
         counter = rf"\setcounter{{table}}{{{(int(number) if number.isdigit() else following) - 1}}}"
         include = rf"{counter}\input{{{file_name(number)}}}"
         parts.append(rf"\begin{{landscape}}{include}\end{{landscape}}" if needs_landscape(table) else include)
-    reasons = {title_and_sweep(table)[0]: empty_reason(table) for table in tables.values() if not table.rows} | skipped
+    reasons = {title_and_sweep(table)[0]: empty_reason(table) for table in tables.values() if not table.rows} | dict(
+        skipped
+    )
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names_by_reason.setdefault(reason, []).append(name)

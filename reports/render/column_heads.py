@@ -57,7 +57,7 @@ def spans(heads: Iterable[ColumnHead]) -> list[tuple[str, str, int]]:
 
     The unit is "" where the columns of a run differ in it.
     """
-    runs = []
+    runs: list[tuple[str, str, int]] = []
     for _, columns in groupby(enumerate(heads), lambda pair: pair[1].span or pair[0]):
         run = [head for _, head in columns]
         units = {head.unit for head in run}
