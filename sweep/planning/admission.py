@@ -439,7 +439,7 @@ class DiskUsage:
         if self.is_short and self.free is not None:
             lines.append(
                 f"warning: {size(self.retained)} to keep and {size(self.running)} during training exceed the "
-                f"{size(self.free)} free in {self.storage_root}; free disk space, set checkpoint.keep to nothing, or set "
+                f"{size(self.free)} free in {self.storage_root}; free disk space, set checkpoint.keep: nothing, or set "
                 "checkpoint.path to another location"
             )
         return lines
