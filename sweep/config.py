@@ -76,24 +76,24 @@ class DataConfig(Config):
         None, "For json, the end-of-text token if it has an unusual name (usual: <|endoftext|>, </s>, ...)."
     )
     train_tokens: Int | None = knob_outside_id(
-        None, "Training tokens to prepare; none: all available.", ge=1, le=MAX_TOKENS
+        None, "Training tokens to prepare; null: all available.", ge=1, le=MAX_TOKENS
     )
     validation_tokens: Int | None = knob_outside_id(
         None,
-        "Tokens of the validation split, for text without splits of its own; none: 5% of the tokens, at most 2,097,153.",
+        "Tokens of the validation split, for text without splits of its own; null: 5% of the tokens, at most 2,097,153.",
         identity=None,
         ge=1,
         le=MAX_TOKENS,
     )
     heldout_documents: Int | None = knob_outside_id(
         None,
-        "Maximum number of held-out long documents; none: 16 and at most a quarter of the text, or 64 from another corpus.",
+        "Maximum number of held-out long documents; null: 16 and at most a quarter of the text, or 64 from another corpus.",
         identity=None,
         ge=0,
         le=MAX_COUNT,
     )
     heldout: str | None = knob_outside_id(
-        None, "Corpus, folder or file that supplies the long documents of the probes; none: the corpus itself."
+        None, "Corpus, folder or file that supplies the long documents of the probes; null: the corpus itself."
     )
     heldout_tokens: Int = knob_outside_id(
         65_601, "Minimum tokens of a document to be held out for the length probes.", ge=2, le=MAX_LENGTH
@@ -200,7 +200,7 @@ class TrainConfig(Config):
     distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
     distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0, le=MAX_FLOAT)
     distractor_count: Int | None = knob(
-        None, "Distractor vectors per row; none: seq_len.", identity=None, ge=0, le=MAX_LENGTH
+        None, "Distractor vectors per row; null: seq_len.", identity=None, ge=0, le=MAX_LENGTH
     )
     deterministic: Flag = knob(
         False, "Use only bit-reproducible operations; slower on CUDA. The CPU is always reproducible.", identity=False
@@ -299,7 +299,7 @@ ever added.
 
 
 class SamplesConfig(Config):
-    """Sample texts generated at every validation; disabled without prompts."""
+    """Texts that the network writes at every validation to continue given prompts; disabled without prompts."""
 
     prompts: tuple[str, ...] = knob(
         (), 'Prompts to continue; "" starts an empty text. Without prompts, nothing is generated.'
@@ -324,7 +324,10 @@ class EvalConfig(Config):
     )
     documents: Int = knob(16, "Number of held-out documents for the probes that read documents.", ge=1, le=MAX_COUNT)
     settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
-    samples: SamplesConfig = knob(SamplesConfig(), "Sample texts generated at every validation.")
+    samples: SamplesConfig = knob(
+        SamplesConfig(),
+        "Texts that the network writes at every validation: prompts to continue, their length, and sampling.",
+    )
     chunk_tokens: Int = knob(
         8192,
         "Tokens that an evaluation processes at once; limits memory, and changes results only by rounding.",
@@ -391,16 +394,16 @@ class Resources(Config):
         ge=0,
         le=MAX_GPUS,
     )
-    gpu_type: str | None = knob(None, "Word that the GPU's name must contain, such as H200; none: any GPU.")
+    gpu_type: str | None = knob(None, "Word that the GPU's name must contain, such as H200; null: any GPU.")
     cpus: Int = knob(1, "CPU cores and torch threads per attempt.", ge=1, le=MAX_CPUS)
-    memory_gb: Float | None = knob(None, "Memory in GiB reserved per attempt; none: no reservation.", gt=0, le=MAX_GIB)
+    memory_gb: Float | None = knob(None, "Memory in GiB reserved per attempt; null: no reservation.", gt=0, le=MAX_GIB)
     on_cuda_oom: Literal["fail", "halve"] = knob(
         "fail",
         "Action when training runs out of GPU memory: fail, or retry once with half the micro-batch and record it (halve).",
     )
     order: Literal["longest", "pairs", "contrasts", "grid"] = knob(
         "longest",
-        "Order of cells: longest first; matched pairs early, so that a partial sweep is usable; pairs of declared contrasts early; or as listed (grid).",
+        "Order of cells: longest first (longest); matched pairs early, so that a partial sweep is usable (pairs); pairs of declared contrasts early (contrasts); or as listed (grid).",
     )
     hang_minutes: Float = knob(
         30.0, "Minutes without any progress after which an attempt is killed and retried.", gt=0, le=MAX_MINUTES
@@ -425,7 +428,7 @@ class CheckpointConfig(Config):
     )
     keep: Literal["nothing", "weights", "everything"] = knob("weights", "Files to keep on disk when the cell is done.")
     path: str | None = knob(
-        None, "Folder or fsspec URL (s3://bucket/...) for checkpoints and kept weights; none: the attempt's own folder."
+        None, "Folder or fsspec URL (s3://bucket/...) for checkpoints and kept weights; null: the attempt's own folder."
     )
 
 

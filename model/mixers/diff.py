@@ -26,7 +26,9 @@ from ..layers import RMSNorm
 class DiffConfig(ScaledConfig):
     """Settings of differential attention."""
 
-    rotary: Literal["full", "half-truncated", "none"] = knob("full", "Rotary positions.", identity="full")
+    rotary: Literal["full", "half-truncated", "none"] = knob(
+        "full", "Channels to rotate: all (full), half of them (half-truncated), or none.", identity="full"
+    )
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
     norm_eps: Float = knob(
         1e-5, "Epsilon of the norm of the output of a pair of heads.", identity=1e-5, gt=0, le=MAX_FLOAT

@@ -30,7 +30,7 @@ class PaTHConfig(ScaledConfig):
 
     rank: Int | None = knob(
         32,
-        "Width between the two projections that compute w; none: a single projection.",
+        "Width between the two projections that compute w; null: a single projection.",
         identity=32,
         ge=1,
         le=MAX_WIDTH,

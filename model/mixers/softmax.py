@@ -32,7 +32,9 @@ class RoPEConfig(SoftmaxConfig):
     """Settings of RoPE; the published network has rotary half-truncated, base 1024, scale 0.12 and canon off."""
 
     rotary: Literal["full", "half-truncated"] = knob(
-        "full", "Pairs of channels to rotate: all, or as many as a quarter of the head size.", identity="full"
+        "full",
+        "Channels to rotate: all (full), or half of them, with other frequencies (half-truncated).",
+        identity="full",
     )
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
 

@@ -34,7 +34,7 @@ class TRAConfig(ScaledConfig):
     )
     gate_bias: Float | None = knob(
         None,
-        "Initial bias of the gates' logits; none: drawn like that of other projections.",
+        "Initial bias of the gates' logits; null: drawn like that of other projections.",
         identity=None,
         ge=-MAX_FLOAT,
         le=MAX_FLOAT,

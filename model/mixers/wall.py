@@ -31,7 +31,7 @@ class WallConfig(ScaledConfig):
     tie: Literal["head", "kv"] = knob("head", "Separate gates per query head, or per KV head.", identity="head")
     subdim: Int | None = knob(
         None,
-        "Number of channels of a head that have gates, from the first on; none: all.",
+        "Number of channels of a head that have gates, from the first on; null: all.",
         identity=None,
         ge=0,
         le=MAX_WIDTH,
@@ -45,7 +45,9 @@ class WallConfig(ScaledConfig):
         "input", "Input of the gates' projection: that of the block, or the key of the KV head.", identity="input"
     )
     rotary: Literal["none", "full", "half-truncated"] = knob(
-        "none", "Rotary positions in addition to the gates.", identity="none"
+        "none",
+        "Channels to rotate, in addition to the gates: none, all (full), or half of them (half-truncated).",
+        identity="none",
     )
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
 

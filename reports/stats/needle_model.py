@@ -86,7 +86,7 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
     if not names:
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, "no axis varies among the remaining cells"))
     if cells["value"].nunique() == 1:
-        same = f"the share is the same in all {counted(len(cells), 'cell')}; there is nothing to model"
+        same = f"the share of right digits is the same in all {counted(len(cells), 'cell')}; there is nothing to model"
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, same))
     main: Terms = {(name,): _indicators(cells[name], data.levels(name)) for name in names}
     pairs, pair_remarks = _pairs(cells, main)

@@ -16,7 +16,7 @@ MEAN_NOTE = (
 )
 METHODS = {
     "sign-flip": "sign-flip permutation test over items (exact up to 30 items), inverted for the interval",
-    "t": "Student's t over fewer than 6 items",
+    "t": "Student's t over items where there are fewer than 6",
     "crossed": "items crossed with seeds, with Satterthwaite's degrees of freedom and a generalized p",
     "seeds": "Student's t over the seeds of a single item",
     "none": "no test: a single item, or no variance",

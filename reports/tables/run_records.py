@@ -79,8 +79,8 @@ def predicted_hours_table(store: Store, data: SweepData) -> Table:
     machine = f" on {data.forecast.hardware}" if data.forecast is not None else ""
     notes = [
         sweep_note(data),
-        f"Hours{machine}, multiplied by an attempt's GPUs (without GPUs: cores). Predicted (by the best "
-        "source at the first launch of the revision), Took and Ratio cover the cells that are done. By "
+        f"Hours{machine}, multiplied by an attempt's GPUs (without GPUs: cores). Predicted (at the first "
+        "launch of the revision, by the source in From), Took and Ratio cover the cells that are done. By "
         "FLOPs: low, likely and high. Start: from the first lines of the process to the built network. "
         "Rest: time before that, validation and checkpoints. Lost: unfinished attempts, without the steps "
         "that a later attempt continued.",

@@ -176,7 +176,7 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
         if a.is_complete and not a.is_mutual
     ]
     exact = [
-        f"part of {term_text(a.first)} is aliased with {term_text(a.second)}"
+        f"some contrasts of {term_text(a.first)} are aliased with {term_text(a.second)}"
         for a in _with_model_terms(model, pairs)
         if not a.is_complete and a.correlation >= COMPLETE_CORRELATION
     ]

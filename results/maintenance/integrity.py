@@ -211,5 +211,10 @@ def find_orphans(connection: Connection) -> list[Finding]:
                 findings += [_orphaned(name, key.column.table.name, count, None)] if count else []
     launched = select(TABLES["revision"].c.sweep_id)
     for row in connection.execute(select(TABLES["sweep"].c.name).where(TABLES["sweep"].c.id.not_in(launched))):
-        findings.append(Finding.error(f"sweep {row.name!r} has no revision", "launch its grid again under that name"))
+        findings.append(
+            Finding.error(
+                f"sweep {row.name!r} has no revision (record of a launched grid)",
+                "launch its grid again under that name",
+            )
+        )
     return findings

@@ -140,7 +140,7 @@ class Batches:
             return None
         is_marked = torch.from_numpy(self._read_step(self.marks, step)[:, 1:].astype(bool))
         if not is_marked.any():
-            raise DataError(f"step {step} has no marked target: set train.loss_on to all, or raise train.batch_tokens")
+            raise DataError(f"step {step} has no marked target: set train.loss_on: all, or raise train.batch_tokens")
         return is_marked
 
 

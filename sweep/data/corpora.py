@@ -39,9 +39,7 @@ PROVISIONAL = "unprepared:"
 LAYOUT = 1
 """Version that enters the fingerprint; raise it when the same text would be split or tokenised differently."""
 
-UNMARKED = (
-    "it marks no tokens, but train.loss_on is marked; set that to all, or add a NAME.marks.bin for each shard NAME.bin"
-)
+UNMARKED = "it marks no tokens, but train.loss_on: marked needs marks; set train.loss_on: all, or add a NAME.marks.bin for each shard NAME.bin"
 
 _PREPARE_AGAIN = "remove {folder} and prepare the corpus again"
 

@@ -57,7 +57,9 @@ def check_space(context: Context) -> Check:
     finding = f"{format_bytes(free)} free in {needs['place']}; {need_text}"
     if free >= running + retained:
         return ok(finding)
-    remedy = "free disk space (atma-sweep prune-checkpoints), set checkpoint.keep to nothing, or name another checkpoint.path"
+    remedy = (
+        "free disk space (atma-sweep prune-checkpoints), set checkpoint.keep: nothing, or name another checkpoint.path"
+    )
     return bad(finding, remedy) if free < running else warn(finding, remedy)
 
 

@@ -308,7 +308,7 @@ def check_kernels(context: Context) -> Check | list[Check]:
     try:
         backends = context.kernel_backends()
     except LookFailed as error:
-        return bad(f"the self-tests did not finish: {error}", "set train.kernels to torch to run without these kernels")
+        return bad(f"the self-tests did not finish: {error}", "set train.kernels: torch to run without these kernels")
     return [
         Check(f"kernel {op}", "ok", f"{backend} ({reason})")
         if backend != "torch"

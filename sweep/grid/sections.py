@@ -324,7 +324,9 @@ def read_tune(
     tune = Tune(per, levels_by_word, keys.search(), keys.at, document.line(TUNE))
     for word in levels_by_word:
         if why := sweep_name_problem(study := tune.study_name(name, word)):
-            raise document.error((TUNE, "per"), f"the study of {per} {word} would be named {study}, which {why}")
+            raise document.error(
+                (TUNE, "per"), f"the study of level {word} of axis {per} would be named {study}, which {why}"
+            )
     return tune
 
 

@@ -241,7 +241,7 @@ def check_agreement(
         able = ", ".join(name for name, corpus_kind in all_kinds().items() if corpus_kind.may_mark)
         raise InvalidConfig(
             ("train.loss_on",),
-            f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or use a corpus that can: "
+            f"corpus {data.corpus} does not mark which tokens count; set train.loss_on: all, or use a corpus that can: "
             f"{able}",
         )
     row = kind and kind.row_length(kind.Config.model_validate(data.settings.get(data.corpus, {})))

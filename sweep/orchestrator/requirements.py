@@ -30,7 +30,7 @@ REQUIRED_PACKAGES = ("torch", "numpy", "safetensors")
 """Packages that every attempt imports."""
 UNCHECKED_REMARK = "until the text is prepared, ids of cells are provisional and its size is not checked"
 """Remark on a plan whose text is not prepared."""
-DISK_REMEDY = "free disk space, set checkpoint.keep to nothing, or choose another disk with checkpoint.path"
+DISK_REMEDY = "free disk space, set checkpoint.keep: nothing, or choose another disk with checkpoint.path"
 """Remedy of a shortage of disk."""
 
 

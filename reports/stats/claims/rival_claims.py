@@ -299,14 +299,26 @@ CLAIM_SETS = (
     ClaimSet(
         ("flipflop", "extrapolation"),
         (
-            Claim("solved", "Threshold attention solves the flip-flop task: 100% in every set.", check_solved),
-            Claim("rope-sparse", "RoPE fails where reads are sparse (72.82%).", check_fails(ROTARY, "sparse", "72.82")),
+            Claim(
+                "solved",
+                "Threshold attention solves the flip-flop task: 100% of the sequences are right in every set.",
+                check_solved,
+            ),
+            Claim(
+                "rope-sparse",
+                "RoPE fails the sparse flip-flop set: 72.82% of its sequences are right.",
+                check_fails(ROTARY, "sparse", "72.82"),
+            ),
             Claim(
                 "fox-sparse",
-                "Forgetting attention fails where reads are sparse (93.4%).",
+                "Forgetting attention fails the sparse flip-flop set: 93.4% of its sequences are right.",
                 check_fails(FORGETTING, "sparse", "93.40"),
             ),
-            Claim("nope-dense", "NoPE fails where reads are dense (0.15%).", check_fails(NO_POSITION, "dense", "0.15")),
+            Claim(
+                "nope-dense",
+                "NoPE fails the dense flip-flop set: 0.15% of its sequences are right.",
+                check_fails(NO_POSITION, "dense", "0.15"),
+            ),
             Claim(
                 "extrapolates",
                 "Perplexity does not rise with length for threshold and forgetting attention; RoPE's more than doubles.",

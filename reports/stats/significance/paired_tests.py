@@ -32,7 +32,7 @@ FITTED = "least-squares"
 LOOKS = "looks"
 METHOD_LABELS = {
     "sign-flip": f"sign-flip permutation test over configurations, exact up to {MAX_EXACT_N}, inverted for the interval",
-    "t": f"Student's t over fewer than {MIN_TEST_N} configurations",
+    "t": f"Student's t over configurations where there are fewer than {MIN_TEST_N}",
     "crossed": "configurations crossed with seeds, weighted mean of Satterthwaite's and the generalized p",
     "seeds": "Student's t over the seeds of the only configuration, which says nothing about others",
     FITTED: "least squares over the cells of a partial design, with variances robust to unequal spread (HC3) where there are enough cells, else the pooled variance",

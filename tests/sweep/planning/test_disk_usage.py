@@ -106,7 +106,7 @@ def test_disk_usage_warns_when_space_is_short() -> None:
     _, warning = make_usage(free=enough - 1).describe()
     assert warning == (
         "warning: 168 GiB to keep and 9.3 GiB during training exceed the 177 GiB free in /runs; free disk space, set "
-        "checkpoint.keep to nothing, or set checkpoint.path to another location"
+        "checkpoint.keep: nothing, or set checkpoint.path to another location"
     )
 
 

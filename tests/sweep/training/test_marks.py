@@ -97,7 +97,7 @@ def test_room_for_marked_targets(share: float, targets: int, room: int) -> None:
 
 
 def test_a_step_without_a_mark_says_so() -> None:
-    with pytest.raises(DataError, match=r"step 2 has no marked target: set train\.loss_on to all"):
+    with pytest.raises(DataError, match=r"step 2 has no marked target: set train\.loss_on: all"):
         marked_batches(recipe(), np.zeros(400, dtype=np.uint16)).marked(2)
 
 
@@ -228,7 +228,7 @@ def test_shards_without_marks_are_refused_before_training(tmp_path: Path, grid: 
     sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]", "train.loss_on=marked")
     room = room_of(grid, tmp_path, *sets)
     assert refused(lambda: plan.check_corpora([room.cell], grid.parent / "corpora"), corpora.CorpusError) == (
-        "corpus 'shards': it marks no tokens, but train.loss_on is marked; set that to all, or add a NAME.marks.bin "
+        "corpus 'shards': it marks no tokens, but train.loss_on: marked needs marks; set train.loss_on: all, or add a NAME.marks.bin "
         "for each shard NAME.bin"
     )
 
@@ -243,7 +243,7 @@ def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path, grid: P
 
     plan.check_corpora([room("with").cell], grid.parent / "corpora")
     assert refused(lambda: room("without"), GridError) == (
-        "--set: train.loss_on: corpus without does not mark which tokens count; set train.loss_on to all, or use a "
+        "--set: train.loss_on: corpus without does not mark which tokens count; set train.loss_on: all, or use a "
         "corpus that can: shards, flipflop, mqar"
     )
 
