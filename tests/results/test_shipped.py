@@ -201,12 +201,12 @@ def decided(rows: Sequence[tuple[dict[str, Any], int]], verdict: Callable[[dict[
     each = set()
     for row, claimed in rows:
         if verdict(row).startswith("not tested"):
-            each.add("not asked")
+            each.add("not tested")
         elif of(row, "p corr")["value"] < 0.05:
             each.add("stands" if of(row, "Mean")["value"] * claimed > 0 else "falls")
         else:
             each.add("falls" if verdict(row).startswith("equivalent") else "undecided")
-    return next(word for word in ("not asked", "falls", "undecided", "stands") if word in each)
+    return next(word for word in ("not tested", "falls", "undecided", "stands") if word in each)
 
 
 def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command) -> None:
@@ -225,7 +225,7 @@ def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command
                 assert ("published" if recipe else "intended") in row["row"]["Within"]
                 shown = {name: of(row, name)["printed"] for name in ("Mean", "Low", "High", "p corr")}
                 assert "{Mean} [{Low}, {High}]".format(**shown) in cell, (number, recipe)
-                assert (f"p {shown['p corr']}" in cell) == (all_verdicts != "not asked")
+                assert (f"p {shown['p corr']}" in cell) == (all_verdicts != "not tested")
                 assert of(row, "Pairs")["value"] == (20 if number < 4 else 10)
     # whether there is retrieval to lose
     for row, wanted in zip(contrasts[12:], ("28.3 [16.7, 39.9]", "33.2 [24.8, 41.6]"), strict=True):
@@ -237,7 +237,7 @@ def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command
 
 
 def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
-    """The oracle corrects over the requested contrasts alone, and ignores the precedence of *not asked*."""
+    """The oracle corrects over the requested contrasts alone, and ignores the precedence of *not tested*."""
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
     requested = [row for row in contrasts if not verdict_of(row).startswith("not tested")]
     assert len(requested) == 7
