@@ -443,7 +443,7 @@ class DiskUsage:
         if self.is_short and self.free is not None:
             lines.append(
                 f"warning: {format_bytes(self.retained)} to keep and {format_bytes(self.running)} during training exceed the "
-                f"{format_bytes(self.free)} free in {self.storage_root}; free disk space, set checkpoint.keep to nothing, or set "
+                f"{format_bytes(self.free)} free in {self.storage_root}; free disk space, set checkpoint.keep: nothing, or set "
                 "checkpoint.path to another location"
             )
         return lines
