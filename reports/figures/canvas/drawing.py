@@ -232,7 +232,7 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
     figure.set_size_inches(width, height * down / max(1, planned))
     grid = figure.subplots(down, across, squeeze=False, **sharing)
     flat = list(grid.flat)
-    room = max(8, int(0.85 * width / across * 72 / (0.6 * size("axes.titlesize"))))
+    room = max(8, int(0.72 * width / across * 72 / (0.6 * size("axes.titlesize"))))
     for index, (axes, title) in enumerate(zip(flat, titles, strict=False)):
         axes.set_title("\n".join(part for line in title.split("\n") for part in textwrap.wrap(line, room)))
         if len(titles) > 1:

@@ -21,7 +21,7 @@ MAX_COMPARED_LEVELS = 3
 are.
 """
 MIN_PAIRS = 2  # pairs that an interval takes
-MIN_PANEL = 0.88  # inches, least width of a panel at the font size of the style `paper`
+MIN_PANEL = 0.76  # inches, least width of a panel at the font size of the style `paper`
 STRATUM_SIZE = 0.72  # size of the marks of a stratum relative to those of the average
 
 
@@ -156,8 +156,8 @@ def _label_rows(axes: Axes, rows: Sequence[_Row]) -> None:
 
     def write_headings() -> None:
         """Write the headings, once the layout is final."""
-        left = min(label.get_window_extent().x0 for label in axes.get_yticklabels())
-        start = float(axes.transAxes.inverted().transform((left, 0))[0])
+        outermost = min(label.get_window_extent().x0 for label in axes.get_yticklabels())
+        start = float(axes.transAxes.inverted().transform((outermost, 0))[0])
         style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "weight": "bold", "zorder": 5}
         style |= {"fontsize": drawing.size("ytick.labelsize"), "bbox": drawing.BACKING | {"alpha": 1.0}}
         for row in rows:

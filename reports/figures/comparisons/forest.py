@@ -111,7 +111,7 @@ def difference_label(axis: str, level: str, reference: str) -> str:
     if (level, reference) == ("on", "off"):
         return drawing.axis_label(axis)
     if (axis, reference) == ("reg_mode", "baseline"):
-        return f"{level} regularizer"
+        return f"{drawing.level_label(level, axis)} regularizer"
     if axis in ("attn_type", "reg_mode"):
         return f"{drawing.level_label(level, axis)} − {drawing.level_label(reference, axis)}"
     return f"{drawing.axis_label(axis)} {level} − {reference}"

@@ -204,11 +204,11 @@ def _is_predictive(coordinates: np.ndarray, values: np.ndarray) -> bool:
 
     predicted = np.full(len(values), np.nan)
     for fold in range(FOLDS):
-        left_out = np.arange(len(values)) % FOLDS == fold
-        if not left_out.any():
+        held_out = np.arange(len(values)) % FOLDS == fold
+        if not held_out.any():
             continue
         try:
-            predicted[left_out] = LinearNDInterpolator(coordinates[~left_out], values[~left_out])(coordinates[left_out])
+            predicted[held_out] = LinearNDInterpolator(coordinates[~held_out], values[~held_out])(coordinates[held_out])
         except QhullError:
             # the remaining positions lie on a line
             continue

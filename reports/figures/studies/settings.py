@@ -23,7 +23,7 @@ SETTING_NAMES = {
     "clip": "gradient clip",
 }
 """Names of settings on axes by their short display name; others have spaces for underscores."""
-WORDS = {"lr": "learning rate", "muon": "Muon", "adam": "Adam", "eps": "epsilon"}
+SPELLINGS = {"lr": "learning rate", "muon": "Muon", "adam": "Adam", "eps": "epsilon"}
 """Words of the names of settings that are spelled otherwise on an axis."""
 RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": drawing.INK}
 """Style of the ring around a trial that none beats."""
@@ -62,7 +62,7 @@ def setting_label(name: str) -> str:
 
     The path of a name that several settings share keeps its dots.
     """
-    spelled = " ".join(WORDS.get(word, word) for word in name.split("_"))
+    spelled = " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
     return SETTING_NAMES.get(name, name if "." in name else spelled)
 
 

@@ -39,10 +39,8 @@ MADE: dict[str, Callable[[Store], Any]] = {
 }  # fmt: skip
 """Sweeps made by test factories, by name: every kind of number, replicates, probes, a numeric axis, and two studies."""
 PAIRS = [(figure, sweep) for figure in FIGURES for sweep in (*PUBLISHED, *SHIPPED, *MADE)]
-DAILY = (
-    ("effects", "printed-v2"), ("count-map", "printed-v2"), ("state-norm", "all"), ("seeds", "twice"), ("power", "twice"), ("items", "twice"),
-    ("retention", "probed"), ("attention-map", "probed"), ("memory-recall", "probed"), ("slices", "tuned"), ("front", "both"),
-)  # fmt: skip
+DAILY = (("effects", "printed-v2"), ("seeds", "twice"), ("attention-map", "probed"), ("slices", "tuned"))
+"""What the first tier draws; the second draws all."""
 
 
 @pytest.fixture(scope="module")
