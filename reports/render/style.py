@@ -122,7 +122,19 @@ AXIS_NAMES: Mapping[str, str] = {
     "reg_mode": "regularizer",
     "distractor": "distractor loss",
     "model.positions": "positions",
+    "model.n_layers": "layers",
+    "model.n_heads": "heads",
+    "model.d_model": "width",
+    "data.corpus": "corpus",
+    "train.tokens": "training tokens",
+    "train.seq_len": "training length",
+    "train.muon_lr": "Muon learning rate",
+    "train.adam_lr": "AdamW learning rate",
+    "train.embedding_lr": "embedding learning rate",
+    "train.precision": "precision",
+    "train.optimizer": "optimizer",
 }
+"""Name of an axis; others lose what stands before the last dot ("train.warmup" -> "warmup")."""
 
 SANS_FONTS = ("Arial", "Helvetica", "Liberation Sans", "Nimbus Sans", "TeX Gyre Heros", "DejaVu Sans")
 PORTABLE_FONTS = ("DejaVu Sans",)
@@ -166,12 +178,21 @@ def print_size(width_mm: float) -> PrintSize:
 def level_label(level: str, axis: str = "attn_type") -> str:
     """Return the name of a level as the papers spell it, such as "PoLAR" or "with memory".
 
-    An unknown level of attn_type or reg_mode is shown as it is, one of another axis as "<axis name> <level>".
+    An unknown level of attn_type or reg_mode is shown as it is, one of another axis as "<axis name> <level>", where
+    integers from 10,000 on are abbreviated in powers of 1000 ("training tokens 65.5M").
     """
     name = LEVEL_NAMES.get((axis, level))
     if name is not None:
         return name
-    return level if axis in ("attn_type", "reg_mode") else f"{axis_label(axis)} {level}"
+    return level if axis in ("attn_type", "reg_mode") else f"{axis_label(axis)} {_short_integer(level)}"
+
+
+def _short_integer(level: str) -> str:
+    """Return an integer from 10,000 on with three significant digits and K, M, B or T; any other text as it is."""
+    if not (level.isascii() and level.isdigit() and 5 <= len(level) <= 15):
+        return level
+    size = next(power for power in (12, 9, 6, 3) if len(level) > power)
+    return f"{float(f'{int(level) / 10**size:.3g}'):g}{'KMBT'[size // 3 - 1]}"
 
 
 def memory_label(level: str) -> str:
@@ -180,8 +201,8 @@ def memory_label(level: str) -> str:
 
 
 def axis_label(axis: str) -> str:
-    """Return the name of an axis, such as "mixer" for attn_type; an axis without a name as it is."""
-    return AXIS_NAMES.get(axis, axis)
+    """Return the name of an axis, such as "mixer" for attn_type; one without a name from its last dot on, spaced."""
+    return AXIS_NAMES.get(axis, axis.rpartition(".")[2].replace("_", " "))
 
 
 def mixer_inks(mixers: Iterable[str]) -> dict[str, str]:

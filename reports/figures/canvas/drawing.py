@@ -569,10 +569,7 @@ def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
 
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
-    """Write one label below all axes and one at their left.
-
-    The former stands below the middle column, or at the left end of the first one if there is an even number of
-    columns.
+    """Write one label below all axes and one at their left, both centred on the axes once the layout is final.
 
     Args:
         figure: The figure, with its panels.
@@ -580,17 +577,7 @@ def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
         vertical: Label at the left.
     """
     vertical_label(figure, vertical)
-    bottom: dict[Any, Axes] = {}
-    for axes in figure.axes:
-        if axes.axison:
-            bottom[axes.get_subplotspec().colspan.start] = axes  # type: ignore[union-attr]
-    middle = bottom[sorted(bottom)[len(bottom) // 2]] if len(bottom) % 2 else None
-    for axes in bottom.values():
-        axes.tick_params(labelbottom=True)
-    if middle is not None:
-        middle.set_xlabel(horizontal)
-    else:
-        bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
+    figure.supxlabel(horizontal, fontsize=size("axes.labelsize"))
 
 
 def vertical_label(figure: Figure, text: str) -> None:
@@ -610,7 +597,7 @@ def after_layout(figure: Figure, act: Callable[[], None]) -> None:
 
 
 def finalize_layout(figure: Figure) -> None:
-    """Fix the layout of a figure, run the functions of `after_layout`, and centre the common y label on the axes.
+    """Fix the layout of a figure, run the functions of `after_layout`, and centre the common labels on the axes.
 
     The layout engine is switched off and positions are rounded. A second call runs no function again.
     """
@@ -619,10 +606,22 @@ def finalize_layout(figure: Figure) -> None:
     _round_positions(figure)
     for act in _layout_callbacks.pop(figure, []):
         act()
-    label = getattr(figure, "_supylabel", None)
-    if label is not None:
-        boxes = [axes.get_position() for axes in figure.axes if axes.axison]
+    _centre_outer_labels(figure)
+
+
+def _centre_outer_labels(figure: Figure) -> None:
+    """Centre the common labels on the axes; the lower one stands right below the lowest tick labels."""
+    shown = [axes for axes in figure.axes if axes.axison]
+    boxes = [axes.get_position() for axes in shown]
+    if (label := getattr(figure, "_supylabel", None)) is not None:
         label.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
+    if (label := getattr(figure, "_supxlabel", None)) is not None:
+        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        lowest = min(axes.get_tightbbox(renderer).y0 for axes in shown)  # type: ignore[union-attr]
+        height = figure.get_size_inches()[1] * figure.dpi
+        label.set_x((min(box.x0 for box in boxes) + max(box.x1 for box in boxes)) / 2)
+        label.set_y(lowest / height - 2 / 72 * figure.dpi / height)
+        label.set_verticalalignment("top")
 
 
 def _round_positions(figure: Figure) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....results.console.text import choices_hint, did_you_mean
 from ....results.store.records import AXES
-from ...render.style import PORTABLE_FONTS, SANS_FONTS
+from ...render.style import PORTABLE_FONTS, PRINT_SIZES, SANS_FONTS, print_size
 from ...sweep_data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch
@@ -61,7 +61,10 @@ class StylePreset:
 
 STYLE_PRESETS: dict[str, StylePreset] = {
     # DejaVu Sans and STIX come with matplotlib, so every machine draws the same
-    "paper": StylePreset(fonts=PORTABLE_FONTS, fallback_fonts="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
+    "paper": StylePreset(
+        fonts=PORTABLE_FONTS, fallback_fonts="Verdana, sans-serif", text=PRINT_SIZES[-1].text, title=PRINT_SIZES[-1].title,
+        ticks=PRINT_SIZES[-1].ticks, note=PRINT_SIZES[-1].note, stroke=PRINT_SIZES[-1].stroke, marker=PRINT_SIZES[-1].marker,
+    ),
     "nature": StylePreset(
         fonts=SANS_FONTS, fallback_fonts="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
         width_mm=89.0, panel_letter_format="{}", shows_title=False, extra_settings={"axes.linewidth": 0.5, "grid.linewidth": 0.4},
@@ -100,8 +103,13 @@ class FigureOptions:
 
     @property
     def preset(self) -> StylePreset:
-        """Preset of the style."""
-        return STYLE_PRESETS[self.style]
+        """Preset of the style; that of `paper` has the sizes of its printed width (`print_size`)."""
+        preset = STYLE_PRESETS[self.style]
+        if self.style != "paper" or self.width_mm is None:
+            return preset
+        size = print_size(self.width_mm)
+        sizes = {name: getattr(size, name) for name in ("text", "title", "ticks", "note", "stroke", "marker")}
+        return replace(preset, **sizes)
 
     @property
     def scale(self) -> float:
