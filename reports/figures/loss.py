@@ -33,7 +33,7 @@ FEWEST_POINTS = 40  # points that each curve keeps, regardless of the number of 
 SMOOTHED = 40  # the training loss is smoothed over a 40th of a curve's points
 GRID = 120  # points of a group's mean if its curves were not measured at the same tokens
 SHOWN_SHARE = 0.8  # share of the training, from its end, whose losses the y axis covers
-MIN_SMOOTHED_POINTS = 20  # points of a training curve from which on it is smoothed and drawn
+MIN_SMOOTHED_POINTS = 2 * SMOOTHED  # points of a training curve from which on it is drawn behind the validation loss
 UNITS = (("tokens (billions)", 1e9), ("tokens (millions)", 1e6), ("tokens (thousands)", 1e3), ("tokens", 1.0))
 TIMES = (("training time (hours)", 3600.0), ("training time (minutes)", 60.0), ("training time (seconds)", 1.0))
 
@@ -313,9 +313,12 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
     if trained and smoothed_enough(frame):
         span = f"exponential mean of span {counted(width, 'point')}" if width > 1 else "not smoothed"
         notes.append(f"{'Dotted' if validated else 'Lines'}: training loss, {span}.")
+    elif trained and validated:
+        points = int(frame[frame["train_loss"].notna()].groupby("cell").size().max())
+        notes.append(f"Training loss (n = {points} points per curve) is not drawn.")
     elif trained:
         points = int(frame[frame["train_loss"].notna()].groupby("cell").size().max())
-        notes.append(f"Training loss (n = {points} per curve) is {'not drawn' if validated else 'not smoothed'}.")
+        notes.append(f"Lines: training loss (n = {points} points per curve), not smoothed.")
     diverged = frame[frame["diverged"]]["cell"].nunique()
     if diverged:
         notes.append(f"{diverged} diverged and are excluded from means.")
@@ -398,7 +401,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         drawing.width_of(len(titles)) if by_mixer else 4.8,
     )
     log = figure_data.draw_options["log"]
-    limits = _y_limits(frame, column, x, log=log)
+    limits = _y_limits(frame, [column, *(["smoothed"] if len(behind) else [])], x, log=log)
     for axes, first in zip(drawing.panels(figure, titles, sharex=True, sharey=True), firsts, strict=False):
         groups = [key for key in styles if key[0] == first or not by_mixer]
         panel_rows = frame[frame["first"] == first] if by_mixer else frame
@@ -436,12 +439,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             color=drawing.GREY, linestyle=(0, (1, 1.5)), linewidth=drawing.line_width(0.8)
         )
     if by_mixer:
-        handles["other panels"] = drawing.key(color=drawing.FAINT, linewidth=drawing.line_width(0.8))
+        handles["other panels' means" if len(means) else "other panels' cells"] = drawing.key(
+            color=drawing.FAINT, linewidth=drawing.line_width(0.8)
+        )
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4 if by_mixer else 3)
 
 
 def smoothed_enough(frame: pd.DataFrame) -> bool:
-    """Return True if a curve has at least 20 points of training loss, so that smoothing it means something."""
+    """Return True if a curve has at least 80 points of training loss, so that the smoothing spans two of them."""
     counts = frame[frame["train_loss"].notna()].groupby("cell").size()
     return bool(len(counts) and counts.max() >= MIN_SMOOTHED_POINTS)
 
@@ -474,22 +479,22 @@ def _ends_together(frame: pd.DataFrame, key: tuple[str, str], x: str, column: st
     return x != "tokens" or bool(last.min() >= 0.98 * last.max())
 
 
-def _y_limits(frame: pd.DataFrame, column: str, x: str, *, log: bool) -> tuple[float, float] | None:
+def _y_limits(frame: pd.DataFrame, columns: Sequence[str], x: str, *, log: bool) -> tuple[float, float] | None:
     """Return the (low, high) limits of the losses after the first fifth of the training; None to leave them alone.
 
     A logarithmic axis, and one on which a single point per curve stands, shows every loss; diverged cells, whose losses
     would flatten the rest, end the axis a tenth above the others.
 
     Args:
-        frame: Points of curves, with cell, diverged, `x` and `column`.
-        column: Column of the losses.
+        frame: Points of curves, with cell, diverged, `x` and `columns`.
+        columns: Columns of the losses, the one of the main lines first.
         x: Column of the x axis.
         log: Whether the axes are logarithmic.
     """
-    if (top := _y_top(frame, column)) is not None:
+    if (top := _y_top(frame, columns[0])) is not None:
         return 0, top
     ends = frame.groupby("cell")[x].transform("max")
-    late = frame[(frame[x] >= (1 - SHOWN_SHARE) * ends) & frame[column].notna()][column]
+    late = frame[frame[x] >= (1 - SHOWN_SHARE) * ends][list(columns)].stack().dropna()
     if log or late.empty:
         return None
     room = 0.05 * (late.max() - late.min()) or 0.05 * abs(float(late.max()))
