@@ -25,10 +25,10 @@ Grid = list[list[str]]
 
 
 def _figure_formats() -> tuple[str, ...]:
-    """Return the file formats of figures: svg, pdf and png."""
-    from .figures.files import FORMATS
+    """Return the file formats of figures: svg, pdf, png and pgf."""
+    from .figures.files import WRITABLE_FORMATS
 
-    return FORMATS
+    return WRITABLE_FORMATS
 
 
 def _format(path: Path) -> str:

@@ -89,7 +89,7 @@ class ReportRequest:
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Default: by the file extension of --out.",
+            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png, pgf. Default: by the file extension of --out.",
         ),
     ] = None
     out: Annotated[
@@ -158,7 +158,11 @@ class ReportRequest:
     ] = field(default=None, metadata=OF_FIGURES)
     width: Annotated[
         str | None,
-        typer.Option("--width", metavar="LENGTH", help="Width of figures, such as 89mm, 8.9cm, 3.5in or 252pt."),
+        typer.Option(
+            "--width",
+            metavar="LENGTH",
+            help="Width of figures: 89, 120 or 183 (millimetres, one to two columns of a journal), or any such as 8.9cm, 3.5in or 252pt.",
+        ),
     ] = field(default=None, metadata=OF_FIGURES)
     title: Annotated[
         bool | None,
@@ -168,6 +172,12 @@ class ReportRequest:
             show_default=False,
         ),
     ] = field(default=None, metadata=OF_FIGURES)
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Figure without title and notes, for a paper whose caption has them.")
+    ] = field(default=False, metadata=OF_FIGURES)
+    caption: Annotated[
+        bool, typer.Option("--caption", help="Also write the caption of the figure, to a text file beside it.")
+    ] = field(default=False, metadata=OF_FIGURES)
     highlight: Annotated[
         list[str] | None,
         typer.Option(

@@ -55,6 +55,12 @@ def validate_request(request: ReportRequest) -> ReportRequest:
         raise ReportError(f"--against {request.against[:40]}: {choices_hint(request.against, CURVE_X_COLUMNS)}")
     figure_options = [name for name in FIGURE_OPTIONS if name != "title" and getattr(request, name)]
     figure_options += [] if request.title is None else ["title" if request.title else "no-title"]
+    if request.bare and request.title:
+        raise ReportError("--bare leaves out what --title prints; use one of them")
+    if request.caption and not request.figure:
+        raise ReportError(
+            "--caption applies to a single figure; add --figure NAME (--all has the captions in its index)"
+        )
     if figure_options and not (request.figure or request.all_):
         raise ReportError(f"--{figure_options[0]} applies to figures; add --figure NAME or --all")
     return request
@@ -185,23 +191,24 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
     """Write one figure to `--out`, or to a file named after sweep and figure in the current folder.
 
     With --json its data is written to `--out` or printed to stdout instead. The file's path, and the caption if the
-    figure has no title, are printed to stderr.
+    figure has no title, are printed to stderr. With --caption that text is also in a file of the same name and the
+    suffix .txt.
 
     Raises:
         ReportError: A table is requested too, the format is unknown, or the figure cannot be made as requested.
     """
     from .figures.canvas.base import caption
-    from .figures.files import FORMATS, rendered
+    from .figures.files import WRITABLE_FORMATS, rendered
 
     comparing = [figure_key for figure_key, spec in FIGURES.items() if "compare" in spec.takes]
     if request.table or (request.compare and figure_name(name) not in comparing):
         figures_text = "" if request.table else f"; figures that support --compare: {', '.join(comparing)}"
         raise ReportError(f"a table and a figure need one command each, or --all{figures_text}")
-    endings = {".json": "json"} if request.as_json else {f".{format}": format for format in FORMATS}
+    endings = {".json": "json"} if request.as_json else {f".{format}": format for format in WRITABLE_FORMATS}
     format = resolve_format(request.out, "json" if request.as_json else request.format_, endings, "svg")
-    if format not in FORMATS and not request.as_json:
-        raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, FORMATS)}")
-    look = options_from_cli(request.style, request.width, request.title)
+    if format not in WRITABLE_FORMATS and not request.as_json:
+        raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, WRITABLE_FORMATS)}")
+    look = options_from_cli(request.style, request.width, False if request.bare else request.title)
     options = {"by": request.by, "log": request.log, "against": request.against, "compare": request.compare}
 
     def make() -> tuple[FigureData, FigureOptions]:
@@ -239,6 +246,8 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
                 else rendered(figure, format, look=look, trace=request.trace)
             )
             stream.write(content)
+    if request.caption and not is_stream(out):
+        write_file(out.with_suffix(".txt"), caption(figure) + "\n")
     if not look.title and not request.as_json:
         echo_text(f"caption: {caption(figure)}", err=True)
     echo_text(f"wrote {display_path(out)}", err=True)

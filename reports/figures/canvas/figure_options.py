@@ -20,9 +20,9 @@ from ...render.style import PORTABLE_FONTS, PRINT_SIZES, SANS_FONTS, print_size
 from ...sweep_data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch
-UNITS = {"mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}
+UNITS = {"": 1.0, "mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}
 NARROWEST, WIDEST = 40.0, 600.0  # millimetres, limits of a figure's width
-LENGTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(mm|cm|in|pt)")
+LENGTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(mm|cm|in|pt|)")
 STYLE_FILE_SUFFIXES = (".mplstyle",)
 ALLOWED_GROUPS = ("axes", "font", "grid", "hatch", "legend", "lines", "mathtext", "patch", "text", "xtick", "ytick")
 FORBIDDEN_SETTINGS = ("axes.prop_cycle", "text.usetex", "text.latex.preamble", "axes.formatter.use_mathtext")
@@ -215,7 +215,7 @@ def options_from_cli(style: str | None = None, width: str | None = None, title: 
 
 
 def millimetres(text: str) -> float:
-    """Return a width such as 89mm, 8.9 cm, 3.5in or 252pt in millimetres, rounded to four decimals.
+    """Return a width such as 89mm, 8.9 cm, 3.5in, 252pt or 89 (millimetres) in millimetres, rounded to four decimals.
 
     Raises:
         ReportError: The text is not a width, or outside 40 to 600 mm.
