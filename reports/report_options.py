@@ -111,6 +111,14 @@ class ReportRequest:
             "--all", help="Write all tables, figures and the dashboard, with an index, into the folder --out."
         ),
     ] = False
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE.yaml",
+            help="Write the tables and figures that a report file lists, with an appendix, into the folder --out.",
+        ),
+    ] = None
     seeds: Annotated[
         bool, typer.Option("--seeds", help="List every seed instead of mean and standard deviation (table 6).")
     ] = False

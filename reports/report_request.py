@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .figures.canvas.base import FigureData
 
 
+FROM_OPTIONS = ("from_", "sweep", "out", "db")
+"""Options that go with --from; every other choice is in the file."""
+
+
 def validate_request(request: ReportRequest) -> ReportRequest:
     """Return the request with the table under its current name.
 
@@ -41,10 +45,19 @@ def validate_request(request: ReportRequest) -> ReportRequest:
     """
     parse_lengths(request.length)
     request = replace(request, table=table_name(request.table)) if request.table else request
+    if request.from_:
+        extra = [
+            name for name, value in vars(request).items() if value and name not in FROM_OPTIONS and name != "trace"
+        ]
+        if extra:
+            raise ReportError(
+                f"--{extra[0].strip('_').replace('_', '-')} does not go with --from; write it into {display_path(request.from_)}"
+            )
+        return request
     if not (request.table or request.figure or request.compare or request.all_ or request.check or request.dashboard):
         raise ReportError(
             "nothing to report; give --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
-            "--all --out FOLDER or --check FILE; --list lists tables and figures"
+            "--all --out FOLDER, --from report.yaml or --check FILE; --list lists tables and figures"
         )
     having = [name for name, spec in TABLES.items() if "all_rows" in spec.takes]
     if request.all_rows and not request.all_ and request.table not in having:
@@ -99,6 +112,9 @@ def run_report(request: ReportRequest) -> bool:
     request = validate_request(request)
     if request.check:
         return _check(request)
+    if request.from_:
+        _write_report_file(request, request.from_)
+        return True
     store = open_store_with_builtins(request.db, request.sweep)
     if request.dashboard is not None:
         _write_dashboard(request, store, request.dashboard)
@@ -185,6 +201,27 @@ def _write_all(request: ReportRequest, store: Store) -> None:
     echo_text(
         f"wrote {counted(len(written.files), 'file')} in {request.out}; start at {request.out / 'index.html'}", err=True
     )
+
+
+def _write_report_file(request: ReportRequest, file: Path) -> None:
+    """Write the appendix of a report file, and print the number of files and the folder to stderr.
+
+    Raises:
+        ReportError: The file is not valid, or an item cannot be made.
+    """
+    from .report_file.build import build_report
+    from .report_file.schema import read_report_file
+
+    report, lines = read_report_file(file)
+    out = request.out or (file.parent / report.out if report.out else file.with_suffix(""))
+    written = build_report(
+        report,
+        [f"{file}:{line}" for line in lines],
+        out,
+        lambda sweep: open_store_with_builtins(request.db, sweep),
+        sweep=request.sweep,
+    )
+    echo_text(f"wrote {counted(len(written), 'file')} in {out}; start at {out / 'index.md'}", err=True)
 
 
 def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
