@@ -413,12 +413,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale)
         if x != "tokens":
             _draw_ends(axes, panel_ends, styles, scale)
+        room = drawing.ticks_that_fit(axes)
         if log:
             axes.set(xscale="log", yscale="log")
-            drawing.log_ticks(axes.xaxis, 5)
+            drawing.log_ticks(axes.xaxis, room, (1, 3) if room > 3 else (1,))
             drawing.log_ticks(axes.yaxis, 8, (1, 2, 3, 4, 5, 6, 8))
         else:
-            axes.locator_params(axis="x", nbins=5)
+            axes.locator_params(axis="x", nbins=room)
         if limits is not None:
             axes.set_ylim(*limits)
         _draw_highlighted(axes, panel_rows, x, column, scale, named_cells(figure_data, look))

@@ -447,6 +447,11 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
     axes.xaxis.set_minor_formatter("")
 
 
+def ticks_that_fit(axes: Axes, characters: int = 6, most: int = 5) -> int:
+    """Return how many tick labels of so many characters fit side by side below the axes: 2 to `most`."""
+    return max(2, min(most, _labels_that_fit(axes, ["0" * characters])))
+
+
 def _labels_that_fit(axes: Axes, labels: Sequence[str]) -> int:
     """Return about how many of these labels fit side by side below the axes, at least 1.
 
