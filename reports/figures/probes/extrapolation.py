@@ -92,12 +92,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     means = line_means(frame)
     low, high = y_limits(frame, means)
 
-    def dress(axes: Axes, panel_rows: pd.DataFrame) -> None:
+    def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
         """Set the scales, limits and marks of a panel.
 
         Args:
             axes: The panel.
             panel_rows: Rows of its cells.
+            last: Whether it is the last panel; no effect.
         """
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         if needs_log_axis(frame):

@@ -117,4 +117,4 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.set_ylim(-3, 103)
 
     labels = "pairs", "keys answered correctly, %"
-    return draw_panels(figure_data, look, frame, line_means(frame), dress, labels, scale=100, banded=True)
+    return draw_panels(figure_data, look, frame, line_means(frame), dress, labels, scale=100)

@@ -13,8 +13,8 @@ from ..canvas.line_drawing import draw_lines_with_means, legend, line_styles, na
 
 MAX_LINES_IN_SINGLE_PANEL = 8
 """Largest number of lines that share one panel."""
-FormatPanel = Callable[["Axes", pd.DataFrame], None]
-"""Function (axes, rows) that sets the scales and marks of the panel in which these rows are drawn."""
+FormatPanel = Callable[["Axes", pd.DataFrame, bool], None]
+"""Function (axes, rows, last) that sets the scales and marks of the panel in which these rows are drawn."""
 
 
 def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -93,6 +93,6 @@ def draw_panels(
     for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
         draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted)
-        format_panel(axes, panel_rows)
+        format_panel(axes, panel_rows, name == names[-1])
     drawing.outer_labels(figure, *labels)
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))

@@ -142,12 +142,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame, trained = figure_data.frame, figure_data.draw_options["trained"] or None
     means = complete_line_means(frame)
 
-    def dress(axes: Axes, panel_rows: pd.DataFrame) -> None:
+    def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
         """Set the scales, limits and marks of a panel.
 
         Args:
             axes: The panel.
             panel_rows: Rows of its cells.
+            last: Whether it is the last panel; no effect.
         """
         drawing.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
