@@ -17,7 +17,7 @@ from .render import RENDERERS, SUFFIXES, render, trace_path
 from .render.csv_renderer import trace_file_text
 from .render.trace import differences
 from .sweep_data import ReportError
-from .table import Table
+from .table import Table, presented
 from .tables import make_table
 
 SOURCE_DIFFERS = "the numbers match, but the recorded commit or GPU differs"
@@ -25,10 +25,10 @@ Grid = list[list[str]]
 
 
 def _figure_formats() -> tuple[str, ...]:
-    """Return the file formats of figures: svg, pdf and png."""
-    from .figures.files import FORMATS
+    """Return the file formats of figures: svg, pdf, png and pgf."""
+    from .figures.files import WRITABLE_FORMATS
 
-    return FORMATS
+    return WRITABLE_FORMATS
 
 
 def _format(path: Path) -> str:
@@ -200,7 +200,7 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
         if request_key not in tables_by_request:
             options = {"revision": trace["revision"], **trace["options"]}
             tables_by_request[request_key] = make_table(trace["table"], store, trace["sweep"], **options)
-        table: Table = tables_by_request[request_key]
+        table: Table = presented(tables_by_request[request_key], **trace.get("shown", {}))
     except (StoreError, ReportError, TypeError) as error:
         return [f"{path.name}: the table can no longer be built: {error}"]
     fresh = render(table, format)

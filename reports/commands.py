@@ -154,6 +154,7 @@ def report(**options: Any) -> None:
       atma-sweep report --compare printed-v2
       atma-sweep report --dashboard quick.html
       atma-sweep report --all --out appendix
+      atma-sweep report --from report.yaml
       atma-sweep report --check appendix
     """
     request = ReportRequest(**options)

@@ -89,7 +89,7 @@ class ReportRequest:
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Default: by the file extension of --out.",
+            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png, pgf. Default: by the file extension of --out.",
         ),
     ] = None
     out: Annotated[
@@ -111,6 +111,14 @@ class ReportRequest:
             "--all", help="Write all tables, figures and the dashboard, with an index, into the folder --out."
         ),
     ] = False
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE.yaml",
+            help="Write the tables and figures that a report file lists, with an appendix, into the folder --out.",
+        ),
+    ] = None
     seeds: Annotated[
         bool, typer.Option("--seeds", help="List every seed instead of mean and standard deviation (table 6).")
     ] = False
@@ -158,7 +166,11 @@ class ReportRequest:
     ] = field(default=None, metadata=OF_FIGURES)
     width: Annotated[
         str | None,
-        typer.Option("--width", metavar="LENGTH", help="Width of figures, such as 89mm, 8.9cm, 3.5in or 252pt."),
+        typer.Option(
+            "--width",
+            metavar="LENGTH",
+            help="Width of figures: 89, 120 or 183 (millimetres, one to two columns of a journal), or any such as 8.9cm, 3.5in or 252pt.",
+        ),
     ] = field(default=None, metadata=OF_FIGURES)
     title: Annotated[
         bool | None,
@@ -168,6 +180,12 @@ class ReportRequest:
             show_default=False,
         ),
     ] = field(default=None, metadata=OF_FIGURES)
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Figure without title and notes, for a paper whose caption has them.")
+    ] = field(default=False, metadata=OF_FIGURES)
+    caption: Annotated[
+        bool, typer.Option("--caption", help="Also write the caption of the figure, to a text file beside it.")
+    ] = field(default=False, metadata=OF_FIGURES)
     highlight: Annotated[
         list[str] | None,
         typer.Option(

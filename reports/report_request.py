@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .figures.canvas.base import FigureData
 
 
+FROM_OPTIONS = ("from_", "sweep", "out", "db")
+"""Options that go with --from; every other choice is in the file."""
+
+
 def validate_request(request: ReportRequest) -> ReportRequest:
     """Return the request with the table under its current name.
 
@@ -41,10 +45,19 @@ def validate_request(request: ReportRequest) -> ReportRequest:
     """
     parse_lengths(request.length)
     request = replace(request, table=table_name(request.table)) if request.table else request
+    if request.from_:
+        extra = [
+            name for name, value in vars(request).items() if value and name not in FROM_OPTIONS and name != "trace"
+        ]
+        if extra:
+            raise ReportError(
+                f"--{extra[0].strip('_').replace('_', '-')} does not go with --from; write it into {display_path(request.from_)}"
+            )
+        return request
     if not (request.table or request.figure or request.compare or request.all_ or request.check or request.dashboard):
         raise ReportError(
             "nothing to report; give --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
-            "--all --out FOLDER or --check FILE; --list lists tables and figures"
+            "--all --out FOLDER, --from report.yaml or --check FILE; --list lists tables and figures"
         )
     having = [name for name, spec in TABLES.items() if "all_rows" in spec.takes]
     if request.all_rows and not request.all_ and request.table not in having:
@@ -55,6 +68,12 @@ def validate_request(request: ReportRequest) -> ReportRequest:
         raise ReportError(f"--against {request.against[:40]}: {choices_hint(request.against, CURVE_X_COLUMNS)}")
     figure_options = [name for name in FIGURE_OPTIONS if name != "title" and getattr(request, name)]
     figure_options += [] if request.title is None else ["title" if request.title else "no-title"]
+    if request.bare and request.title:
+        raise ReportError("--bare leaves out what --title prints; use one of them")
+    if request.caption and not request.figure:
+        raise ReportError(
+            "--caption applies to a single figure; add --figure NAME (--all has the captions in its index)"
+        )
     if figure_options and not (request.figure or request.all_):
         raise ReportError(f"--{figure_options[0]} applies to figures; add --figure NAME or --all")
     return request
@@ -93,6 +112,9 @@ def run_report(request: ReportRequest) -> bool:
     request = validate_request(request)
     if request.check:
         return _check(request)
+    if request.from_:
+        _write_report_file(request, request.from_)
+        return True
     store = open_store_with_builtins(request.db, request.sweep)
     if request.dashboard is not None:
         _write_dashboard(request, store, request.dashboard)
@@ -181,27 +203,49 @@ def _write_all(request: ReportRequest, store: Store) -> None:
     )
 
 
+def _write_report_file(request: ReportRequest, file: Path) -> None:
+    """Write the appendix of a report file, and print the number of files and the folder to stderr.
+
+    Raises:
+        ReportError: The file is not valid, or an item cannot be made.
+    """
+    from .report_file.build import build_report
+    from .report_file.schema import read_report_file
+
+    report, lines = read_report_file(file)
+    out = request.out or (file.parent / report.out if report.out else file.with_suffix(""))
+    written = build_report(
+        report,
+        [f"{file}:{line}" for line in lines],
+        out,
+        lambda sweep: open_store_with_builtins(request.db, sweep),
+        sweep=request.sweep,
+    )
+    echo_text(f"wrote {counted(len(written), 'file')} in {out}; start at {out / 'index.md'}", err=True)
+
+
 def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
     """Write one figure to `--out`, or to a file named after sweep and figure in the current folder.
 
     With --json its data is written to `--out` or printed to stdout instead. The file's path, and the caption if the
-    figure has no title, are printed to stderr.
+    figure has no title, are printed to stderr. With --caption that text is also in a file of the same name and the
+    suffix .txt.
 
     Raises:
         ReportError: A table is requested too, the format is unknown, or the figure cannot be made as requested.
     """
     from .figures.canvas.base import caption
-    from .figures.files import FORMATS, rendered
+    from .figures.files import WRITABLE_FORMATS, rendered
 
     comparing = [figure_key for figure_key, spec in FIGURES.items() if "compare" in spec.takes]
     if request.table or (request.compare and figure_name(name) not in comparing):
         figures_text = "" if request.table else f"; figures that support --compare: {', '.join(comparing)}"
         raise ReportError(f"a table and a figure need one command each, or --all{figures_text}")
-    endings = {".json": "json"} if request.as_json else {f".{format}": format for format in FORMATS}
+    endings = {".json": "json"} if request.as_json else {f".{format}": format for format in WRITABLE_FORMATS}
     format = resolve_format(request.out, "json" if request.as_json else request.format_, endings, "svg")
-    if format not in FORMATS and not request.as_json:
-        raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, FORMATS)}")
-    look = options_from_cli(request.style, request.width, request.title)
+    if format not in WRITABLE_FORMATS and not request.as_json:
+        raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, WRITABLE_FORMATS)}")
+    look = options_from_cli(request.style, request.width, False if request.bare else request.title)
     options = {"by": request.by, "log": request.log, "against": request.against, "compare": request.compare}
 
     def make() -> tuple[FigureData, FigureOptions]:
@@ -239,6 +283,8 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
                 else rendered(figure, format, look=look, trace=request.trace)
             )
             stream.write(content)
+    if request.caption and not is_stream(out):
+        write_file(out.with_suffix(".txt"), caption(figure) + "\n")
     if not look.title and not request.as_json:
         echo_text(f"caption: {caption(figure)}", err=True)
     echo_text(f"wrote {display_path(out)}", err=True)

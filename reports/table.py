@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+from ..results.console.text import choices_hint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +100,46 @@ class Table:
         """(row, column) of every best value, both from 0, label columns counted."""
         num_labels = self.text_columns
         return frozenset((r, num_labels + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)
+
+
+def presented(
+    table: Table, *, columns: Sequence[str] | None = None, caption: str | None = None, notes: bool = True
+) -> Table:
+    """Return a table with some of its number columns, another title, or no notes; its trace records the choice.
+
+    Args:
+        table: The table.
+        columns: Headings of the number columns to show, in their order; None: all.
+        caption: Title in place of the table's; None: the table's.
+        notes: Whether it keeps the notes, and the cautions above it.
+
+    Raises:
+        ReportError: The table has no such column.
+    """
+    from .sweep_data import ReportError
+
+    shown = {"columns": list(columns) if columns else None, "caption": caption, "notes": notes}
+    if shown == {"columns": None, "caption": None, "notes": True}:
+        return table
+    labels, headings = table.columns[: table.text_columns], table.columns[table.text_columns :]
+    for heading in columns or ():
+        if heading not in headings:
+            raise ReportError(f"table {table.number} has no column {heading!r}; {choices_hint(heading, headings)}")
+    chosen = [headings.index(heading) for heading in columns or headings]
+
+    def trace() -> Mapping[str, Any]:
+        return {**table.trace, "shown": shown}
+
+    title = (
+        table.title if caption is None else f"Table {table.number}. {caption}" if table.number.isdigit() else caption
+    )
+    return replace(
+        table,
+        title=title,
+        columns=(*labels, *(headings[index] for index in chosen)),
+        rows=tuple((*row[: len(labels)], *(row[len(labels) + index] for index in chosen)) for row in table.rows),
+        entries=tuple(tuple(row[index] for index in chosen) for row in table.entries),
+        notes=table.notes if notes else (),
+        above=table.above if notes else (),
+        trace_of=trace,
+    )

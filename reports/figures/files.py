@@ -1,6 +1,6 @@
-"""Figure as SVG, PDF or PNG: the same bytes from the same data, with a trace that a program can read back.
+"""Figure as SVG, PDF, PNG or PGF: the same bytes from the same data, with a trace that a program can read back.
 
-The trace is one line of JSON: in SVG and PNG the description, in PDF the subject. Text stays text in SVG and PDF, not
+The trace is one line of JSON: in SVG and PNG the description, in PDF the subject, in PGF the first line. Text stays text in SVG and PDF, not
 outlines.
 """
 
@@ -23,9 +23,12 @@ from . import FIGURES
 from .canvas import drawing
 from .canvas.base import FigureData
 from .canvas.figure_options import FigureOptions
+from .pgf import pgf_content, pgf_trace
 from .redraw import drawing_versions
 
 FORMATS = ("svg", "pdf", "png")
+WRITABLE_FORMATS = (*FORMATS, "pgf")
+"""Formats of a single figure; `--all` writes FORMATS."""
 METADATA_KEYS = {"svg": "Description", "pdf": "Subject", "png": "Description"}
 PNG_DPI = 300  # dots per inch of a PNG
 TRACE = "atma-sweep-trace:"
@@ -54,7 +57,7 @@ def rendered(
 
     Args:
         figure_data: The figure.
-        format: "svg", "pdf" or "png".
+        format: "svg", "pdf", "png" or "pgf".
         look: Figure options; None: the defaults.
         trace: Whether the file carries the trace.
 
@@ -73,7 +76,7 @@ def renderings(
 
     Args:
         figure_data: The figure.
-        formats: Formats among "svg", "pdf" and "png"; all by default. A PNG has 300 dots per inch.
+        formats: Formats among "svg", "pdf", "png" and "pgf"; by default all but the last. A PNG has 300 dots per inch.
         look: Figure options; None: the defaults.
         trace: Whether the files carry the trace.
 
@@ -81,8 +84,8 @@ def renderings(
         ReportError: A format is unknown, or this machine lacks the font.
     """
     for format in formats:
-        if format not in FORMATS:
-            raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, FORMATS)}")
+        if format not in WRITABLE_FORMATS:
+            raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, WRITABLE_FORMATS)}")
     look = look or FigureOptions()
     metadata: dict[str, dict[str, Any]] = {
         "svg": {"Title": sanitize_line(figure_data.title), "Creator": "atma-sweep", "Date": None},
@@ -96,6 +99,11 @@ def renderings(
     with drawing.settings(look):
         figure = drawn(figure_data, look)
         for format in formats:
+            if format == "pgf":
+                contents[format] = pgf_content(
+                    figure, trace_text(figure_data, look) if trace else None, figure_data.name
+                )
+                continue
             out = io.BytesIO()
             figure.savefig(out, format=format, metadata=metadata[format], dpi=PNG_DPI if format == "png" else 72)
             contents[format] = _with_families(out.getvalue(), look) if format == "svg" else out.getvalue()
@@ -166,7 +174,7 @@ def read_trace(content: bytes, format: str) -> dict[str, Any]:
     Raises:
         ReportError: The format is unknown, or the file carries no readable trace of ours.
     """
-    readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text}
+    readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text, "pgf": pgf_trace}
     if format not in readers:
         raise ReportError(f"figures cannot be read from {format!r}; {choices_hint(format, FORMATS)}")
     try:

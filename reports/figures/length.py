@@ -5,8 +5,6 @@ Clean and junk loss over context length, and the loss of the same last tokens if
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from ...results.store.store import Store
@@ -24,7 +22,7 @@ from .canvas.base import (
 )
 from .canvas.length_frames import (
     averaging_note,
-    bar_note,
+    band_note,
     fewer_cells_note,
     length_frame,
     length_label,
@@ -39,6 +37,7 @@ from .canvas.line_drawing import (
     mark_training_length,
     named_cells,
     robust_range,
+    training_key,
 )
 
 PROBES = ("clean", "junk", "same_tail")
@@ -67,7 +66,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.concat(measured, ignore_index=True)
     means = line_means(frame)
     note_text = (
-        f"{averaging_note(data)}{bar_note(means)}Clean: whole documents. Junk: the validation stream across "
+        f"{averaging_note(data)}{band_note(means)}Clean: whole documents. Junk: the validation stream across "
         "document boundaries."
     )
     if (frame["probe"] == PROBES[2]).any():
@@ -119,14 +118,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     group = drawing.panels(figure, titles, columns=columns if columns == len(names) else len(probes), sharex=True)
     means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
     highlighted = named_cells(figure_data, look)
-    handles: dict[str, Any] = {}
-    for index, (axes, (name, probe)) in enumerate(zip(group, order, strict=True)):
+    for axes, (name, probe) in zip(group, order, strict=True):
         part = frame[frame["probe"] == probe]
         panel_rows, mean = (rows[(rows["panel"] == name) & (rows["probe"] == probe)] for rows in (frame, means))
-        handles |= draw_lines_with_means(axes, panel_rows, mean, styles, 1, highlighted=highlighted)
-        drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
+        draw_lines_with_means(axes, panel_rows, mean, styles, 1, highlighted=highlighted)
+        drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
         axes.set_ylim(*y_limits(part, means))
-        mark_training_length(axes, trained, with_label=index == len(group) - 1)
+        mark_training_length(axes, trained)
         mark_out_of_range(axes, panel_rows, 1)
-    drawing.outer_labels(figure, length_label(trained), "loss, nats per token")
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
+    drawing.outer_labels(figure, length_label(trained), "loss (nats per token)")
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))

@@ -14,12 +14,14 @@ from ...results.console.text import choices_hint, counted
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..number_format import format_number
+from ..render import style
 from ..report_spec import CURVE_X_COLUMNS
 from ..sweep_data import ReportError, SweepData, cell_level, load_sweep_data
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, cell_labels, collected, frame_origins
+from .canvas.labels import label_ends
 from .canvas.length_frames import configuration_of
-from .canvas.line_drawing import label_line_ends, named_cells, robust_range
+from .canvas.line_drawing import label_line_ends, named_cells
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
@@ -30,9 +32,10 @@ MOST_POINTS = 80_000
 FEWEST_POINTS = 40  # points that each curve keeps, regardless of the number of cells
 SMOOTHED = 40  # the training loss is smoothed over a 40th of a curve's points
 GRID = 120  # points of a group's mean if its curves were not measured at the same tokens
-LAST = 0.5  # share of the training that the second panel shows, from its end
-UNITS = (("tokens, billions", 1e9), ("tokens, millions", 1e6), ("tokens, thousands", 1e3), ("tokens", 1.0))
-TIMES = (("hours of training", 3600.0), ("minutes of training", 60.0), ("seconds of training", 1.0))
+SHOWN_SHARE = 0.8  # share of the training, from its end, whose losses the y axis covers
+MIN_SMOOTHED_POINTS = 2 * SMOOTHED  # points of a training curve from which on it is drawn behind the validation loss
+UNITS = (("tokens (billions)", 1e9), ("tokens (millions)", 1e6), ("tokens (thousands)", 1e3), ("tokens", 1.0))
+TIMES = (("training time (hours)", 3600.0), ("training time (minutes)", 60.0), ("training time (seconds)", 1.0))
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,8 @@ def collect(
     notes = [*_notes(frame, curves, log), *notes]
     if x == "wall_s":
         notes.append(
-            "Time: training time of all attempts of a cell together, without interruptions; a mean ends where "
-            "its first cell ends."
+            "Time: training time of all attempts of a cell together, without interruptions. Cells end at different "
+            "times, so there are no mean lines: large marks are means of the cells' last losses and times."
         )
         lost = curves.frame["cell"].nunique() - own["cell"].nunique()
         notes += [f"Left out, since no time is recorded: {counted(lost, 'cell')}."] if lost else []
@@ -303,15 +306,19 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
     validated, trained = frame["val_loss"].notna().any(), frame["train_loss"].notna().any()
     notes = []
     if validated:
-        groups = frame.groupby(["first", "second"])["configuration"].nunique()
-        of = "configurations" if (groups > 1).any() else "seeds"
-        notes.append(f"Lines: mean validation loss. Bands: one standard deviation between {of}, to either side. Thin: single cells.")  # fmt: skip
+        notes.append("Thin lines: single cells. Thick lines: means; numbers: mean final loss.")
+        notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
     else:
         notes.append("No validation loss is stored.")
-    if trained:
-        span = f"smoothed by an exponential mean of span {counted(width, 'point')}"
-        smoothing_text = span if width > 1 else "not smoothed (too few points)"
-        notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {smoothing_text}.")
+    if trained and smoothed_enough(frame):
+        span = f"exponential mean of span {counted(width, 'point')}" if width > 1 else "not smoothed"
+        notes.append(f"{'Dotted' if validated else 'Lines'}: training loss, {span}.")
+    elif trained and validated:
+        points = int(frame[frame["train_loss"].notna()].groupby("cell").size().max())
+        notes.append(f"Training loss (n = {points} points per curve) is not drawn.")
+    elif trained:
+        points = int(frame[frame["train_loss"].notna()].groupby("cell").size().max())
+        notes.append(f"Lines: training loss (n = {points} points per curve), not smoothed.")
     diverged = frame[frame["diverged"]]["cell"].nunique()
     if diverged:
         notes.append(f"{diverged} diverged and are excluded from means.")
@@ -319,7 +326,16 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
         notes.append(f"Drawn: at most {most} of up to {longest:,} points per curve.")
     if log:
         notes.append("Logarithmic axes omit what was measured before the first token.")
-    return notes
+    elif frame["step"].gt(0).any():
+        notes.append("The y axis covers the last 80 % of the training.")
+    return [note for note in notes if note]
+
+
+def _ends_differ(frame: pd.DataFrame) -> bool:
+    """Return True if the curves of a group (first, second) end at different numbers of tokens."""
+    sound = frame[frame["val_loss"].notna() & ~frame["diverged"]]
+    last = sound.groupby(["first", "second", "cell"])["tokens"].max().groupby(["first", "second"])
+    return bool((last.min() < 0.98 * last.max()).any())
 
 
 def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataFrame:
@@ -328,8 +344,7 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
     Columns: first, second, x (under its own name), value (mean over configurations, seeds averaged first), sd (sample
     standard deviation between configurations, or seeds where there is a single configuration; NaN for one cell), cells
     (with a value there). Curves that were not measured at the same points are interpolated linearly, on at most 120
-    points. Over tokens each counts from its first to its last point; over time only points that all cells cover have a
-    mean.
+    points. Only points that all cells of the group cover have a mean.
 
     Args:
         frame: Points of curves, with cell, configuration, first, second, `x` and `column`; without diverged cells.
@@ -349,8 +364,7 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
         table = pd.DataFrame(
             {key: np.interp(grid, curve[0], curve[1], np.nan, np.nan) for key, curve in curves.items()}, index=grid
         )
-        if x != "tokens":
-            table = table.dropna()  # otherwise the mean would jump wherever a cell ends
+        table = table.dropna()  # otherwise the mean would jump wherever a cell ends
         each = table.T.groupby([configuration for configuration, _ in curves]).mean().T
         spread = each.std(axis=1) if each.shape[1] > 1 else table.std(axis=1)
         columns = {"first": first, "second": second, x: table.index, "value": each.mean(axis=1).to_numpy()}
@@ -360,47 +374,132 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw the complete training and its last half: a line per group, in the legend in order of the final loss.
+    """Draw a panel per mixer with its cells and mean lines, those of the other mixers grey; else one panel of all.
 
-    Lines are mean validation losses with bands of one standard deviation; single cells are thin, and the smoothed
-    training loss is dotted. Without any validation loss lines are smoothed training losses. Legend entries are "label:
-    final loss", or "label: diverged" last. Highlighted cells of `look` are black, and labelled in the last panel. A
-    figure whose points all lie at x = 0 has one panel.
+    Mean lines end in their final loss. Over time there are no means: a marker stands at the mean of the cells' last
+    losses and times. Without any validation loss the training loss is drawn. Highlighted cells of `look` are black, and
+    labelled.
     """
     frame, x = figure_data.frame, figure_data.draw_options["x"]
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"
     sound = frame[~frame["diverged"]]
-    means, behind = mean_curves(sound, column, x), mean_curves(sound, "smoothed", x)
+    means, behind = (mean_curves(sound, name, x) for name in (column, "smoothed"))
+    if x != "tokens":
+        means = behind = means.iloc[:0]
+    if column == "smoothed" or not smoothed_enough(frame):
+        behind = means.iloc[:0]
+    ends = final_points(sound, column, x)
     units = UNITS if x == "tokens" else TIMES
     unit, scale = next((candidate for candidate in units if frame[x].max() >= candidate[1]), units[-1])
-    styles = group_styles(frame, figure_data.draw_options["axes"], figure_data.draw_options["beside"])
-    handles, y_top = _legend_handles(means, styles), _y_top(frame, column)
-    end = float(frame[x].max())
-    figure = drawing.page(2.5)
-    group = drawing.panels(figure, ["whole training", "last half of training"] if end else [""], columns=2)
-    for index, axes in enumerate(group):
-        begin = 0.0 if index == 0 else (1 - LAST) * end
-        _draw_cells(axes, frame, x, column, styles, scale, look.highlight)
-        if column == "val_loss":
-            _draw_training_loss(axes, behind, x, styles, scale)
-        _draw_means(axes, means, x, styles, scale)
-        highlighted = named_cells(figure_data, look)
-        _draw_highlighted(axes, frame, x, column, scale, highlighted, with_labels=index == len(group) - 1)
-        if y_top is not None:
-            axes.set_ylim(0, y_top)
-        if index:
-            axes.set_xlim((begin - 0.02 * (end - begin)) / scale, (end + 0.04 * (end - begin)) / scale)
-            later = sound[(sound[x] >= begin) & sound[column].notna()]
-            if len(later):
-                axes.set_ylim(*robust_range(list(later[column]), list(means[means[x] >= begin]["value"])))
-        elif figure_data.draw_options["log"]:
+    axes_of_groups, beside = figure_data.draw_options["axes"], figure_data.draw_options["beside"]
+    styles = group_styles(frame, axes_of_groups, beside)
+    firsts = list(dict.fromkeys(frame["first"]))
+    by_mixer = len(firsts) > 1 and (axes_of_groups[:1] == ("attn_type",) or beside is not None)
+    titles = [first if first == beside else drawing.level_label(first) for first in firsts] if by_mixer else [""]
+    figure = drawing.page(
+        (drawing.PANEL_HEIGHT * drawing.rows_of(len(titles)) if by_mixer else 2.4) + 0.2,
+        drawing.width_of(len(titles)) if by_mixer else 4.8,
+    )
+    log = figure_data.draw_options["log"]
+    limits = _y_limits(frame, [column, *(["smoothed"] if len(behind) else [])], x, log=log)
+    for axes, first in zip(drawing.panels(figure, titles, sharex=True, sharey=True), firsts, strict=False):
+        groups = [key for key in styles if key[0] == first or not by_mixer]
+        panel_rows = frame[frame["first"] == first] if by_mixer else frame
+        panel_ends = {key: end for key, end in ends.items() if key in groups}
+        if by_mixer:
+            _draw_others(axes, means if len(means) else frame, x, first, column, scale)
+        _draw_cells(axes, panel_rows, x, column, styles, scale, look.highlight)
+        _draw_training_loss(axes, behind[behind["first"] == first] if by_mixer else behind, x, styles, scale)
+        _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale)
+        if x != "tokens":
+            _draw_ends(axes, panel_ends, styles, scale)
+        room = drawing.ticks_that_fit(axes)
+        if log:
             axes.set(xscale="log", yscale="log")
-            drawing.log_ticks(axes.xaxis, 5)
-            drawing.log_ticks(axes.yaxis, 8)
-        axes.set_xlabel(unit)
-    y_label = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
-    drawing.vertical_label(figure, y_label)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
+            drawing.log_ticks(axes.xaxis, room, (1, 3) if room > 3 else (1,))
+            drawing.log_ticks(axes.yaxis, 8, (1, 2, 3, 4, 5, 6, 8))
+        else:
+            axes.locator_params(axis="x", nbins=room)
+        if limits is not None:
+            axes.set_ylim(*limits)
+        _draw_highlighted(axes, panel_rows, x, column, scale, named_cells(figure_data, look))
+        complete = means if x == "tokens" else pd.DataFrame(list(panel_ends), columns=["first", "second"])
+        shown = set(map(tuple, complete[["first", "second"]].to_numpy()))
+        label_ends(
+            axes,
+            [
+                (format_number(y, 3), y, styles[key][1]["color"])
+                for key, (_, y) in panel_ends.items()
+                if key in shown and _ends_together(sound, key, x, column)
+            ],
+        )
+    drawing.outer_labels(figure, unit, f"{'validation' if column == 'val_loss' else 'training'} loss (nats per token)")
+    handles = _legend_handles(frame, ends, styles, axes_of_groups if by_mixer and beside is None else None)
+    if len(behind):
+        handles["training loss"] = drawing.key(
+            color=drawing.GREY, linestyle=(0, (1, 1.5)), linewidth=drawing.line_width(0.8)
+        )
+    if by_mixer:
+        handles["other panels' means" if len(means) else "other panels' cells"] = drawing.key(
+            color=drawing.FAINT, linewidth=drawing.line_width(0.8)
+        )
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4 if by_mixer else 3)
+
+
+def smoothed_enough(frame: pd.DataFrame) -> bool:
+    """Return True if a curve has at least 80 points of training loss, so that the smoothing spans two of them."""
+    counts = frame[frame["train_loss"].notna()].groupby("cell").size()
+    return bool(len(counts) and counts.max() >= MIN_SMOOTHED_POINTS)
+
+
+def final_points(frame: pd.DataFrame, column: str, x: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the mean of the last (x, loss) of the cells of each group (first, second), seeds averaged first.
+
+    Args:
+        frame: Points of curves, with cell, configuration, first, second, `x` and `column`; without diverged cells.
+        column: Column of the losses.
+        x: Column of the x axis.
+    """
+    last = frame[frame[column].notna()].drop_duplicates("cell", keep="last")
+    each = last.groupby(["first", "second", "configuration"], sort=False)[[x, column]].mean()
+    rows = each.groupby(["first", "second"], sort=False).mean().reset_index()
+    return {(str(r["first"]), str(r["second"])): (float(r[x]), float(r[column])) for r in rows.to_dict("records")}
+
+
+def _ends_together(frame: pd.DataFrame, key: tuple[str, str], x: str, column: str) -> bool:
+    """Return True if the curves of a group end within 2 % of the same number of tokens; over time always True.
+
+    Args:
+        frame: Points of curves.
+        key: The group (first, second).
+        x: Column of the x axis.
+        column: Column of the losses.
+    """
+    group = frame[(frame["first"] == key[0]) & (frame["second"] == key[1]) & frame[column].notna()]
+    last = group.groupby("cell")[x].max()
+    return x != "tokens" or bool(last.min() >= 0.98 * last.max())
+
+
+def _y_limits(frame: pd.DataFrame, columns: Sequence[str], x: str, *, log: bool) -> tuple[float, float] | None:
+    """Return the (low, high) limits of the losses after the first fifth of the training; None to leave them alone.
+
+    A logarithmic axis, and one on which a single point per curve stands, shows every loss; diverged cells, whose losses
+    would flatten the rest, end the axis a tenth above the others.
+
+    Args:
+        frame: Points of curves, with cell, diverged, `x` and `columns`.
+        columns: Columns of the losses, the one of the main lines first.
+        x: Column of the x axis.
+        log: Whether the axes are logarithmic.
+    """
+    if (top := _y_top(frame, columns[0])) is not None:
+        return 0, top
+    ends = frame.groupby("cell")[x].transform("max")
+    late = frame[frame[x] >= (1 - SHOWN_SHARE) * ends][list(columns)].stack().dropna()
+    if log or late.empty:
+        return None
+    room = 0.05 * (late.max() - late.min()) or 0.05 * abs(float(late.max()))
+    return float(late.min() - room), float(late.max() + room)
 
 
 def _y_top(frame: pd.DataFrame, column: str) -> float | None:
@@ -425,9 +524,9 @@ GroupStyles = Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
 
 
 def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str | None = None) -> GroupStyles:
-    """Return (label, line style) of each group (first, second): colour by the first axis, dashes by the second.
+    """Return (label, line style) of each group (first, second): ink by the first axis, dashes and marks by the second.
 
-    Markers follow the colour.
+    Mixers have their inks, memories their dashes and fills, windows their markers; other axes take them in order.
 
     Args:
         frame: Rows with first and second; at least one.
@@ -437,56 +536,115 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
     groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
     firsts, seconds = (list(dict.fromkeys(levels)) for levels in zip(*groups, strict=True))
     seconds = sorted(seconds, key=lambda level: -drawing.off_first(level))
+    first_axis, second_axis = (*axes, "", "")[:2]
+    inks = dict(zip(firsts, style.SERIES_INKS * (1 + len(firsts) // len(style.SERIES_INKS)), strict=False))
+    if first_axis == "attn_type":
+        inks = style.mixer_inks(firsts)
+    elif first_axis == "reg_mode":
+        inks = {level: style.regularizer_ink(style.SERIES_INKS[0], level) for level in firsts}
     styles = {}
     for first, second in groups:
         labels = [drawing.level_label(level, axis) for level, axis in zip((first, second), axes, strict=False)]
         labels = [first, second] if first == reference_sweep else labels
-        style = drawing.marker_style(firsts.index(first), seconds.index(second))
-        styles[first, second] = ", ".join(labels) or "all cells", style
+        levels = {first_axis: first, second_axis: second}
+        dash = style.MEMORY_DASHES.get(levels.get("memory", ""), 0 if "memory" in levels else seconds.index(second))
+        marker = style.WINDOW_MARKERS.get(levels.get("window", ""), 0)
+        marker = firsts.index(first) if first_axis not in ("attn_type", "window", "") else marker
+        ink, hollow = inks[first], dash == style.MEMORY_DASHES["off"]
+        styles[first, second] = ", ".join(labels) or "all cells", {
+            "color": ink, "linestyle": style.DASHES[dash % len(style.DASHES)], "marker": style.MARKERS[marker % len(style.MARKERS)],
+            "markerfacecolor": style.BACKGROUND if hollow else ink, "markeredgecolor": ink,
+        }  # fmt: skip
     return styles
 
 
-def _final_means(means: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Return the last mean of each group by (first, second); groups without a mean are left out."""
-    last = means.drop_duplicates(["first", "second"], keep="last")
-    return {(str(row["first"]), str(row["second"])): float(row["value"]) for row in last.to_dict("records")}
+def _legend_handles(
+    frame: pd.DataFrame,
+    ends: Mapping[tuple[str, str], tuple[float, float]],
+    styles: GroupStyles,
+    axes: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return the legend handles by label: of the second axis alone where panels show the first, else of all groups.
 
-
-def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
-    """Return the legend handles by label: "label: final mean loss", lowest first, then groups of diverged cells.
+    All groups are ordered by final loss, those of which all cells diverged last.
 
     Args:
-        means: Rows of `mean_curves`, with first, second and value.
-        styles: Label and style by group; those without a mean count as diverged.
+        frame: Points of curves, with first and second.
+        ends: Final (x, loss) by group; those without one count as diverged.
+        styles: Label and style by group.
+        axes: Axes of first and second if panels show the first; None: one panel shows all.
     """
-    ends, handles = _final_means(means), {}
-    for key in sorted(ends, key=ends.__getitem__):
-        handles[f"{styles[key][0]}: {format_number(ends[key], 3)}"] = drawing.key(**styles[key][1])
-    for label, group_style in (style for key, style in styles.items() if key not in ends):
+    handles: dict[str, Any] = {}
+    if axes is not None:
+        for second in sorted(dict.fromkeys(frame["second"]), key=drawing.off_first):
+            look = next(group_style for key, (_, group_style) in styles.items() if key[1] == second)
+            dark = {"color": style.INK, "markeredgecolor": style.INK}
+            dark |= {"markerfacecolor": style.INK} if look["markerfacecolor"] != style.BACKGROUND else {}
+            label = drawing.level_label(second, axes[1]) if len(axes) > 1 else "mean"
+            handles[label] = drawing.key(**look | dark)
+        return handles
+    for key in sorted(ends, key=lambda key: ends[key][1]):
+        handles[styles[key][0]] = drawing.key(**styles[key][1])
+    for label, group_style in (entry for key, entry in styles.items() if key not in ends):
         handles[f"{label}: diverged"] = drawing.key(color=group_style["color"], linewidth=drawing.line_width(0.4))
     return handles
 
 
-def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """Draw the mean curve of each group with a band of ± one standard deviation, the lowest final mean on top.
+def _draw_others(axes: Axes, curves: pd.DataFrame, x: str, first: str, column: str, scale: float) -> None:
+    """Draw the curves of all groups that a panel is not about, thin and grey: mean lines, or cells where there is none.
 
     Args:
         axes: The panel.
-        means: Rows of `mean_curves`, with first, second, `x`, value and sd.
+        curves: Rows of `mean_curves`, or points of curves with cell and `column`.
+        x: Column of the x axis.
+        first: Level of the first axis that the panel shows.
+        column: Column of the losses.
+        scale: Divisor from values of `x` to units of the axis.
+    """
+    from matplotlib.collections import LineCollection
+
+    keys, y = (["first", "second"], "value") if "value" in curves else (["cell"], column)
+    behind = curves[(curves["first"] != first) & curves[y].notna()]
+    lines = [part[[x, y]].to_numpy(dtype=float) / (scale, 1) for _, part in behind.groupby(keys, sort=False)]
+    thin = {"linewidths": drawing.line_width(0.8 if y == "value" else 0.4), "zorder": 1.2}
+    axes.add_collection(LineCollection(lines, colors=drawing.FAINT, **thin), autolim=True)
+
+
+def _draw_ends(
+    axes: Axes, ends: Mapping[tuple[str, str], tuple[float, float]], styles: GroupStyles, scale: float
+) -> None:
+    """Draw a large marker at the final (x, loss) of each group.
+
+    Args:
+        axes: The panel.
+        ends: Final (x, loss) by group.
+        styles: Label and style by group.
+        scale: Divisor from values of x to units of the axis.
+    """
+    for key, (at, y) in ends.items():
+        look = {name: value for name, value in styles[key][1].items() if name not in ("linestyle", "marker")}
+        drawing.points(
+            axes, at / scale, y, styles[key][1]["marker"], markersize=6, markeredgewidth=1.2, zorder=3.2, **look
+        )
+
+
+def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
+    """Draw the mean curve of each group with a white halo.
+
+    Args:
+        axes: The panel.
+        means: Rows of `mean_curves`, with first, second, `x` and value.
         x: Column of the x axis.
         styles: Label and style by group.
         scale: Divisor from values of `x` to units of the axis.
     """
-    # the lowest on top
-    ends = _final_means(means)
-    for rank, key in enumerate(sorted(styles, key=lambda key: -ends.get(key, 0.0))):
-        style = styles[key][1]
+    for rank, key in enumerate(styles):
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
-        at, y, sd = line[x] / scale, line["value"], line["sd"].fillna(0)
-        if (sd > 0).any():
-            axes.fill_between(at, y - sd, y + sd, color=style["color"], alpha=0.16, linewidth=0, zorder=2)
         stride = max(1, len(line) // 6)
-        axes.plot(at, y, **style, markevery=(rank % stride, stride), zorder=3, linewidth=drawing.line_width(1.2))
+        look = {"markevery": (rank % stride, stride), "linewidth": drawing.line_width(1.2)} | styles[key][1]
+        halo = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
+        axes.plot(line[x] / scale, line["value"], zorder=3 + 0.02 * rank, **halo)
+        axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank, **look)
 
 
 def _draw_cells(
@@ -510,9 +668,10 @@ def _draw_cells(
         curves = [
             curve[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, curve in group.groupby("cell", sort=False)
         ]
-        thin = {"linewidths": drawing.line_width(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
-        colour = styles[str(first), str(second)][1]["color"]
-        axes.add_collection(LineCollection(curves, colors=colour, **thin), autolim=True)
+        look = styles[str(first), str(second)][1]
+        alpha = (0.5 if named else 1.0) * min(0.5, max(0.08, 8 / len(curves)))
+        thin = {"linewidths": drawing.line_width(0.5), "alpha": alpha, "zorder": 1.5, "linestyles": look["linestyle"]}
+        axes.add_collection(LineCollection(curves, colors=look["color"], **thin), autolim=True)
     axes.autoscale_view()
 
 
@@ -527,12 +686,12 @@ def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupS
         scale: Divisor from values of `x` to units of the axis.
     """
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
-        style = {"color": styles[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
+        style = {"color": styles[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.7}
         axes.plot(line[x] / scale, line["value"], **style, linewidth=drawing.line_width(0.8), zorder=1)
 
 
 def _draw_highlighted(
-    axes: Axes, frame: pd.DataFrame, x: str, column: str, scale: float, named: dict[str, str], *, with_labels: bool
+    axes: Axes, frame: pd.DataFrame, x: str, column: str, scale: float, named: dict[str, str]
 ) -> None:
     """Draw the highlighted curves in black, with labels at their ends.
 
@@ -543,7 +702,6 @@ def _draw_highlighted(
         column: Column of the losses.
         scale: Divisor from values of `x` to units of the axis.
         named: Label by highlighted cell.
-        with_labels: Whether the labels are written.
     """
     labels = []
     for cell, label in named.items():
@@ -551,5 +709,5 @@ def _draw_highlighted(
         if len(curve):
             axes.plot(curve[x] / scale, curve[column], color="#000000", linewidth=drawing.line_width(1.1), zorder=3.5)
             labels.append((float(curve[x].iloc[-1]) / scale, float(curve[column].iloc[-1]), label))
-    if with_labels and labels:
+    if labels:
         label_line_ends(axes, labels)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ...results.store.store import Store
 from ..number_format import NEEDLE, format_length, format_number
+from ..render.style import INK
 from ..stats.effects.needle_baseline import constant_answer_score
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
@@ -24,16 +25,25 @@ from .canvas.base import (
 )
 from .canvas.length_frames import (
     averaging_note,
-    bar_note,
+    band_note,
     fewer_cells_note,
     length_frame,
     length_label,
     line_means,
     single_value,
 )
-from .canvas.line_drawing import draw_lines_with_means, legend, line_styles, mark_baseline, mark_training_length
+from .canvas.line_drawing import (
+    BASELINE,
+    draw_lines_with_means,
+    legend,
+    line_styles,
+    mark_baseline,
+    mark_training_length,
+    training_key,
+)
 
-HEADROOM = 132  # percent, top of the y axis, which leaves space for labels above the best line
+Y_LIMITS = (-3.0, 103.0)
+"""Ends of the y axis in percent."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -60,11 +70,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     measured_ceilings = {length: value for length, value in ceilings.items() if value is not None}
     best = _best(frame)
     notes = [
-        f"{averaging_note(data)}{bar_note(means)}{_ceiling_note(measured_ceilings)}",
+        f"{averaging_note(data)}{band_note(means)}{_ceiling_note(measured_ceilings)}",
         *_best_note(frame, best, data),
     ]
-    if frame["line"].nunique() > 1:
-        notes.append("Points offset horizontally for legibility.")
     return collected(
         store, data, "needle", "Needle accuracy over context length", frame, frame_origins(frame),
         notes=[*notes, *fewer_cells_note(means)], trained=single_value(list(frame["trained"])), axes=axes, ceilings=measured_ceilings, best=best,
@@ -93,10 +101,13 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
     if best is None:
         return []
     ends = frame[frame["length"] == frame["length"].max()]
-    slug = next(cell.slug for cell in data.cells if cell.cell_id == best)
+    cell = next(cell for cell in data.cells if cell.cell_id == best)
+    text = ", ".join(filter(None, (drawing.level_label(cell.levels["attn_type"]), cell_labels(data)[best])))
+    if len(data.levels("attn_type")) > 1:
+        text = cell_labels(data)[best]
     return [
-        f"Best cell at {format_length(int(ends['length'].iloc[0]))}: {slug}, best of {len(ends)} runs; "
-        "subject to selection bias."
+        f"Black: the cell that is best at {format_length(int(ends['length'].iloc[0]))} ({text}), best of {len(ends)} "
+        "runs; subject to selection bias."
     ]
 
 
@@ -110,14 +121,14 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
         return "The constant-digit baseline is not recorded."
     percentages = sorted({format_number(value, 1, percent=True) for value in ceilings.values()}, key=float)
     ends = f"{percentages[0]} %" if len(percentages) == 1 else f"{percentages[0]} to {percentages[-1]} %"
-    return f"Dotted: constant-digit baseline on these trials, {ends}."
+    return f"Dashed and dotted: constant-digit baseline on these trials, {ends}."
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per mixer with a line per group of cells, in %, and the constant-digit baseline.
 
-    The highlighted cells, or else the best one, have their own labelled lines. Where the baseline differs between
-    lengths, the highest is drawn.
+    The highlighted cells have labelled lines, or else the best one has a line of its own. Where the baseline differs
+    between lengths, the highest is drawn.
     """
     frame, trained, ceilings = (
         figure_data.frame,
@@ -125,44 +136,43 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         figure_data.draw_options["ceilings"],
     )
     names = list(dict.fromkeys(frame["panel"]))
-    figure = drawing.page(drawing.PANEL_HEIGHT * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)))
+    figure = drawing.page(drawing.PANEL_HEIGHT * drawing.rows_of(len(names)) + 0.2, drawing.width_of(len(names)))
     means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
     highlighted = _highlighted_labels(figure_data, look)
-    handles: dict[str, Any] = {}
     group = drawing.panels(figure, [drawing.level_label(name) for name in names], sharex=True, sharey=True)
-    for index, (axes, name) in enumerate(zip(group, names, strict=True)):
+    for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
-        handles |= draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=highlighted)
-        drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
-        mark_training_length(axes, trained, with_label=index == 0)
+        draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=highlighted)
+        drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
+        mark_training_length(axes, trained)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
-        axes.set_ylim(-5, HEADROOM)
-        axes.spines["left"].set_bounds(0, 100)
+        axes.set_ylim(*Y_LIMITS)
     levels = {format_number(value, 1, percent=True): 100 * value for value in ceilings.values()}
+    keys: list[tuple[str, Any]] = training_key(trained)
     if levels:
         highest = max(levels, key=float)
-        mark_baseline(group, levels[highest], f"constant digit\n{highest} %")
-    drawing.outer_labels(figure, length_label(trained), "digits recalled, %")
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
+        mark_baseline(group, levels[highest])
+        keys.append((f"constant digit ({highest} %)", BASELINE))
+    if list(highlighted.values()) == [""]:
+        value = frame[frame["cell"] == figure_data.draw_options["best"]].sort_values("length")["value"].iloc[-1]
+        keys.append((f"best cell ({format_number(value, 1, percent=True)} %)", {"color": INK, "linewidth": 1.2}))
+    drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys))
 
 
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
     """Return the labels of the cells that get a line of their own, by cell id: the highlighted ones, else the best.
 
-    A label has the cell's name or "best cell" and its accuracy, in %, at its own longest length. Cells without any are
-    left out.
+    A label has the cell's name and its accuracy, in %, at its own longest length; that of the best cell is empty, since
+    the legend has it. Cells without any accuracy are left out.
     """
-    drawn_cells = look.highlight or ((figure_data.draw_options["best"],) if figure_data.draw_options["best"] else ())
+    best = figure_data.draw_options["best"]
+    if not look.highlight:
+        return {best: ""} if best else {}
     ends = figure_data.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
-    labels = {}
-    for cell in drawn_cells:
-        if cell in ends.index:
-            first = (
-                "best cell"
-                if cell == figure_data.draw_options["best"]
-                else figure_data.draw_options["names"][cell] or "this cell"
-            )
-            second = figure_data.draw_options["names"][cell] if cell == figure_data.draw_options["best"] else ""
-            number = f"{format_number(ends[cell], 1, percent=True)}%"
-            labels[cell] = f"{first}: {number}" + (f"\n{second}" if second else "")
-    return labels
+    names = figure_data.draw_options["names"]
+    return {
+        cell: f"{names[cell] or 'this cell'}: {format_number(ends[cell], 1, percent=True)} %"
+        for cell in look.highlight
+        if cell in ends.index
+    }

@@ -8,19 +8,22 @@ from typing import Any
 
 import pandas as pd
 
+from ...results.console.text import counted
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..best_values import format_probability
 from ..number_format import Column, format_number
+from ..render import style
 from ..result_columns import quality_columns, speed_column
 from ..stats.effects.effects import pareto
 from ..stats.effects.needle_baseline import constant_answer_score, needle_caption
 from ..stats.noise.best_probability import candidates_by_configuration, front_probabilities
-from ..sweep_data import ReportError, SweepData
+from ..sweep_data import ReportError, SweepData, cell_level
 from ..table_builder import measured_entry
 from .canvas import drawing, labels
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from .canvas.line_drawing import mark_out_of_range, robust_range
+from .canvas.line_drawing import BASELINE, mark_baseline, mark_out_of_range, robust_range
+from .canvas.scales import short_numbers
 
 ROOM = 0.09  # share of an axis that stays free next to the outermost points
 LOWEST = -3.0  # percent, lower end of a y axis of shares, whose spine begins at 0
@@ -30,8 +33,8 @@ MIN_SIDE_BY_SIDE_WIDTH, STACKED_PANEL_HEIGHT = (
 )  # inches of width that two panels need side by side; of height of each, one below the other
 FEW = 0.05  # largest share of points that may lie outside the axes, so that they do not flatten the rest
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
-CONSTANT: dict[str, Any] = {"color": "#000000", "linestyle": (0, (1, 1.2)), "linewidth": 0.9, "zorder": 1.5}
-MOST_NAMED = 8  # points of a front that are labelled, the most probable ones
+QUALITY_NAMES = {"Val": "validation loss"}
+MOST_NAMED = 12  # points of a front that the notes list
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -40,7 +43,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Qualities are validation loss and needle accuracy at the longest length. Columns: quality (heading), metric,
     speed_name, speed, value (means over seeds), speed_sd and sd (standard deviations of these means, from the spread
     between runs of the stratum: cells that share mixer and memory; NaN where unknown), front (True if no other
-    configuration is as good in both and better in one), p_front (probability of that, NaN where unknown), slug (of its
+    configuration is as good in both and better in one), front_number (1, 2, ... on the front from slow to fast, else 0), p_front (probability of that, NaN where unknown), slug (of its
     first cell), the five axes (attn_type, reg_mode, distractor, memory, window), `name` (mixer and levels that are not
     off), `rest` (these levels except mixer and memory; "baseline" for none of them, if several axes besides the mixer
     vary).
@@ -58,7 +61,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
         points_of_quality, origins_of_quality, lacking = _points(data, speed, quality)
         points = [(point["speed"], point["value"]) for point in points_of_quality]
         fronts = pareto(points, (1, quality.direction))
-        rows += [point | {"front": is_on_front} for point, is_on_front in zip(points_of_quality, fronts, strict=True)]
+        # fastest last, as the step line meets them
+        order = sorted((point["speed"], index) for index, point in enumerate(points_of_quality) if fronts[index])
+        numbers = {index: number for number, (_, index) in enumerate(order, 1)}
+        rows += [
+            point | {"front": is_on_front, "front_number": numbers.get(index, 0)}
+            for index, (point, is_on_front) in enumerate(zip(points_of_quality, fronts, strict=True))
+        ]
         origins += origins_of_quality
         fewer |= lacking
     if not rows:
@@ -66,7 +75,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame(rows)
     shown = {quality.heading: quality for quality in quality_columns(data) if quality.probe == "needle"}
     needle = {heading: shown[heading].length for heading in dict.fromkeys(frame["quality"]) if heading in shown}
-    notes = _notes(frame, bool(fewer))
+    names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
+    shown_levels = {names[cell]: label for cell, label in _configuration_labels(data).items()}
+    notes = _notes(frame, fewer, shown_levels)
     if needle:
         notes.append(needle_caption(data, needle.values()))
     constant = {
@@ -74,9 +85,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         for heading, length in needle.items()
         if (level := constant_answer_score(data, length)) is not None
     }
-    names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
     return collected(
-        store, data, "pareto", "Quality against speed", frame, origins, notes=notes, fewer=fewer, constant=constant, names=names,
+        store, data, "pareto", "Quality against speed", frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels,
     )  # fmt: skip
 
 
@@ -120,28 +130,50 @@ def _points(
     return rows, origins, fewer
 
 
-def _notes(frame: pd.DataFrame, fewer: bool) -> list[str]:
-    """Return the notes on points, probabilities, bars and means over fewer seeds.
+def _configuration_labels(data: SweepData) -> dict[str, str]:
+    """Return the levels of the configuration of each cell as text, by cell id, with the mixer and without levels off."""
+    axes = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
+    labels_by_cell = {}
+    for cell in data.cells:
+        levels = [(axis, cell_level(cell, axis)) for axis in axes]
+        texts = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "-", "baseline")]
+        labels_by_cell[cell.cell_id] = ", ".join(texts) or drawing.level_label(cell.levels["attn_type"])
+    return labels_by_cell
+
+
+def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_slug: Mapping[str, str]) -> list[str]:
+    """Return the notes on points, the configurations of the front, bars and means over fewer seeds.
 
     Args:
-        frame: Rows of the figure, with p_front, speed_sd and sd.
-        fewer: Whether any mean is over fewer seeds than its configuration has.
+        frame: Rows of the figure, with quality, slug, front_number, p_front, speed_sd and sd.
+        fewer: Text "n=k" of the means over fewer seeds than their configuration has.
+        labels_by_slug: Levels of each configuration as text.
     """
     notes = [
         "One point per configuration. Ringed: on the Pareto front, where no other is as good in both and better in one."
     ]
-    if frame["p_front"].notna().any():
-        notes.append("Number next to a ring: probability of being on the front, given the spread between runs.")
+    probable = bool(frame["p_front"].notna().any())
+    for index, (quality, rows) in enumerate(frame[frame["front"]].groupby("quality", sort=False)):
+        entries = [
+            f"{row['front_number']} {labels_by_slug[row['slug']]}"
+            + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
+            for row in rows.sort_values("front_number").to_dict("records")
+        ]
+        more = f"; {len(entries) - MOST_NAMED} more" if len(entries) > MOST_NAMED else ""
+        panel = f"({drawing.LETTERS[index]})" if frame["quality"].nunique() > 1 else str(quality)
+        notes.append(f"Front in {panel}: {'; '.join(entries[:MOST_NAMED])}{more}.")
+    if probable:
+        notes.append("In brackets: probability of being on the front, given the spread between runs.")
     barred = [word for word, name in (("speed", "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
     if barred:
         notes.append(
-            f"Bars: one standard error of the mean {' and '.join(barred)} to either side: the standard deviation of "
+            f"Bars, of the front only: one standard error of the mean {' and '.join(barred)} to either side: the standard deviation of "
             "the runs of that mixer and memory, divided by the square root of the number of seeds."
         )
     else:
         notes.append("No bars: the spread between runs is unknown.")
     if fewer:
-        notes.append("n=k: mean over k seeds, fewer than the configuration has.")
+        notes.append(f"{counted(len(fewer), 'mean')} are over fewer seeds than the configuration has.")
     return notes
 
 
@@ -153,11 +185,10 @@ def _level_text(axis: str, level: str) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per quality: a point per configuration, colour and marker by mixer, filled with memory.
+    """Draw a panel per quality: a point per configuration, ink by mixer, filled with memory, a square with a window.
 
-    The front is stepped and ringed; up to eight of its points are labelled, the most probable ones. Points that are
-    means over fewer seeds have a label too. Highlighted cells of `look` have a diamond around their configuration and a
-    label. The constant-digit baseline is a dotted line.
+    The front is stepped, ringed and numbered, as the notes list it. Highlighted cells of `look` have a diamond around
+    their configuration and a label. The constant-digit baseline is a line.
     """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["quality"]))
@@ -168,103 +199,86 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if across == 1:
         # stacked panels, since labels next to points need width
         figure.set_size_inches(width, STACKED_PANEL_HEIGHT * len(names) * look.scale)
-    several = any(rest != "" for rest in frame["rest"])
     for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):
         panel_rows = frame[frame["quality"] == quality]
         _draw_points(axes, panel_rows, styles)
         front = panel_rows[panel_rows["front"]].sort_values("speed")
         axes.step(front["speed"], front["value"], color=drawing.GREY, linewidth=drawing.line_width(0.9), zorder=1)
-        _draw_rings(axes, front, "o", 8, "#000000", 1, 2.8)
+        _draw_rings(axes, front, "o", 8, style.INK, 0.9, 2.8)
         if (level := figure_data.draw_options["constant"].get(quality)) is not None:
-            axes.axhline(100 * level, **CONSTANT)
-        _set_axes(axes, panel_rows, quality, 72 * width / across)
+            mark_baseline([axes], 100 * level)
+        _set_axes(axes, panel_rows, quality)
         highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
         marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
         _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
-        top_of_front = front.sort_values("p_front", ascending=False, kind="stable").head(MOST_NAMED)
-        lacking = panel_rows[[(quality, name) in figure_data.draw_options["fewer"] for name in panel_rows["name"]]]
-        labelled = pd.concat([marked, top_of_front, lacking]).drop_duplicates("slug")
         labels_by_point: dict[tuple[float, float], list[str]] = {}
-        for row in labelled.to_dict("records"):
-            label = _point_label(row, several, figure_data.draw_options["fewer"].get((quality, row["name"])))
+        for row in front.to_dict("records"):
+            labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(str(row["front_number"]))
+        for row in marked.to_dict("records"):
+            label = figure_data.draw_options["labels"][row["slug"]]
             labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(label)
         _label_after_layout(
             axes,
-            [
-                (*point, _joined_label(labels_at_point))
-                for point, labels_at_point in labels_by_point.items()
-                if any(labels_at_point)
-            ],
+            [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
             panel_rows,
         )
-    handles: dict[str, Any] = {label: drawing.key(**style) for label, style in styles.values()}
+    handles = legend_of_points(frame)
     for level in list(figure_data.draw_options["constant"].values())[:1]:
-        handles[f"constant digit {format_number(level, 1, percent=True)} %"] = drawing.key(**CONSTANT)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
+        handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 
 
-def _point_label(row: Mapping[Any, Any], several: bool, fewer: str | None) -> str:
-    """Return the label of a point: levels that its style does not show, its P(front), and its number of seeds.
-
-    Each may be missing, so the label may be empty.
-
-    Args:
-        row: Row of the figure as a dict, with p_front, front and rest.
-        several: Whether the levels except mixer and memory vary and belong into the label.
-        fewer: Text "n=k"; None if all seeds have the numbers.
-    """
-    chance = "" if math.isnan(row["p_front"]) or not row["front"] else format_probability(row["p_front"])
-    rest = str(row["rest"]) if several else ""
-    return " ".join(filter(None, (rest, chance, fewer)))
+PointStyles = Mapping[tuple[str, str, str], dict[str, Any]]
+"""Marker style by (mixer, memory, window)."""
 
 
-def _joined_label(labels: Sequence[str]) -> str:
-    """Return the label of a point that several configurations share."""
-    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
-
-
-def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
-    """Return (label, marker style) of each (mixer, memory) that occurs.
-
-    Markers are hollow for the first memory level ("off" if there is one) and filled for others; all are filled if there
-    is one level.
-    """
-    types = list(dict.fromkeys(frame["attn_type"]))
-    memories = sorted(dict.fromkeys(frame["memory"]), key=drawing.off_first)
+def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the marker style of each (mixer, memory, window) that occurs, as reports/render/style.py declares it."""
+    inks = style.mixer_inks(frame["attn_type"])
+    hollow = "off" if frame["memory"].nunique() > 1 else None
     styles = {}
-    for index, kind in enumerate(types):
-        for memory in memories:
-            if ((frame["attn_type"] == kind) & (frame["memory"] == memory)).any():
-                several = len(memories) > 1
-                label = drawing.level_label(kind) + (f", {drawing.level_label(memory, 'memory')}" if several else "")
-                look = drawing.marker_style(index, int(several and memory == memories[0]))
-                styles[kind, memory] = label, look | {"linestyle": "none"}
+    for mixer, memory, window in dict.fromkeys(zip(frame["attn_type"], frame["memory"], frame["window"], strict=True)):
+        fill = style.BACKGROUND if memory == hollow else inks[mixer]
+        marker = style.MARKERS[style.WINDOW_MARKERS.get(window, 0)]
+        marks = {"color": inks[mixer], "marker": marker, "markerfacecolor": fill, "markeredgecolor": inks[mixer]}
+        styles[mixer, memory, window] = marks | {"linestyle": "none", "markeredgewidth": drawing.line_width(0.8)}
     return styles
 
 
-def _draw_points(
-    axes: Axes, panel_rows: pd.DataFrame, styles: Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
-) -> None:
-    """Draw every point, with error bars of one standard deviation that are opaque on the front and faint off it.
+def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the legend handles by label: mixers by ink, memories by fill, windows by marker, if each varies."""
+    inks = style.mixer_inks(frame["attn_type"])
+    point: dict[str, Any] = {"linestyle": "none", "marker": "o"}
+    handles = {drawing.level_label(mixer): drawing.key(color=ink, **point) for mixer, ink in inks.items()}
+    for axis in ("memory", "window"):
+        levels = sorted(dict.fromkeys(frame[axis]), key=drawing.off_first)
+        for level in levels if len(levels) > 1 else ():
+            fill = style.BACKGROUND if (axis, level) == ("memory", "off") else style.INK
+            marker = style.MARKERS[style.WINDOW_MARKERS.get(level, 0) if axis == "window" else 0]
+            look = point | {"color": style.INK, "markerfacecolor": fill, "marker": marker}
+            handles[drawing.level_label(level, axis)] = drawing.key(**look)
+    return handles
+
+
+def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles) -> None:
+    """Draw every point, those of the front with error bars of one standard deviation.
 
     Args:
         axes: The panel.
         panel_rows: Rows of its quality.
-        styles: Label and marker style by (mixer, memory).
+        styles: Marker style by (mixer, memory, window).
     """
-    for key, (_, style) in styles.items():
-        mine = panel_rows[(panel_rows["attn_type"] == key[0]) & (panel_rows["memory"] == key[1])]
-        axes.plot(mine["speed"], mine["value"], **style, zorder=2.5)
-        for front, part in mine.groupby("front", sort=False):
-            alpha, width = (0.9, 0.9) if front else (0.25, 0.6)
-            faint: dict[str, Any] = {
-                "ecolor": style["color"],
-                "alpha": alpha,
-                "elinewidth": drawing.line_width(width),
-                "zorder": 2,
-            }
-            for axis, ends in _bar_lengths(part).items():
-                axes.errorbar(part["speed"], part["value"], **{axis: ends}, fmt="none", **faint)
+    keys = list(zip(panel_rows["attn_type"], panel_rows["memory"], panel_rows["window"], strict=True))
+    for key, look in styles.items():
+        mine = panel_rows[[own == key for own in keys]]
+        for on_front, part in mine.groupby("front", sort=False):
+            axes.plot(
+                part["speed"], part["value"], **look, alpha=1.0 if on_front else 0.65, zorder=2.6 if on_front else 2.5
+            )
+        front = mine[mine["front"]]
+        bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4}
+        for axis, ends in _bar_lengths(front).items() if len(front) else ():
+            axes.errorbar(front["speed"], front["value"], **{axis: ends}, fmt="none", **bars)
 
 
 def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
@@ -305,8 +319,8 @@ def _draw_rings(
     )
 
 
-def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, width: float) -> None:
-    """Set ranges and labels of both axes, with space for a label on the right.
+def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
+    """Set ranges and labels of both axes.
 
     The y axis of needle accuracy begins at 0 %. That of a loss leaves out a few outliers at the top, which get an
     arrow, but never a point of the front.
@@ -315,12 +329,10 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, width: float) 
         axes: The panel.
         panel_rows: Rows of its quality.
         quality: Heading of the quality.
-        width: Width of the panel in points.
     """
     low, high = float(panel_rows["speed"].min()), float(panel_rows["speed"].max())
     span = high - low or 0.2 * abs(high) or 1.0
-    name = 0.58 * drawing.size("small") * max(map(len, panel_rows["rest"])) / width
-    axes.set_xlim(max(low - ROOM * span, min(0.0, low)), high + min(0.6, ROOM + name) * span)
+    axes.set_xlim(max(low - ROOM * span, min(0.0, low)), high + ROOM * span)
     share = quality.startswith("Ndl")
     if share:
         top = max(float((panel_rows["value"] + panel_rows["sd"].fillna(0)).max()), FLAT)
@@ -333,17 +345,14 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, width: float) 
         else:
             axes.set_ylim(least, most)
             mark_out_of_range(axes, panel_rows.rename(columns={"slug": "cell"}), 2)
-    gap = (
-        " "
-        if drawing.current_options().inches(drawing.PAGE_WIDTH, drawing.PAGE_WIDTH) / drawing.current_options().scale
-        >= MIN_SIDE_BY_SIDE_WIDTH
-        else "\n"
-    )
-    unit_and_direction = ("%", "(more is better)") if share else ("nats per token", "(less is better)")
-    axes.set_ylabel(f"{quality}, {gap.join(unit_and_direction)}")
-    speed = panel_rows["speed_name"].iloc[0]
-    axes.set_xlabel(f"{speed}{', %' if speed == 'MFU' else ''} (more is better)")
+    name, unit = ("needle accuracy", "%") if share else (QUALITY_NAMES.get(quality, quality), "nats per token")
+    if share:
+        name = f"{name} at {quality.partition('@')[2]}" if "@" in quality else name
+    axes.set_ylabel(f"{name} ({unit})")
+    speed = str(panel_rows["speed_name"].iloc[0])
+    axes.set_xlabel({"MFU": "model FLOP/s utilization (%)", "tokens/s": "training speed (tokens/s)"}.get(speed, speed))
     axes.locator_params(axis="x", nbins=5)
+    short_numbers(axes.xaxis)
 
 
 def _label_after_layout(axes: Axes, label_list: Sequence[tuple[float, float, str]], panel_rows: pd.DataFrame) -> None:

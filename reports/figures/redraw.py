@@ -1,7 +1,8 @@
 """Comparison of a written figure with a fresh drawing: paths, text and colours, ignoring metadata.
 
 SVG: every element outside the metadata; ids that matplotlib derives from contents are compared by their order alone.
-PDF: every object except the one that describes the file, with its streams unpacked. PNG: every pixel. Coordinates may
+PDF: every object except the one that describes the file, with its streams unpacked. PNG: every pixel. PGF: every line that is no comment.
+Coordinates may
 differ by as much as the last digits of another machine do, which no reader can see.
 """
 
@@ -45,16 +46,16 @@ def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
     Args:
         written: Content of the file.
         drawn: Content of a fresh drawing.
-        format: "svg", "pdf" or "png".
+        format: "svg", "pdf", "png" or "pgf".
     """
     if written == drawn:
         return None
     if format == "png":
         return _png_difference(written, drawn)
-    read = {"svg": _svg_parts, "pdf": _pdf_parts}[format]
+    read = {"svg": _svg_parts, "pdf": _pdf_parts, "pgf": _pgf_parts}[format]
     try:
         parts = list(read(written))
-    except (ElementTree.ParseError, zlib.error) as error:
+    except (ElementTree.ParseError, zlib.error, UnicodeDecodeError) as error:
         return f"it cannot be read as {format} ({error})"
     for old, new in zip_longest(parts, read(drawn)):
         if old is None:
@@ -129,6 +130,17 @@ def _element_parts(element: ElementTree.Element, names: dict[str, str], group: s
     for child in element:
         yield from _element_parts(child, names, group)
         yield f"text after {child.tag.rpartition('}')[2]} of {group}", (child.tail or "").strip()
+
+
+def _pgf_parts(content: bytes) -> Iterator[Part]:
+    """Yield the (location, content) of every line of PGF code except comments.
+
+    Raises:
+        UnicodeDecodeError: It is not UTF-8.
+    """
+    for number, line in enumerate(content.decode().splitlines(), 1):
+        if not line.startswith("%"):
+            yield f"line {number}", line
 
 
 def _pdf_parts(content: bytes) -> Iterator[Part]:

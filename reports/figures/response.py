@@ -15,8 +15,8 @@ from ..number_format import Column
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .canvas.length_frames import bar_note, line_means
-from .canvas.line_drawing import draw_lines_with_means, legend, line_styles, named_cells, robust_range
+from .canvas.length_frames import band_note, line_means
+from .canvas.line_drawing import LineStyles, draw_lines_with_means, legend, line_styles, named_cells, robust_range
 from .canvas.scales import scale_for_values, tick_label
 from .comparisons.forest import default_columns, measure_label
 
@@ -80,15 +80,16 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     frame = pd.DataFrame(rows).astype({"value": float, "low": float, "high": float})
     means = _means(frame)
     unused_axes = [candidate for candidate in numeric if candidate != axis]
-    notes = [f"{_averaging_note(data, axis, lines)}{bar_note(means, 'Band')}"]
+    notes = [f"{_averaging_note(data, axis, lines)}{band_note(means)}"]
     if (means["cells"] < means["of"]).any():
-        notes.append("n=k: mean over k cells, fewer than the line has at other levels.")
+        notes.append("Some means are over fewer cells than their line has at other levels.")
     if unused_axes:
-        notes.append(f"Other numeric axes (--by): {', '.join(unused_axes)}.")
+        notes.append(f"Other numeric axes: {', '.join(map(drawing.axis_label, unused_axes))}.")
     return collected(
         store, data, "response", f"Response to {drawing.axis_label(axis)}", frame, frame_origins(frame),
         notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
         names=cell_labels(data, without=(axis, *lines)),
+        mixer=data.levels("attn_type")[0],
     )  # fmt: skip
 
 
@@ -187,26 +188,27 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     figure = drawing.page(drawing.PANEL_HEIGHT + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
     columns = 3 if figure.get_figwidth() > drawing.NARROW_WIDTH else 2
     grid = drawing.panels(figure, [measure_labels[title] for title in titles], columns=columns)
-    means, styles = _means(frame), line_styles(frame, figure_data.draw_options["axes"])
+    means, styles = (
+        _means(frame),
+        line_styles(frame, figure_data.draw_options["axes"], figure_data.draw_options["mixer"]),
+    )
     highlighted = named_cells(figure_data, look)
-    handles: dict[str, Any] = {}
     for axes, title in zip(grid, titles, strict=True):
         panel_rows, mean = (rows[rows["panel"] == title].reset_index(drop=True) for rows in (frame, means))
-        handles |= _draw_panel(axes, panel_rows, mean, styles, highlighted)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
+        _draw_panel(axes, panel_rows, mean, styles, highlighted)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles))
 
 
 def _draw_panel(
     axes: Axes,
     panel_rows: pd.DataFrame,
     mean: pd.DataFrame,
-    styles: dict[str, dict[str, Any]],
+    styles: LineStyles,
     highlighted: dict[str, str],
-) -> dict[str, Any]:
+) -> None:
     """Draw a panel, and set its scale, limits, ticks and axis labels.
 
-    Cells that share line and level are dots. Highlighted cells have lines labelled at their ends, without a legend
-    handle.
+    Cells that share line and level are dots. Highlighted cells have lines labelled at their ends.
 
     Args:
         axes: The panel.
@@ -214,9 +216,6 @@ def _draw_panel(
         mean: Means of its lines.
         styles: Style by line.
         highlighted: Label by id of a highlighted cell.
-
-    Returns:
-        Legend handles by label, of the mean lines alone.
     """
     percent = bool(panel_rows["percent"].iloc[0])
     scale = 100.0 if percent else 1.0
@@ -227,12 +226,12 @@ def _draw_panel(
         style: dict[str, Any] = {
             "markersize": 2.4,
             "alpha": 0.4,
-            "color": line_style["color"],
+            "color": line_style.inks[str(panel_rows["panel"].iloc[0])],
             "markeredgewidth": 0,
             "zorder": 2.4,
         }
         drawing.points(axes, dots["length"], scale * dots["value"], **style)
-    handles = draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted, banded=True)
+    draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted)
     if percent:
         axes.set_ylim(-3, 104)
     else:
@@ -244,7 +243,5 @@ def _draw_panel(
     if len(levels) <= drawing.MAX_TICKS:
         drawing.put_ticks(axes.xaxis, {level: tick_label(level) for level in levels})
     axes.set_xlabel(drawing.axis_label(str(panel_rows["axis"].iloc[0])))
-    side = {1: "more is better", -1: "less is better"}.get(int(panel_rows["better"].iloc[0]), "")
     unit = str(panel_rows["unit"].iloc[0])
-    axes.set_ylabel(f"{'nats per token' if unit == 'nats/token' else unit}{f' ({side})' if side else ''}")
-    return handles
+    axes.set_ylabel("nats per token" if unit == "nats/token" else unit)

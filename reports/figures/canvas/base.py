@@ -84,13 +84,13 @@ def collected(
     options: Mapping[str, Any] | None = None,
     **draw_options: Any,
 ) -> FigureData:
-    """Return the figure of a frame, with its trace; the title gets the sweep, its revision and cell filters.
+    """Return the figure of a frame, with its trace; the last note gets the sweep, its revision and cell filters.
 
     Args:
         store: The database, which has the commit and GPU of each attempt.
         data: The sweep.
         name: Name of the figure, such as "loss".
-        title: Title without the sweep.
+        title: Title as a caption begins, without the sweep.
         frame: The tidy frame.
         origins: (cell id, attempt id or None) pairs that the numbers come from.
         notes: Notes below the figure.
@@ -106,8 +106,10 @@ def collected(
     } | shown_beyond(data)
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
-    which = f"{title}, sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}"
-    return FigureData(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, draw_options=draw_options)
+    source = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}."
+    return FigureData(
+        name=name, title=title, frame=frame, notes=(*notes, source), trace=trace, draw_options=draw_options
+    )
 
 
 def axes_of_lines(data: SweepData) -> tuple[str, ...]:

@@ -29,6 +29,19 @@ from ...render.style import NEUTRAL as NEUTRAL
 from ...render.style import axis_label as axis_label
 from ...render.style import level_label as level_label
 from ...render.style import memory_label as memory_label
+from ...render.style import BAD as BAD
+from ...render.style import DASHES, GRID, MAX_TICKS, SERIES_INKS
+from ...render.style import FAINT as FAINT
+from ...render.style import GOOD as GOOD
+from ...render.style import GREY as GREY
+from ...render.style import HATCHES as HATCHES
+from ...render.style import HEAT_MAP as HEAT_MAP
+from ...render.style import MARKERS as MARKERS
+from ...render.style import MISSING as MISSING
+from ...render.style import NEUTRAL as NEUTRAL
+from ...render.style import axis_label as axis_label
+from ...render.style import level_label as level_label
+from ...render.style import memory_label as memory_label
 from .figure_options import STYLE_PRESETS, FigureOptions
 
 if TYPE_CHECKING:
@@ -450,6 +463,11 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
     axes.xaxis.set_minor_formatter("")
 
 
+def ticks_that_fit(axes: Axes, characters: int = 6, most: int = 5) -> int:
+    """Return how many tick labels of so many characters fit side by side below the axes: 2 to `most`."""
+    return max(2, min(most, _labels_that_fit(axes, ["0" * characters])))
+
+
 def _labels_that_fit(axes: Axes, labels: Sequence[str]) -> int:
     """Return about how many of these labels fit side by side below the axes, at least 1.
 
@@ -572,10 +590,7 @@ def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
 
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
-    """Write one label below all axes and one at their left.
-
-    The former stands below the middle column, or at the left end of the first one if there is an even number of
-    columns.
+    """Write one label below all axes and one at their left, both centred on the axes once the layout is final.
 
     Args:
         figure: The figure, with its panels.
@@ -583,17 +598,7 @@ def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
         vertical: Label at the left.
     """
     vertical_label(figure, vertical)
-    bottom: dict[Any, Axes] = {}
-    for axes in figure.axes:
-        if axes.axison:
-            bottom[axes.get_subplotspec().colspan.start] = axes  # type: ignore[union-attr]
-    middle = bottom[sorted(bottom)[len(bottom) // 2]] if len(bottom) % 2 else None
-    for axes in bottom.values():
-        axes.tick_params(labelbottom=True)
-    if middle is not None:
-        middle.set_xlabel(horizontal)
-    else:
-        bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
+    figure.supxlabel(horizontal, fontsize=size("axes.labelsize"))
 
 
 def vertical_label(figure: Figure, text: str) -> None:
@@ -613,7 +618,7 @@ def after_layout(figure: Figure, act: Callable[[], None]) -> None:
 
 
 def finalize_layout(figure: Figure) -> None:
-    """Fix the layout of a figure, run the functions of `after_layout`, and centre the common y label on the axes.
+    """Fix the layout of a figure, run the functions of `after_layout`, and centre the common labels on the axes.
 
     The layout engine is switched off and positions are rounded. A second call runs no function again.
     """
@@ -622,10 +627,22 @@ def finalize_layout(figure: Figure) -> None:
     _round_positions(figure)
     for act in _layout_callbacks.pop(figure, []):
         act()
-    label = getattr(figure, "_supylabel", None)
-    if label is not None:
-        boxes = [axes.get_position() for axes in figure.axes if axes.axison]
+    _centre_outer_labels(figure)
+
+
+def _centre_outer_labels(figure: Figure) -> None:
+    """Centre the common labels on the axes; the lower one stands right below the lowest tick labels."""
+    shown = [axes for axes in figure.axes if axes.axison]
+    boxes = [axes.get_position() for axes in shown]
+    if (label := getattr(figure, "_supylabel", None)) is not None:
         label.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
+    if (label := getattr(figure, "_supxlabel", None)) is not None:
+        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        lowest = min(axes.get_tightbbox(renderer).y0 for axes in shown)  # type: ignore[union-attr]
+        height = figure.get_size_inches()[1] * figure.dpi
+        label.set_x((min(box.x0 for box in boxes) + max(box.x1 for box in boxes)) / 2)
+        label.set_y(lowest / height - 2 / 72 * figure.dpi / height)
+        label.set_verticalalignment("top")
 
 
 def _round_positions(figure: Figure) -> None:

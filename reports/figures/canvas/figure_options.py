@@ -17,12 +17,13 @@ from typing import Any
 from ....results.console.text import choices_hint, did_you_mean
 from ....results.store.records import AXES
 from ...render.style import PORTABLE_FONTS, SANS_FONTS
+from ...render.style import PORTABLE_FONTS, PRINT_SIZES, SANS_FONTS, print_size
 from ...sweep_data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch
-UNITS = {"mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}
+UNITS = {"": 1.0, "mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}
 NARROWEST, WIDEST = 40.0, 600.0  # millimetres, limits of a figure's width
-LENGTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(mm|cm|in|pt)")
+LENGTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(mm|cm|in|pt|)")
 STYLE_FILE_SUFFIXES = (".mplstyle",)
 ALLOWED_GROUPS = ("axes", "font", "grid", "hatch", "legend", "lines", "mathtext", "patch", "text", "xtick", "ytick")
 FORBIDDEN_SETTINGS = ("axes.prop_cycle", "text.usetex", "text.latex.preamble", "axes.formatter.use_mathtext")
@@ -61,7 +62,10 @@ class StylePreset:
 
 STYLE_PRESETS: dict[str, StylePreset] = {
     # DejaVu Sans and STIX come with matplotlib, so every machine draws the same
-    "paper": StylePreset(fonts=PORTABLE_FONTS, fallback_fonts="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
+    "paper": StylePreset(
+        fonts=PORTABLE_FONTS, fallback_fonts="Verdana, sans-serif", text=PRINT_SIZES[-1].text, title=PRINT_SIZES[-1].title,
+        ticks=PRINT_SIZES[-1].ticks, note=PRINT_SIZES[-1].note, stroke=PRINT_SIZES[-1].stroke, marker=PRINT_SIZES[-1].marker,
+    ),
     "nature": StylePreset(
         fonts=SANS_FONTS, fallback_fonts="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
         width_mm=89.0, panel_letter_format="{}", shows_title=False, extra_settings={"axes.linewidth": 0.5, "grid.linewidth": 0.4},
@@ -100,8 +104,13 @@ class FigureOptions:
 
     @property
     def preset(self) -> StylePreset:
-        """Preset of the style."""
-        return STYLE_PRESETS[self.style]
+        """Preset of the style; that of `paper` has the sizes of its printed width (`print_size`)."""
+        preset = STYLE_PRESETS[self.style]
+        if self.style != "paper" or self.width_mm is None:
+            return preset
+        size = print_size(self.width_mm)
+        sizes = {name: getattr(size, name) for name in ("text", "title", "ticks", "note", "stroke", "marker")}
+        return replace(preset, **sizes)
 
     @property
     def scale(self) -> float:
@@ -207,7 +216,7 @@ def options_from_cli(style: str | None = None, width: str | None = None, title: 
 
 
 def millimetres(text: str) -> float:
-    """Return a width such as 89mm, 8.9 cm, 3.5in or 252pt in millimetres, rounded to four decimals.
+    """Return a width such as 89mm, 8.9 cm, 3.5in, 252pt or 89 (millimetres) in millimetres, rounded to four decimals.
 
     Raises:
         ReportError: The text is not a width, or outside 40 to 600 mm.

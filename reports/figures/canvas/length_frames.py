@@ -91,9 +91,9 @@ def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: s
 
 
 BARS = {
-    "configurations": "95% t intervals across configurations (seeds averaged)",
-    "seeds": "95% t intervals across seeds of a single configuration",
-    "trials": "95% Wilson intervals across trials of a single cell",
+    "configurations": "95 % t intervals across configurations (seeds averaged)",
+    "seeds": "95 % t intervals across seeds of a single configuration",
+    "trials": "95 % Wilson intervals across trials of a single cell",
 }
 """Meaning of a line's interval, as a note says it, by the values of the column `interval`."""
 LINE = [*GROUP, "probe", "metric"]
@@ -159,16 +159,38 @@ def _mean_of_configurations(configurations: Sequence[Sequence[Mapping[Any, Any]]
     return {"value": mean} | counts | {"low": low, "high": high, "interval": kind}
 
 
-def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
-    """Return the sentence on the error bars or bands of lines, with a space at its end; "" without any.
+MIN_UNITS_OF_BAND = 3
+"""Configurations or seeds from which on an interval is drawn: over two it is 13 standard errors wide."""
+
+
+def has_band(means: pd.DataFrame) -> pd.Series:
+    """Return for each row of `line_means` whether its interval is drawn: of trials, or over three or more units."""
+    units = means["configurations"].where(means["interval"] == "configurations", means["cells"])
+    return means["low"].notna() & ((means["interval"] == "trials") | (units >= MIN_UNITS_OF_BAND))
+
+
+def bar_note(means: pd.DataFrame, mark: str = "Bands", trials: str = BARS["trials"]) -> str:
+    """Return the sentence on the bands of lines, with a space at its end; "" without any.
 
     Args:
         means: Rows with the column interval, as `line_means` gives them.
-        mark: Name of the marks: "Bars" or "Band".
+        mark: Name of the marks: "Bands" or "Bars".
         trials: Meaning of the interval of a line of one cell.
     """
     texts = [text for kind, text in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
     return f"{mark}: {'; '.join(texts)}. " if texts else ""
+
+
+def band_note(means: pd.DataFrame, trials: str = BARS["trials"]) -> str:
+    """Return the sentences on the bands that `has_band` admits and on those that it does not; "" without any interval.
+
+    Args:
+        means: Rows of `line_means`.
+        trials: Meaning of the interval of a line of one cell.
+    """
+    shown = has_band(means)
+    few = bool((means["low"].notna() & ~shown).any())
+    return bar_note(means[shown], trials=trials) + ("No band over fewer than three configurations or seeds. " if few else "")  # fmt: skip
 
 
 def fewer_cells_note(means: pd.DataFrame) -> list[str]:
@@ -176,8 +198,11 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
     fewer = means[means["cells"] < means["of"]]
     if fewer.empty:
         return []
-    lengths = list(dict.fromkeys(f"{format_length(int(length))}" for length in sorted(fewer["length"])))
-    return [f"n=k (at {', '.join(lengths)}): mean over k cells, fewer than the line has at other lengths."]
+    parts = []
+    for length, at in fewer.groupby("length"):
+        counts = sorted({f"{int(row['cells'])} of {int(row['of'])}" for row in at.to_dict("records")})
+        parts.append(f"{format_length(int(str(length)))} ({', '.join(counts[:3])}{', ...' if len(counts) > 3 else ''})")
+    return [f"Some means are over fewer cells at {', '.join(parts)}."]
 
 
 def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
@@ -195,6 +220,7 @@ def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
     averaged_axes = [axis for axis in every if len(data.levels(axis)) > 1]
     names = [axis for axis in (*averaged_axes, *data.extra_axes()) if axis not in line_axes]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
+    names = [drawing.axis_label(name) for name in names]
     return f"Thick lines: means over {', '.join(names)}; thin lines: single cells. " if names else ""
 
 
@@ -220,4 +246,5 @@ def count_fewer(axes: Axes, means: pd.DataFrame, colour: str, scale: float = 1) 
 
 
 def length_label(trained: int | None) -> str:
-    return "context length, tokens" + (" and multiples of the training length" if trained else "")
+    """Return the label of an axis of context lengths, whose ticks show multiples of the training length if known."""
+    return "context length (× training length; tokens)" if trained else "context length (tokens)"

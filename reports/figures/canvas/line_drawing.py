@@ -2,133 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ...number_format import format_length
+from ...render import style
 from . import drawing
 from .base import Axes, FigureData, FigureOptions
-from .length_frames import count_fewer
+from .length_frames import has_band
 
-MAX_MARK_SHIFT = 0.2  # octaves, largest shift between the markers of two lines
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
 MARKS_PER_LINE = 6  # approximate number of markers on a line of many points
 MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
-TOTAL_MARK_SPREAD = 0.66  # octaves that the markers of all lines together span at one length
+TRAINED_LINE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1)), "linewidth": 0.8}
+BASELINE: dict[str, Any] = {"color": style.INK, "linestyle": (0, (3, 1.4, 1, 1.4)), "linewidth": 0.7}
 
 
-def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the style of each line, by its text in the column `line`, ordered by levels with "off" first.
+@dataclass(frozen=True, kw_only=True)
+class LineStyle:
+    """Style of a line: its ink by panel, and indices in the tables of dashes and markers.
 
-    A style has matplotlib's keys (color, linestyle, marker, markerfacecolor, markeredgecolor), its legend label
-    (`label`) and the horizontal shift of its markers in octaves (`aside`). No two lines share colour, marker and dashes
-    while there are enough, and none hides the markers of another.
+    `levels` are (axis, level) pairs, the mixer first if lines of one panel differ in it.
+    """
+
+    inks: Mapping[str, str]
+    levels: tuple[tuple[str, str], ...]
+    dash: int = 0
+    marker: int = 0
+
+    @property
+    def label(self) -> str:
+        """Levels of the line as text, such as "PoLAR, with memory"; "all cells" without any."""
+        return ", ".join(drawing.level_label(level, axis) for axis, level in self.levels) or "all cells"
+
+    def line(self, panel: str) -> dict[str, Any]:
+        """Return the keyword arguments of matplotlib for the line in a panel."""
+        ink = self.inks[panel]
+        fill = ink if self.dash != style.MEMORY_DASHES["off"] else style.BACKGROUND
+        marks = {"marker": style.MARKERS[self.marker], "markerfacecolor": fill, "markeredgecolor": ink}
+        return {"color": ink, "linestyle": style.DASHES[self.dash]} | marks
+
+
+LineStyles = Mapping[str, LineStyle]
+"""Style by the text of the column `line`."""
+
+
+def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = None) -> dict[str, LineStyle]:
+    """Return the style of each line, ordered by levels with "off" first, as reports/render/style.py declares them.
+
+    The ink is that of the line's mixer, in the lightness of its regularizer; dash and fill show the memory, the marker
+    the window. Another axis takes the dashes if the memory does not need them, else the marker.
 
     Args:
-        frame: Rows with the columns line, first and second.
-        axes: The axes of first and second; with fewer than two the label leaves the other level out.
+        frame: Rows with the columns panel, line, first and second.
+        axes: The axes of first and second; fewer leave the other level out.
+        mixer: Mixer of every panel; None: of each the one that it is named after, or that of the line if `axes` has it.
     """
-    lines = frame.drop_duplicates("line")
-    # sorted, so that "off" has the same style in every figure
-    firsts, seconds = (sorted(dict.fromkeys(lines[name]), key=drawing.off_first) for name in ("first", "second"))
-    level_indices = {
-        str(row["line"]): (firsts.index(row["first"]), seconds.index(row["second"])) for _, row in lines.iterrows()
-    }
+    panels = list(dict.fromkeys(frame["panel"]))
+    columns = dict(zip(axes, ("first", "second"), strict=False))
+    lines = frame.drop_duplicates("line").sort_values(
+        list(columns.values()), key=lambda levels: levels.map(drawing.off_first), kind="stable"
+    )
+    every_mixer = frame[columns["attn_type"]] if "attn_type" in columns else pd.Series([mixer] if mixer else panels)
+    inks = style.mixer_inks(map(str, every_mixer))
     styles = {}
-    step = min(MAX_MARK_SHIFT, TOTAL_MARK_SPREAD / max(1, len(level_indices)))
-    for rank, (name, (first, second)) in enumerate(sorted(level_indices.items(), key=lambda entry: entry[1])):
-        levels = zip((firsts[first], seconds[second]), (firsts, seconds), axes, strict=False)
-        label = ", ".join(_legend_label(level, axis, among) for level, among, axis in levels)
-        aside = (rank - (len(level_indices) - 1) / 2) * step
-        styles[name] = drawing.line_style(first, second, len(seconds)) | {
-            "label": label or "all cells",
-            "aside": aside,
-        }
+    for row in lines.to_dict("records"):
+        levels = {axis: str(row[column]) for axis, column in columns.items()}
+        own = levels.get("attn_type", mixer)
+        shade = levels.get("reg_mode", "baseline")
+        dash, marker = style.MEMORY_DASHES.get(levels.get("memory", "on"), 0), 0
+        for axis, level in levels.items():
+            index = list(dict.fromkeys(frame[columns[axis]])).index(level)
+            if axis == "window" and level in style.WINDOW_MARKERS:
+                marker = style.WINDOW_MARKERS[level]
+            elif axis not in ("attn_type", "memory", "reg_mode") and "memory" not in levels:
+                dash = index % len(style.DASHES)
+            elif axis not in ("attn_type", "memory"):
+                marker = index % len(style.MARKERS)
+        styles[str(row["line"])] = LineStyle(
+            inks={panel: style.regularizer_ink(inks[str(own or panel)], shade) for panel in panels},
+            levels=tuple(levels.items()), dash=dash, marker=marker,
+        )  # fmt: skip
     return styles
-
-
-def _legend_label(level: str, axis: str, among: Sequence[str]) -> str:
-    """Return the label of a level; a memory is named ("KDA") if the axis has levels other than on and off.
-
-    Args:
-        level: The level.
-        axis: Its axis.
-        among: All levels of the axis.
-    """
-    several = axis == "memory" and not set(among) <= {"on", "off"}
-    return drawing.memory_label(level) if several else drawing.level_label(level, axis)
 
 
 def draw_lines_with_means(
     axes: Axes,
     cells: pd.DataFrame,
     means: pd.DataFrame,
-    styles: Mapping[str, dict[str, Any]],
+    styles: LineStyles,
     scale: float,
     *,
     highlighted: Mapping[str, str] | None = None,
-    banded: bool = False,
-) -> dict[str, Any]:
-    """Draw cells thin and the means of their lines thick, with intervals.
+) -> None:
+    """Draw cells thin and the means of their lines with a white halo, with bands of their intervals.
 
-    The caller sets the limits of the axes and marks what leaves them. A line of a single cell has no thin line; a line
-    without rows in `means` is not drawn. Bars and means are shifted aside by the style, bands are not.
+    Nothing is moved sideways. The caller sets the limits of the axes and marks what leaves them. A line of a single
+    cell has no thin line; a line without rows in `means` is not drawn. Intervals over fewer than three configurations
+    or seeds have no band.
 
     Args:
         axes: The axes.
-        cells: Rows with cell, line, length and value, as `length_frame` gives them.
+        cells: Rows of one panel with panel, cell, line, length and value, as `length_frame` gives them.
         means: Rows with line, length, value, cells, of, low and high, as `line_means` gives them.
         styles: Style by line, from `line_styles`.
         scale: Factor from values to units of the y axis.
         highlighted: Label by id of a highlighted cell; these get lines of their own with labels at their ends.
-        banded: Whether intervals are bands, for lines of many points, rather than bars.
-
-    Returns:
-        Legend handles by label, of the mean lines alone.
     """
     highlighted = highlighted or {}
-    handles: dict[str, Any] = {}
-    for name, line_style in styles.items():
-        style = {key: value for key, value in line_style.items() if key not in ("label", "aside")}
+    for rank, (name, line_style) in enumerate(styles.items()):
         line = means[means["line"] == name].sort_values("length")
         if line.empty:
             continue
+        own = cells[cells["line"] == name]
+        look = line_style.line(str(own["panel"].iloc[0]))
         if (line["cells"] > 1).any():
-            _draw_cells(axes, cells[cells["line"] == name], style, scale, faint=bool(highlighted))
-        if banded:
-            style["markevery"] = max(1, len(line) // MARKS_PER_LINE)
-        aside = line["length"] * (1.0 if banded else 2.0 ** line_style["aside"])
-        (handles[line_style["label"]],) = axes.plot(aside, scale * line["value"], zorder=MEAN_ZORDER, **style)
-        count_fewer(axes, line, style["color"], scale)
-        if line["low"].notna().any():
-            if banded:
-                low, high = (scale * line[side].astype(float) for side in ("low", "high"))
-                axes.fill_between(
-                    aside, low, high, color=style["color"], alpha=min(0.2, 0.4 / len(styles)), linewidth=0, zorder=2
-                )
-                continue
-            below, above = line["value"] - line["low"], line["high"] - line["value"]
-            axes.errorbar(
-                aside, scale * line["value"], yerr=[scale * below.clip(0), scale * above.clip(0)], fmt="none",
-                ecolor=style["color"], elinewidth=drawing.line_width(0.9), capsize=drawing.line_width(1.6), capthick=drawing.line_width(0.9),
-                zorder=2,
-            )  # fmt: skip
+            _draw_cells(axes, own, look, scale, faint=bool(highlighted))
+        above = MEAN_ZORDER + 0.01 * rank
+        if len(line) > 2 * MARKS_PER_LINE:
+            stride = len(line) // MARKS_PER_LINE
+            look["markevery"] = (rank * stride // max(1, len(styles)), stride)
+        halo = {"color": style.BACKGROUND, "linewidth": drawing.line_width(3.0), "zorder": above - 0.005}
+        axes.plot(line["length"], scale * line["value"], **halo)
+        axes.plot(line["length"], scale * line["value"], zorder=above, **look)
+        banded = line[has_band(line)]
+        if len(banded):
+            low, high = (scale * banded[side].astype(float) for side in ("low", "high"))
+            shade = {"alpha": min(0.16, 0.5 / len(styles)), "linewidth": 0, "zorder": 2}
+            axes.fill_between(banded["length"], low, high, color=look["color"], **shade)
     _draw_highlighted(axes, cells[cells["cell"].isin(list(highlighted))], styles, scale, highlighted)
-    return handles
 
 
-def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale: float, *, faint: bool) -> None:
-    """Draw the lines of single cells, thin, in one collection.
+def _draw_cells(axes: Axes, cells: pd.DataFrame, look: Mapping[str, Any], scale: float, *, faint: bool) -> None:
+    """Draw the lines of single cells, thin, in one collection; the more there are, the fainter.
 
     Args:
         axes: The axes.
         cells: Rows of one line's cells.
-        style: Style of the line, of which the colour counts.
+        look: Style of the line, of which colour and dashes count.
         scale: Factor from values to units of the y axis.
         faint: Whether they are fainter, because highlighted cells are drawn too.
     """
@@ -139,14 +156,17 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale
         cell_rows.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
         for _, cell_rows in cells.groupby("cell", sort=False)
     ]
-    thin = {"linewidths": drawing.line_width(0.5), "alpha": 0.22 if faint else 0.3, "zorder": 1}
-    axes.add_collection(LineCollection(each, colors=style["color"], **thin))
+    alpha = (0.7 if faint else 1.0) * min(0.35, max(0.06, 5 / len(each)))
+    thin = {"linewidths": drawing.line_width(0.5), "alpha": alpha, "zorder": 1, "linestyles": look["linestyle"]}
+    axes.add_collection(LineCollection(each, colors=look["color"], **thin))
 
 
 def _draw_highlighted(
-    axes: Axes, cells: pd.DataFrame, styles: Mapping[str, dict[str, Any]], scale: float, highlighted: Mapping[str, str]
+    axes: Axes, cells: pd.DataFrame, styles: LineStyles, scale: float, highlighted: Mapping[str, str]
 ) -> None:
     """Draw the lines of highlighted cells with a dark edge, and label their ends once the layout is final.
+
+    Cells with an empty label have none.
 
     Args:
         axes: The axes.
@@ -158,26 +178,73 @@ def _draw_highlighted(
     labels = []
     for cell, points in cells.groupby("cell", sort=False):
         curve = points.sort_values("length")
-        colour = styles[str(curve["line"].iloc[0])]["color"]
-        axes.plot(
-            curve["length"], scale * curve["value"], color="#000000", linewidth=drawing.line_width(1.5), zorder=3.4
+        colour = styles[str(curve["line"].iloc[0])].inks[str(curve["panel"].iloc[0])]
+        own = (
+            ((style.INK, 1.6, 3.4), (style.tint(colour, 0.35), 0.7, 3.5))
+            if highlighted[str(cell)]
+            else ((style.INK, 1.2, 3.4),)
         )
-        axes.plot(curve["length"], scale * curve["value"], color=colour, linewidth=drawing.line_width(0.9), zorder=3.5)
+        for ink, width, above in own:
+            line = {"color": ink, "linewidth": drawing.line_width(width), "zorder": above}
+            axes.plot(curve["length"], scale * curve["value"], **line)
         end = curve.iloc[-1]
-        axes.plot(end["length"], scale * end["value"], marker=".", color="#000000", zorder=3.6)
-        labels.append((float(end["length"]), scale * float(end["value"]), highlighted[str(cell)]))
+        axes.plot(end["length"], scale * end["value"], marker=".", color=style.INK, zorder=3.6)
+        if label := highlighted[str(cell)]:
+            labels.append((float(end["length"]), scale * float(end["value"]), label))
     if labels:
         label_line_ends(axes, labels)
 
 
-def legend(handles: Mapping[str, Any], styles: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the legend handles of the drawn lines by label, in the order of `styles`.
+def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the legend handles of the levels of each axis that distinguishes lines, by label.
+
+    A level shows what its axis controls: the ink of a mixer or regularizer, dash and fill, or the marker. Handles are
+    dark grey where lines of several inks have the level.
 
     Args:
-        handles: Handles by label, of all panels.
         styles: Style by line, from `line_styles`.
+        more: Further (label, properties of a line) entries, whose widths are those of the style `paper`.
     """
-    return {style["label"]: handles[style["label"]] for style in styles.values() if style["label"] in handles}
+    handles: dict[str, Any] = {}
+    axes = list(dict.fromkeys(axis for line in styles.values() for axis, _ in line.levels))
+    several = len(axes) > 1 or (len(axes) == 1 and axes[0] == "attn_type")
+    for axis in axes:
+        levels = {level for line in styles.values() for name, level in line.levels if name == axis}
+        if len(levels) == 1 and axis != "attn_type" and len(axes) > 1:
+            continue
+        for line in styles.values():
+            level = dict(line.levels)[axis]
+            inks = {ink for other in styles.values() if (axis, level) in other.levels for ink in other.inks.values()}
+            sole = inks.pop() if len(inks) == 1 else style.INK
+            look = replace(line, inks={"": sole}).line("")
+            used_dashes = {other.dash for other in styles.values() if (axis, level) in other.levels}
+            used_marks = {other.marker for other in styles.values() if (axis, level) in other.levels}
+            if several and len(used_dashes) > 1:
+                look |= {"linestyle": "none"} if len(used_marks) == 1 and axis != "attn_type" else {"linestyle": "-"}
+                look |= {"markerfacecolor": look["color"]}
+            if several and len(used_marks) > 1:
+                # a circle carries the fill where the marker is another axis'
+                look |= {"marker": "none"} if axis == "attn_type" else {"marker": style.MARKERS[0]}
+            handles.setdefault(_legend_label(level, axis, levels), drawing.key(**look))
+    return handles | {label: drawing.key(**_scaled(properties)) for label, properties in more}
+
+
+def _scaled(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return properties of a line whose width in the style `paper` became that of the present style."""
+    widths = {name: drawing.line_width(properties[name]) for name in ("linewidth", "markersize") if name in properties}
+    return {**properties, **widths}
+
+
+def _legend_label(level: str, axis: str, among: Collection[str]) -> str:
+    """Return the label of a level; a memory is named ("KDA") if the axis has levels other than on and off.
+
+    Args:
+        level: The level.
+        axis: Its axis.
+        among: All levels of the axis.
+    """
+    several = axis == "memory" and not set(among) <= {"on", "off"}
+    return drawing.memory_label(level) if several else drawing.level_label(level, axis)
 
 
 def named_cells(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
@@ -204,64 +271,26 @@ def _write_line_ends(axes: Axes, labels: Iterable[tuple[float, float, str]]) -> 
         note.set_position((2, min(costs, key=costs.__getitem__)))
 
 
-def mark_training_length(axes: Axes, trained: int | None, *, with_label: bool) -> None:
-    """Draw a vertical line at the training length in tokens, with a label at its top if `with_label`.
-
-    None draws nothing.
-    """
-    if trained is None:
-        return
-    axes.axvline(trained, color=drawing.GREY, linewidth=drawing.line_width(0.8), linestyle=(0, (1, 1)), zorder=0.9)
-    if with_label:
-        style: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
-        drawing.note(axes, f"trained at {format_length(trained)}", (trained, 1), (2, -1), **style)
+def mark_training_length(axes: Axes, trained: int | None) -> None:
+    """Draw a dotted vertical line at the training length in tokens, which `training_key` explains; None draws none."""
+    if trained is not None:
+        axes.axvline(trained, **_scaled(TRAINED_LINE), zorder=0.9)
 
 
-def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
-    """Draw a dotted horizontal line in each of these axes, and one label where it hides the fewest points.
+def training_key(trained: int | None) -> list[tuple[str, dict[str, Any]]]:
+    """Return the legend entry of the training length as a list; empty for None."""
+    return [] if trained is None else [(f"training length ({format_length(trained)})", TRAINED_LINE)]
 
-    The label is written once the layout is final. It is left out where it would hide a mean or another label
-    everywhere, so the notes must explain the line too.
+
+def mark_baseline(group: Sequence[Axes], level: float) -> None:
+    """Draw a dashed and dotted horizontal line in each of these axes, which a legend entry of BASELINE explains.
 
     Args:
-        group: The axes, all of one figure; at least one.
+        group: The axes.
         level: Height of the line in data.
-        text: The label.
     """
     for axes in group:
-        axes.axhline(level, color="#000000", linestyle=(0, (1, 1.2)), linewidth=drawing.line_width(0.9), zorder=2.5)
-    drawing.after_layout(group[0].figure, lambda: _write_baseline_label(group, level, text))  # type: ignore[arg-type]
-
-
-def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> None:
-    """Write the label of a baseline into the axes and at the position where it hides the least.
-
-    The layout must be final. Tried are both ends of the line, above and below it, in all axes. The label is removed
-    again if it would hide a mean or another label, or leave the axes.
-
-    Args:
-        group: The axes that show the baseline.
-        level: Height of the baseline in data.
-        text: The label.
-    """
-    renderer = group[0].figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    best: tuple[float, Any] | None = None
-    for axes in group:
-        for x_share, side in ((0.98, "right"), (0.02, "left")):
-            for way, upright in ((1.5, "bottom"), (-1.5, "top")):
-                among = ("axes fraction", "data")
-                note = drawing.note(
-                    axes, text, (x_share, level), (0, way), xycoords=among, ha=side, va=upright, **OVER_LINES
-                )
-                cost = _covering_cost(axes, note, renderer)
-                if best is None or cost < best[0]:
-                    if best is not None:
-                        best[1].remove()
-                    best = (cost, note)
-                else:
-                    note.remove()
-    if best is not None and _covering_cost(best[1].axes, best[1], renderer, MEAN_ZORDER) > 0:
-        best[1].remove()
+        axes.axhline(level, **_scaled(BASELINE), zorder=2.5)
 
 
 def _covering_cost(axes: Axes, note: Any, renderer: Any, above: float = 0) -> float:

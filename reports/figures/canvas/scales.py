@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...number_format import format_count
+from ...number_format import format_count, format_length
 from . import drawing
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ ROOM = 0.05
 """Share of its length by which an axis is extended at both ends."""
 WIDE = 8.0
 """Ratio of the highest to the lowest number from which on an axis of positive numbers is logarithmic."""
-LARGE = 1e4
+LARGE, MILLION = 1e4, 1e6
 LONGEST = 12  # characters of a level's label on an axis
 DECADES = (12, 6, 4, 3, 2)
 """Powers of ten between two ticks of a logarithmic axis, the widest steps first; then come MULTIPLES of each
@@ -118,13 +118,16 @@ def scale_for_values(numbers: Sequence[float]) -> Scale:
 
 
 def tick_label(tick: float) -> str:
-    """Return the label of a number on an axis, such as 0.003, 16384 or 20K, with a typographic minus sign.
+    """Return the label of a number on an axis, such as 0.003, 20K, 65.5M or 16K (16384), with a typographic minus sign.
 
-    Numbers from 10,000 on are abbreviated, in powers of 1000 (not 1024), if three digits give them exactly.
+    Powers of two from 1024 on are abbreviated in powers of 1024. Other numbers from 10,000 on are in powers of 1000, if
+    three digits give them exactly or from a million on.
     """
-    size = abs(tick)
-    short = size >= LARGE and float(f"{size:.3g}") == size
+    size = float(abs(tick))
+    short = size >= LARGE and (float(f"{size:.3g}") == size or size >= MILLION)
     text = format_count(size) if short else f"{size:.0f}" if size >= 1 and size.is_integer() else f"{size:g}"
+    if size >= 1 << 10 and size.is_integer() and int(size).bit_count() == 1:
+        text = format_length(int(size))
     return f"−{text}" if tick < 0 else text
 
 

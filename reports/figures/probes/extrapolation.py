@@ -20,7 +20,7 @@ from ..canvas.base import (
 )
 from ..canvas.length_frames import (
     averaging_note,
-    bar_note,
+    band_note,
     fewer_cells_note,
     length_frame,
     length_label,
@@ -54,7 +54,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame, axes = assign_panels(data, frame)
     means = line_means(frame)
     notes = [
-        f"{averaging_note(data)}{bar_note(means)}The same targets at every length, in adjacent windows that "
+        f"{averaging_note(data)}{band_note(means)}The same targets at every length, in adjacent windows that "
         "each start from a zero state.",
         *fewer_cells_note(means),
     ]
@@ -83,7 +83,7 @@ def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw all lines in one panel, or a panel per mixer, with the training length marked in the last.
+    """Draw all lines in one panel, or a panel per mixer. The training length is marked.
 
     Cells are thin lines, means thick ones; highlighted cells of `look` are labelled. Values above the limits are
     arrows.
@@ -98,7 +98,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         Args:
             axes: The panel.
             panel_rows: Rows of its cells.
-            last: Whether it is the last panel, which gets the label of the training length.
+            last: Whether it is the last panel; no effect.
         """
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         if needs_log_axis(frame):
@@ -106,7 +106,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             # more ticks where the ends are less than a factor of thirty apart
             drawing.log_ticks(axes.yaxis, 8, (1, 2, 5) if high / low > 30 else (1, 2, 3, 5, 7))
         axes.set_ylim(low, high)
-        mark_training_length(axes, trained, with_label=last)
+        mark_training_length(axes, trained)
         mark_out_of_range(axes, panel_rows, 1)
 
-    return draw_panels(figure_data, look, frame, means, dress, (length_label(trained), "perplexity"))
+    return draw_panels(figure_data, look, frame, means, dress, (length_label(trained), "perplexity"), trained=trained)

@@ -43,7 +43,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = _with_line_groups(data, frame, axes)
     means = line_means(_with_pairs_as_length(frame))
     notes = [
-        f"{averaging_note(data, axes)}{bar_note(means, 'Bars', BAND)}Alone: random keys and values, "
+        f"{averaging_note(data, axes)}{bar_note(means, 'Bands', BAND)}Alone: random keys and values, "
         "written with the memory's average write strengths and decays on validation text; correct if the value nearest "
         "to the readout (by cosine) is the key's own. In context: pairs of tokens, then every key again; correct if the value is the most "
         "probable token.",

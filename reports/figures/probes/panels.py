@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pandas as pd
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, line_groups
-from ..canvas.line_drawing import draw_lines_with_means, legend, line_styles, named_cells
+from ..canvas.line_drawing import draw_lines_with_means, legend, line_styles, named_cells, training_key
 
 MAX_LINES_IN_SINGLE_PANEL = 8
 """Largest number of lines that share one panel."""
@@ -64,7 +63,7 @@ def out_of_range_note(frame: pd.DataFrame, high: float) -> list[str]:
 
 def draw_panels(
     figure_data: FigureData, look: FigureOptions, frame: pd.DataFrame, means: pd.DataFrame, format_panel: FormatPanel, labels: tuple[str, str], *,
-    scale: float = 1, banded: bool = False,
+    scale: float = 1, trained: int | None = None,
 ) -> Figure:  # fmt: skip
     """Draw a panel per value of `panel`: cells thin, means of lines thick, highlighted cells labelled.
 
@@ -78,7 +77,7 @@ def draw_panels(
         format_panel: Sets scales and marks of a panel, after its lines are drawn.
         labels: Labels below and at the left.
         scale: Factor from values to units of the y axis.
-        banded: Whether intervals are bands rather than bars.
+        trained: Training length in tokens, for the legend; None: no panel marks it.
     """
     names = list(dict.fromkeys(frame["panel"]))
     is_single = len(names) == 1
@@ -91,10 +90,9 @@ def draw_panels(
     )
     styles = line_styles(frame, figure_data.draw_options["axes"])
     highlighted = named_cells(figure_data, look)
-    handles: dict[str, Any] = {}
     for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
-        handles |= draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted, banded=banded)
+        draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted)
         format_panel(axes, panel_rows, name == names[-1])
     drawing.outer_labels(figure, *labels)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))

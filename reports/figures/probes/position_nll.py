@@ -22,7 +22,7 @@ from ..canvas.base import (
 )
 from ..canvas.length_frames import (
     averaging_note,
-    bar_note,
+    band_note,
     configuration_of,
     in_grid_order,
     line_means,
@@ -57,7 +57,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame, axes = assign_panels(data, frame)
     means = complete_line_means(frame)
     notes = [
-        f"{averaging_note(data)}{bar_note(means, 'Band', BAND)}Full attention, a single pass over each "
+        f"{averaging_note(data)}{band_note(means, BAND)}Full attention, a single pass over each "
         f"document. Beyond {POINTS_PER_OCTAVE} points per octave, a point is the mean over neighbouring "
         "tokens."
     ]
@@ -135,7 +135,7 @@ def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw all lines in one panel, or a panel per mixer, with the training length marked in the last.
+    """Draw all lines in one panel, or a panel per mixer. The training length is marked.
 
     Intervals are bands. Highlighted cells of `look` are labelled, and values above the limits are arrows.
     """
@@ -148,16 +148,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         Args:
             axes: The panel.
             panel_rows: Rows of its cells.
-            last: Whether it is the last panel, which gets the label of the training length.
+            last: Whether it is the last panel; no effect.
         """
         drawing.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
         axes.set_ylim(*y_limits(frame, means))
-        mark_training_length(axes, trained, with_label=last)
+        mark_training_length(axes, trained)
         mark_out_of_range(axes, panel_rows, 1)
 
-    x_label = "position in the document, tokens" + (", × training length" if trained else "")
-    return draw_panels(figure_data, look, frame, means, dress, (x_label, "loss, nats per token"), banded=True)
+    x_label = "position in the document (" + ("× training length; tokens)" if trained else "tokens)")
+    return draw_panels(figure_data, look, frame, means, dress, (x_label, "loss (nats per token)"), trained=trained)
 
 
 def _ticks(frame: pd.DataFrame) -> list[int]:

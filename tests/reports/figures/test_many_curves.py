@@ -171,7 +171,7 @@ def test_mean_curve_interpolates_between_points(empty: Store, make: Any) -> None
     means = loss_figure.mean_curves(make_figure("loss", empty, "s").frame, "val_loss")
     mean_by_tokens = {row["tokens"]: (row["value"], row["cells"]) for row in means.to_dict("records")}
     # at 50 tokens the first is at 6; the second ends there
-    assert mean_by_tokens == {0: (8.0, 2), 50: (pytest.approx(4.0), 2), 100: (4.0, 1)}
+    assert mean_by_tokens == {0: (8.0, 2), 50: (pytest.approx(4.0), 2)}
 
 
 def test_training_loss_is_drawn_without_validation(empty: Store, make: Any) -> None:
@@ -201,7 +201,7 @@ def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
         assert mean_by_step[key]["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
     with drawing.settings():
         labels = [text.get_text() for text in drawn(figure_data).legends[0].get_texts()]
-    assert labels == ["with memory: 3.160", "no memory: 3.241"]
+    assert labels == ["with memory", "no memory"]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_compared_sweep_adds_points_with_time(empty: Store, make: Any) -> None:
     with drawing.settings():
         figure = drawn(figure_data)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["all cells: 4.000", "printed-atlas, no memory: 4.900", "printed-atlas, ATLAS: 5.500"]
+    assert labels == ["all cells", "printed-atlas, no memory", "printed-atlas, ATLAS", "other panels' cells"]
     assert figure.axes[0].get_xlabel() == "hours of training"
     with pytest.raises(ReportError, match="has no stored training curve"):
         make_figure("loss", empty, "s", options={"compare": "printed-atlas"})

@@ -22,7 +22,7 @@ from swept import AXIS, LAYERS, RATES, loss
 
 def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
     figure_data = make_figure("response", rates)
-    assert figure_data.title == f"Response to {AXIS}, sweep rates, revision 1"
+    assert figure_data.title == "Response to Muon learning rate"
     assert set(figure_data.frame["axis"]) == {AXIS}, "it has the most levels"
     assert set(figure_data.frame["length"]) == set(RATES)
     assert figure_data.notes == (

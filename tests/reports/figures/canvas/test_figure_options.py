@@ -56,9 +56,7 @@ class TestWidth:
     def test_units(self, text: str, mm: float) -> None:
         assert millimetres(text) == pytest.approx(mm, abs=1e-3)
 
-    @pytest.mark.parametrize(
-        "text", ["89", "mm", "-89mm", "nan mm", "1e3mm", "8,9cm", "89px", "", "9" * 99 + "in", "3mm"]
-    )
+    @pytest.mark.parametrize("text", ["mm", "-89mm", "nan mm", "1e3mm", "8,9cm", "89px", "", "9" * 99 + "in", "3mm"])
     def test_invalid_width_is_refused_in_single_line(self, text: str) -> None:
         with pytest.raises(ReportError, match=r"^--width [^\n]*$"):
             millimetres(text)
@@ -124,7 +122,7 @@ class TestNames:
 
     def test_a_strangers_level_stands_as_it_is(self) -> None:
         assert drawing.level_label("my_mixer") == "my_mixer"
-        assert drawing.level_label("0.3", "train.lr") == "train.lr 0.3"
+        assert drawing.level_label("0.3", "train.lr") == "lr 0.3"
         assert drawing.level_label("titans", "memory") == "memory titans"
 
     def test_diverging_map_ends_in_good_and_bad(self) -> None:
@@ -242,7 +240,7 @@ class TestTrace:
         )
         result = report(*arguments, "--out", "x.svg")
         assert result.exit_code == 0
-        assert result.stderr.startswith("caption: Loss over context length, sweep all, revision 1. ")
+        assert result.stderr.startswith("caption: Loss over context length. ")
         assert check_file("x.svg", every) == []
         changed = Path("x.svg").read_text().replace('"width_mm":183.0', '"width_mm":89.0')
         Path("y.svg").write_text(changed)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.labels import separate, separate_within
-from atma_sweep.reports.figures.canvas.line_drawing import MEAN_ZORDER, label_line_ends, mark_baseline
+from atma_sweep.reports.figures.canvas.line_drawing import label_line_ends
 from scipy.optimize import minimize
 
 
@@ -51,19 +51,3 @@ def test_line_end_label_hides_no_line() -> None:
         points = line.get_path().interpolated(50).transformed(line.get_transform()).vertices
         assert box.count_contains(points) == 0
     assert axes.get_window_extent().y1 >= box.y1
-
-
-@pytest.mark.parametrize("gap", [0.0, 60.0])
-def test_baseline_label_hides_no_mean(gap: float) -> None:
-    """Means of which one lies wherever the words could stand: none are written. Thin lines of single cells may be written over."""
-    figure = drawing.page(2.0, 3.0)
-    axes = figure.add_subplot()
-    axes.set_ylim(-5, 130)
-    x = np.linspace(0, 5, 6)
-    for height in (6, 12, 18):
-        axes.plot(x, np.full(6, height + gap), zorder=MEAN_ZORDER)
-        axes.plot(x, np.full(6, height + 2), zorder=1)
-    mark_baseline([axes], 12.8, "constant digit\n12.8 %")
-    drawing.finalize_layout(figure)
-    assert len(axes.texts) == (gap > 0)
-    assert len(axes.lines) == 7, "the level itself is drawn either way"
