@@ -29,19 +29,6 @@ from ...render.style import NEUTRAL as NEUTRAL
 from ...render.style import axis_label as axis_label
 from ...render.style import level_label as level_label
 from ...render.style import memory_label as memory_label
-from ...render.style import BAD as BAD
-from ...render.style import DASHES, GRID, MAX_TICKS, SERIES_INKS
-from ...render.style import FAINT as FAINT
-from ...render.style import GOOD as GOOD
-from ...render.style import GREY as GREY
-from ...render.style import HATCHES as HATCHES
-from ...render.style import HEAT_MAP as HEAT_MAP
-from ...render.style import MARKERS as MARKERS
-from ...render.style import MISSING as MISSING
-from ...render.style import NEUTRAL as NEUTRAL
-from ...render.style import axis_label as axis_label
-from ...render.style import level_label as level_label
-from ...render.style import memory_label as memory_label
 from .figure_options import STYLE_PRESETS, FigureOptions
 
 if TYPE_CHECKING:
@@ -198,29 +185,6 @@ def marker_style(first: int, second: int = 0) -> dict[str, Any]:
         "color": colour,
         "linestyle": DASHES[(second + first // len(SERIES_INKS)) % len(DASHES)],
         "marker": MARKERS[(first + first // len(SERIES_INKS)) % len(MARKERS)],
-        "markerfacecolor": "white" if second % 2 else colour,
-        "markeredgecolor": colour,
-    }
-
-
-def line_style(first: int, second: int, seconds: int) -> dict[str, Any]:
-    """Return the style of a line that two axes distinguish, as keyword arguments of matplotlib.
-
-    Keys: color, linestyle, marker, markerfacecolor, markeredgecolor.
-
-    Colour, marker and dashes are unique while there are enough. Markers are hollow for odd `second`.
-
-    Args:
-        first: Index of the level of the first axis.
-        second: Index of the level of the second axis.
-        seconds: Number of levels of the second axis.
-    """
-    index = first * seconds + second
-    colour = SERIES_INKS[index % len(SERIES_INKS)]
-    return {
-        "color": colour,
-        "linestyle": DASHES[index % len(DASHES)],
-        "marker": MARKERS[index % len(MARKERS)],
         "markerfacecolor": "white" if second % 2 else colour,
         "markeredgecolor": colour,
     }

@@ -16,7 +16,6 @@ from typing import Any
 
 from ....results.console.text import choices_hint, did_you_mean
 from ....results.store.records import AXES
-from ...render.style import PORTABLE_FONTS, SANS_FONTS
 from ...render.style import PORTABLE_FONTS, PRINT_SIZES, SANS_FONTS, print_size
 from ...sweep_data import ReportError, SweepData
 
