@@ -138,8 +138,8 @@ def report(**options: Any) -> None:
 
     The numbers of the paper are built in as sweeps printed-v1, printed-v2 and printed-v2-open-weight, and those of
     related papers as printed-tra, printed-wall and printed-atlas: for this command, dashboard, show, status and export.
-    Also built in are the sweeps replication, replication-pilot, replication-rates, replication-longer and
-    replication-retrieval, which this project ran.
+    Also built in are the sweeps replication, replication-pilot, replication-rates, replication-longer,
+    replication-retrieval and headline-370m, which this project ran.
 
     Exit code 1: --check found a file that differs from the database.
 

@@ -13,7 +13,10 @@ PUBLISHED_PREFIX = "printed-"
 """Prefix of the names of published sweeps, reserved for them."""
 PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas")
 """Sweeps with the paper's numbers, then those of rival papers; every reading command can show them."""
-SHIPPED = ("replication-pilot", "replication-rates", "replication", "replication-longer", "replication-retrieval")
+SHIPPED = (
+    "replication-pilot", "replication-rates", "replication", "replication-longer", "replication-retrieval",
+    "headline-370m",
+)  # fmt: skip
 """Sweeps that come with the program (results/shipped); a sweep of that name in a database has precedence."""
 SAFE_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,119}")
 """Names that are used as file names unchanged: every sweep's name, and the slug of nearly every cell."""

@@ -27,6 +27,8 @@ from reads import sweeps_read
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replication.md").read_text()
+HEADLINE = "headline-370m"
+HEADLINE_PAGE = (ROOT / "docs" / f"{HEADLINE}.md").read_text()
 TEXT = "76939ae0d6f985eb48af0c2ca98935d11b250c67a9aa3a28fa44d9e2c35c4af5"
 CONCLUSIONS = {1: [(0, +1)], 2: [(2, -1)], 3: [(4, -1), (6, +1)], 4: [(8, -1)], 5: [(10, -1)]}
 """By the page's number: which contrasts under `intended` (each next one is that under `published`), and the sign that it claims."""
@@ -38,7 +40,7 @@ def data(sweep: str) -> SweepData:
     return load_sweep_data(shipped.shipped_store(sweep), sweep)
 
 
-@pytest.mark.parametrize("sweep", SHIPPED)
+@pytest.mark.parametrize("sweep", [sweep for sweep in SHIPPED if sweep != HEADLINE])
 def test_shipped_bundle_is_small_and_complete(sweep: str) -> None:
     assert shipped.bundle_path(sweep).stat().st_size < 3e6
     sweep_data = data(sweep)
@@ -77,11 +79,11 @@ def test_ones_own_sweep_goes_before(tmp_path: Path) -> None:
         store_with_builtin(store, "replication-piloted")
 
 
-def checked(folder: Path, command_line: Command, files: Sequence[str]) -> str:
-    """Return the output of --check for copies of these files of the page; it must report no difference."""
+def checked(folder: Path, command_line: Command, files: Sequence[str], source: str = "replication") -> str:
+    """Return the output of --check for copies of these files below docs; it must report no difference."""
     folder.mkdir()
     for name in files:
-        shutil.copy(ROOT / "docs" / "replication" / name, folder)
+        shutil.copy(ROOT / "docs" / source / name, folder)
     code, out, err = command_line("report", "--check", str(folder))
     assert code == 0, out + err
     assert out.count("matches the database") == len(files)
@@ -109,7 +111,8 @@ def test_tables_and_figures_of_the_page_match_the_numbers(
     names = [path.name for path in (ROOT / "docs" / "replication").iterdir()]
     checked(tmp_path / "all", command_line, names)
     assert len(names) >= 29
-    assert sorted(map(str, read)) == sorted(SHIPPED), "a sweep is read once, however many files are made of it"
+    assert {HEADLINE, *map(str, read)} == set(SHIPPED), "every other sweep"
+    assert len(read) == len(SHIPPED) - 1, "a sweep is read once, however many files are made of it"
 
 
 def test_tokens_are_what_the_pilot_decides_by_the_rule() -> None:
@@ -419,3 +422,71 @@ def test_the_page_says_what_would_decide_what_is_undecided() -> None:
         size, seeds, tests = map(int, call[1:])
         # 250 sweeps have a standard deviation of 3 points at most
         assert 100 * names["again"](*parts, size, seeds, tests, sweeps=250) == pytest.approx(int(share), abs=11)
+
+
+# --- the headline comparison --------------------------------------------------------------------------------------
+
+HEADLINE_CELLS = [(mixer, memory) for mixer in ("polar", "nope") for memory in ("off", "on")]
+FIRST_STAGE = "249036800"
+HEADLINE_TEXT = "bfa14d6030fbabed34f5e78a67be3056f3dcc42759c82318789e44ae521ea64d"
+
+
+def headline_number(mixer: str, memory: str, probe: str, metric: str, length: int = 0) -> float:
+    cells = {"attn_type": mixer, "memory": memory, "train.tokens": FIRST_STAGE}
+    (number,) = numbers_of(HEADLINE, cells, probe, metric, length)
+    return number
+
+
+def headline_rows(header: str) -> list[list[str]]:
+    """Return the four rows below the page's table with this header, each without the cell's name."""
+    lines = HEADLINE_PAGE.split(header)[1].splitlines()[2:6]
+    rows = [[field.strip() for field in line.strip("|").split("|")] for line in lines]
+    assert [row[0] for row in rows] == ["polar", "polar + memory", "nope", "nope + memory"]
+    return [row[1:] for row in rows]
+
+
+def test_headline_bundle_is_the_first_stage_of_its_grid() -> None:
+    assert shipped.bundle_path(HEADLINE).stat().st_size < 3e6
+    bundle = data(HEADLINE)
+    (fingerprint,) = re.findall(r"Fingerprint\s+`([0-9a-f]+)`", HEADLINE_PAGE)
+    assert HEADLINE_TEXT.startswith(fingerprint)
+    assert {cell.cell_id for cell in bundle.cells} == {
+        cell.id for cell in load_grid(HEADLINE).expand(lambda data: HEADLINE_TEXT)
+    }
+    done = {(cell_level(cell, "train.tokens"), bundle.standing(cell)) for cell in bundle.cells}
+    assert done == {(FIRST_STAGE, "done"), ("996147200", "new")}
+
+
+def test_headline_page_prints_the_losses_of_its_bundle() -> None:
+    columns = (
+        ("val", "val_loss", 0),
+        *((probe, "nats", length) for probe in ("clean", "junk") for length in (2048, 65536)),
+    )
+    for (mixer, memory), row in zip(HEADLINE_CELLS, headline_rows("| cell | val | clean 2K |"), strict=True):
+        shown = [float(re.sub("[s,% ]", "", field)) for field in row]
+        exact = [headline_number(mixer, memory, *column) for column in columns]
+        assert shown[:5] == pytest.approx(exact, abs=5.1e-4)
+        names = ("train_seconds", "tokens_per_s", "mfu_paper")
+        seconds, rate, mfu = (headline_number(mixer, memory, "throughput", name) for name in names)
+        assert shown[5:] == [round(seconds), round(rate), pytest.approx(100 * mfu, abs=0.051)]
+
+
+def test_headline_page_prints_the_needles_of_its_bundle() -> None:
+    lengths = [2048 << step for step in range(6)]
+    for (mixer, memory), row in zip(HEADLINE_CELLS, headline_rows("| cell | 2K | 4K |"), strict=True):
+        for length, field in zip(lengths, row, strict=True):
+            share, low, high = map(float, re.findall(r"[\d.]+", field))
+            exact = headline_number(mixer, memory, "needle", "digit_accuracy", length)
+            assert share == pytest.approx(100 * exact, abs=0.051)
+            # Wilson's interval of that share in 80 trials, by its formula
+            z, n = 1.959964, 80
+            middle, half = exact + z * z / (2 * n), z * (exact * (1 - exact) / n + z * z / (4 * n * n)) ** 0.5
+            bounds = [100 * (middle + sign * half) / (1 + z * z / n) for sign in (-1, 1)]
+            assert [low, high] == pytest.approx(bounds, abs=0.51)
+
+
+@pytest.mark.thorough
+def test_headline_figures_match_the_bundle(tmp_path: Path, command_line: Command) -> None:
+    names = sorted(path.name for path in (ROOT / "docs" / "images").glob("headline-*.svg"))
+    assert len(names) == 4
+    checked(tmp_path / "figures", command_line, names, "images")

@@ -13,6 +13,7 @@ from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
 from atma_sweep.sweep.executors.source_snapshot import (
     PACKAGE,
+    SNAPSHOT_PARTS,
     find_snapshot,
     fingerprint,
     take_snapshot,
@@ -28,6 +29,13 @@ from ...testing.bench import Bench
 def package(tmp_path: Path) -> Path:
     """Copy of the package that a test may edit."""
     return tmp_path / "code" / "source" / take_snapshot(tmp_path / "code") / "atma_sweep"
+
+
+def test_snapshot_holds_every_module_beside_the_packages(package: Path) -> None:
+    """An editable installation would hide a module that a snapshot lacks: attempts would import it from the checkout."""
+    modules = {path.name for path in PACKAGE.glob("*.py")} - {"__main__.py"}
+    assert modules <= set(SNAPSHOT_PARTS)
+    assert {path.name for path in package.glob("*.py")} == modules >= {"__init__.py", "cli.py", "renamed.py"}
 
 
 def test_fingerprint_covers_names_and_contents(package: Path) -> None:
