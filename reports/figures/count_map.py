@@ -162,7 +162,7 @@ def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
     m = np.geomspace(1, MAX_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1
-    line = {"color": drawing.FAINT, "linestyle": drawing.DASHES[1], "zorder": 2}
+    line: dict[str, Any] = {"color": drawing.FAINT, "linestyle": drawing.DASHES[1], "zorder": 2}
     axes.plot(np.log1p(m[inside]), heights[inside], **line, label=f"_guide {label}")
     style: dict[str, Any] = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
     drawing.note(axes, label, (math.log1p(m[inside][-1]), 1.0), (0, 2), **style)

@@ -213,7 +213,7 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
         visible = y <= high
-        band = {"color": drawing.FAINT, "alpha": 0.6, "linewidth": drawing.line_width(4), "zorder": 1}
+        band: dict[str, Any] = {"color": drawing.FAINT, "alpha": 0.6, "linewidth": drawing.line_width(4), "zorder": 1}
         axes.plot(x[visible], y[visible], **band, label=f"_guide {label}")
         # the label of the steeper line is above its end, that of the other below its middle
         steep = power == max(GUIDES.values())

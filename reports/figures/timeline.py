@@ -158,8 +158,8 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
         bars: Rows of attempts with y (lane), left and width in units of the axis.
     """
     for state, part in bars.groupby("state", sort=False):
-        style = _bar_style(str(state)) | ({"linewidth": 0, "hatch": ""} if len(bars) >= CROWD else {})
-        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **style)
+        fill = _bar_style(str(state)) | ({"linewidth": 0, "hatch": ""} if len(bars) >= CROWD else {})
+        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **fill)
     bad = bars[bars["state"].isin(BAD_STATES)]
     if len(bad):
         style: dict[str, Any] = {

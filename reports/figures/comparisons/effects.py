@@ -119,7 +119,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         n for n in range(1, len(measures) + 1) if n >= fitting or -(-len(measures) // n) == -(-len(measures) // fitting)
     )
     bottom = max(row.y for row in rows) + 0.7
-    figure.set_figheight((forest.ROW * bottom + 0.95) * drawing.current_options().scale)
+    figure.set_figheight((forest.ROW * bottom + 1.25) * drawing.current_options().scale)
     grid = drawing.panel_column(figure, len(measures), narrow=columns, wide=columns, sharey=True)
     each = (width - labels) / columns - 0.12
     for axes, measure in zip(grid, measures, strict=True):
