@@ -178,12 +178,12 @@ def test_training_loss_is_drawn_without_validation(empty: Store, make: Any) -> N
     cell, _ = make
     curves(empty, "s", [cell(0)], {cell(0).id: {1: 9.0, 2: 8.0}}, train=True)
     figure_data = make_figure("loss", empty, "s")
-    assert figure_data.notes == (
+    assert figure_data.notes[:2] == (
         "No validation loss is stored.",
-        "Lines: training loss, not smoothed (too few points).",
+        "Lines: training loss (n = 2 points per curve), not smoothed.",
     )
     with drawing.settings():
-        assert drawn(figure_data).get_supylabel() == "training loss, smoothed, nats per token"
+        assert drawn(figure_data).get_supylabel() == "training loss (nats per token)"
 
 
 def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
@@ -283,8 +283,11 @@ def test_mean_over_time_ends_with_first_cell(empty: Store, make: Any) -> None:
         5: (4.0, 2),
     }
     with drawing.settings():
-        axes = drawn(figure_data).axes
-    assert {panel.get_xlabel() for panel in axes} == {"seconds of training"}
+        figure = drawn(figure_data)
+    assert figure.get_supxlabel() == "training time (seconds)"
+    (mark,) = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+    # the mean of the cells' last times and losses, as no mean line could rank cells that end at different times
+    assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([7.5], [3.0])
     assert any("without interruptions" in note for note in figure_data.notes)
     plainly = make_figure("loss", empty, "s")
     assert (plainly.frame.to_csv(), "options" in plainly.trace) == (figure_data.frame.to_csv(), False)
@@ -302,7 +305,7 @@ def test_compared_sweep_adds_points_with_time(empty: Store, make: Any) -> None:
         figure = drawn(figure_data)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["all cells", "printed-atlas, no memory", "printed-atlas, ATLAS", "other panels' cells"]
-    assert figure.axes[0].get_xlabel() == "hours of training"
+    assert figure.get_supxlabel() == "training time (hours)"
     with pytest.raises(ReportError, match="has no stored training curve"):
         make_figure("loss", empty, "s", options={"compare": "printed-atlas"})
     compared_figure = make_figure("loss", empty, "s", options={"compare": "printed-v2"})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
+from atma_sweep.reports.figures.canvas.length_frames import line_means
 from atma_sweep.reports.figures.canvas.scales import Scale, round_numbers, scale_for_values
 from atma_sweep.reports.figures.response import level_as_number
 from atma_sweep.reports.sweep_data import ReportError
@@ -26,12 +27,16 @@ def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
     assert set(figure_data.frame["axis"]) == {AXIS}, "it has the most levels"
     assert set(figure_data.frame["length"]) == set(RATES)
     assert figure_data.notes == (
-        "Lines: means over model.n_layers, seed; dots: single cells. Band: 95% t intervals across "
-        "configurations (seeds averaged).",
-        "Other numeric axes (--by): model.n_layers.",
+        "Lines: means over layers, seed; dots: single cells. No band over fewer than three configurations or seeds.",
+        "Other numeric axes: layers.",
+        "Sweep rates, revision 1.",
     )
     axes = figure_of(figure_data).axes[0]
-    lines = {line.get_label(): line for line in axes.lines if line.get_linestyle() != "None"}
+    lines = {
+        line.get_label(): line
+        for line in axes.lines
+        if line.get_linestyle() != "None" and line.get_color() != "#ffffff"
+    }
     drawn_ones = sorted(tuple(line.get_ydata()) for line in lines.values())
     expected, ends = [], []
     for kind in ("polar", "nope"):
@@ -45,9 +50,11 @@ def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
         ]
     for drawn_line, wanted in zip(drawn_ones, sorted(expected), strict=True):
         assert drawn_line == pytest.approx(wanted)
-    corners = [y for band in axes.collections for path in band.get_paths() for y in path.vertices[:, 1]]
+    # over two configurations a t interval is 13 standard errors wide, so it is computed and not drawn
+    bounds = line_means(figure_data.frame)[["low", "high"]].to_numpy().ravel()
     for end in ends:
-        assert min(abs(end - corner) for corner in corners) < 1e-9
+        assert min(abs(end - bound) for bound in bounds) < 1e-9
+    assert len(axes.collections) == 0
     # on a logarithmic axis, since the levels are even in their ratio
     assert axes.get_xscale() == "log"
 
