@@ -4,7 +4,7 @@
 // that effects and curves are fetched too. Nothing of the reader's place is lost: tab, filters, picked cells, order, scroll.
 
 function buildTabs() {
-  const tabs = tabsNow().map((name) =>
+  const tabs = currentTabs().map((name) =>
     make("button", {
       type: "button",
       role: "tab",
@@ -18,7 +18,7 @@ function buildTabs() {
 }
 
 function moveTab(event) {
-  const names = tabsNow();
+  const names = currentTabs();
   const place = names.indexOf(view.tab);
   const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: names.length - 1 }[event.key];
   if (to === undefined) return;
@@ -28,14 +28,13 @@ function moveTab(event) {
 }
 
 function drawTabs() {
-  for (const name of tabsNow()) {
+  for (const name of currentTabs()) {
     const chosen = name === view.tab;
     byId(`tab-${name}`).setAttribute("aria-selected", chosen);
     byId(`tab-${name}`).tabIndex = chosen ? 0 : -1;
     byId(`panel-${name}`).hidden = !chosen;
   }
   byId("tab-curves").textContent = view.picked.length ? `Curves (${view.picked.length})` : "Curves";
-  byId("page").classList.toggle("whole", !FILTERED.includes(view.tab));
 }
 
 function drawPicked() {
@@ -47,7 +46,7 @@ function drawPicked() {
       "aria-label": `Remove ${slug}`,
       on: { click: () => pick([cell], false) },
     });
-    return make("span", { class: "chip" }, swatch(cell), make("span", { text: slug, title: slug }), remove);
+    return make("span", { class: "chip" }, swatch(cell), make("span", { text: slug, title: cellName(cell) }), remove);
   });
   const clear = make("button", { type: "button", text: "Clear", on: { click: () => change({ picked: [] }) } });
   const look =
@@ -69,9 +68,10 @@ const DRAW = {
   curves: drawCurves,
   effects: drawEffects,
   beside: drawBeside,
+  figures: drawFigures,
+  failures: drawFailures,
   provenance: drawProvenance,
 };
-const FILTERED = ["cells", "provenance"]; // tabs that search and filters are about
 
 function draw() {
   if (!data.tables[view.seeds]) view.seeds = "mean";
@@ -81,7 +81,8 @@ function draw() {
   drawPicked();
   drawFilters();
   syncRadios();
-  tellMatches(`${cellCount(matching())} of ${data.cells.length} cells match`);
+  byId("matches").textContent = `${matchingCells().size} of ${data.cells.length} cells match`;
+  byId("unfilter").hidden = !isFiltering();
   Promise.resolve(DRAW[view.tab]?.()).catch((error) => trouble(`This part cannot be shown: ${error.message}`));
 }
 
@@ -89,10 +90,6 @@ function buildHead() {
   byId("title").textContent = `${data.sweep}, revision ${data.revision}`;
   const origin = data.printed ? `Numbers printed in ${data.printed}` : `Launched ${data.launched}`;
   byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. ${origin}.`;
-  const careful = data.care.length + (data.answer.care ?? []).length;
-  byId("careful").textContent =
-    careful === 1 ? "1 caution" : `${careful} cautions`;
-  byId("careful").hidden = !careful;
   byId("footer").textContent =
     `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
 }
@@ -105,11 +102,6 @@ function stateCounts() {
 
 function listen() {
   byId("tabs").addEventListener("keydown", moveTab);
-  byId("careful").addEventListener("click", () => {
-    change({ tab: "answer" });
-    byId("care")?.scrollIntoView({ block: "start" });
-    byId("care")?.focus({ preventScroll: true });
-  });
   let typing = -Infinity;
   byId("search").addEventListener("input", (event) => {
     // one step back undoes a whole word typed without a pause
@@ -120,6 +112,10 @@ function listen() {
   byId("reset").addEventListener("click", () => {
     byId("search").value = "";
     change({ ...structuredClone(START), tab: view.tab, theme: view.theme });
+  });
+  byId("unfilter").addEventListener("click", () => {
+    byId("search").value = "";
+    change({ search: "", filters: {}, ranges: {} });
   });
   byId("copy").addEventListener("click", () =>
     navigator.clipboard.writeText(location.href).then(
@@ -146,7 +142,8 @@ function listen() {
 function take(core, answer) {
   data = core;
   data.answer = answer;
-  data.placeOf = new Map(data.cells.map((cell, index) => [cell.id, index]));
+  data.indexOf = new Map(data.cells.map((cell, index) => [cell.id, index]));
+  data.names = cellNames();
   data.prepared = Object.fromEntries(Object.entries(data.tables).map(([name, table]) => [name, prepared(table)]));
   Object.values(data.prepared).forEach(measureWidths);
 }
@@ -158,22 +155,21 @@ const BUILD = {
       d.sweep,
       d.revision,
       d.launched,
-      d.care.length + (d.answer.care ?? []).length,
       d.cells.map((cell) => cell.state),
     ],
   ],
-  tabs: [buildTabs, tabsNow],
-  answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0]],
+  tabs: [buildTabs, currentTabs],
+  answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0, d.sweep]],
   cells: [buildCells, (d) => Object.keys(d.tables)],
   notes: [buildNotes, (d) => d.notes],
   filters: [
     forgetFilters,
-    (d) => Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]),
+    (d) => [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), [...new Set(d.cells.map(({ state }) => state))], d.answer.best.measures.map(({ heading }) => heading)],
   ],
   curves: [buildCurves, (d) => d.charts],
   effects: [buildEffects, () => 0],
   beside: [buildBeside, (d) => Boolean(d.answer.beside)],
-  failures: [buildFailures, (d) => d.failures],
+  figures: [buildFigures, (d) => d.answer.overview.figures],
   provenance: [buildProvenance, (d) => [d.audit, d.origins, d.grid, d.launched]],
   metrics: [buildMetrics, (d) => d.keys],
 };
@@ -204,7 +200,7 @@ function refresh({ core, answer = data.answer }) {
   byId("trouble").hidden = true;
   Grid.all.forEach((grid) => grid.empty());
   take(core, answer);
-  view.picked = ids.map((id) => data.placeOf.get(id)).filter((cell) => cell !== undefined);
+  view.picked = ids.map((id) => data.indexOf.get(id)).filter((cell) => cell !== undefined);
   for (const cell of data.cells) if (before.get(cell.id) !== JSON.stringify(cell.curve)) curves.delete(cell.id);
   effects.forget();
   beside.forget();

@@ -1,0 +1,215 @@
+"""First screen of the page: the finding in one sentence, names and looks in plain words, and losses from the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...results.store.records import AXES
+from ..figures.canvas.base import axes_of_lines, line_groups
+from ..figures.canvas.drawing import axis_label, level_label
+from ..number_format import Column, format_length
+from ..result_columns import AXIS_HEADINGS
+from ..stats.effects.effects import varying_axes
+from ..sweep_data import SweepData
+from .curves import OVERVIEW_POINTS, CellCurves
+from .main_results import main_columns
+
+MEASURE_WORDS = {
+    "needle": "needle accuracy",
+    "val": "validation loss",
+    "clean": "loss on long documents",
+}
+"""Measures as a sentence names them, by probe; others by their heading."""
+MAX_STRATA = 6  # strata that the line below the finding lists
+
+
+def overview_block(data: SweepData, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON of the first screen that the other parts of the answer do not have.
+
+    Args:
+        data: The sweep.
+        answer: JSON of the main results, with best and forest.
+
+    Returns:
+        finding (`finding_json`); axes: name, words, levels (raw) and labels of every axis that varies; headings: words
+        and levels (labels by raw level) by heading of a column of levels; groups ([panel title, line]) and group (index
+        of each cell's group); lines (label by line); looks (dash and open by line); figures: of the gallery.
+    """
+    axes = varying_axes(data)
+    groups = line_groups(data)
+    keys = [(level_label(groups[c.cell_id]["panel"]), groups[c.cell_id]["line"]) for c in data.cells]
+    distinct = list(dict.fromkeys(keys))
+    index = {key: place for place, key in enumerate(distinct)}
+    return {
+        "finding": finding_json(data, main_columns(data), answer),
+        "axes": [_axis_json(data, axis) for axis in axes],
+        "headings": {
+            heading: {"words": _capitalized(axis_label(axis)), "levels": {level: _level_text(level, axis) for level in data.levels(axis)}}
+            for heading, axis in zip([*AXIS_HEADINGS, *data.extra_axes()], [*AXES, *data.extra_axes()], strict=True)
+        },
+        "groups": [list(key) for key in distinct],
+        "group": [index[key] for key in keys],
+        "lines": _line_labels(data, groups),
+        "looks": _line_looks(data, groups),
+        "hues": {},
+        "figures": [],
+    }  # fmt: skip
+
+
+def _capitalized(text: str) -> str:
+    return text if "." in text else f"{text[:1].upper()}{text[1:]}"
+
+
+def _level_text(level: str, axis: str) -> str:
+    """Return a level as it reads below the name of its axis: "PoLAR", "none", "on"."""
+    if axis == "reg_mode" and level == "baseline":
+        return "none"
+    return level_label(level, axis) if axis == "attn_type" else level
+
+
+def _axis_json(data: SweepData, axis: str) -> dict[str, Any]:
+    levels = list(data.levels(axis))
+    labels = [level_label(level, axis) for level in levels]
+    return {"name": axis, "words": axis_label(axis), "levels": levels, "labels": labels}
+
+
+def _line_labels(data: SweepData, groups: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the label of every line, such as "with memory, no window", by its text in the payload."""
+    axes = axes_of_lines(data)
+    labels = {}
+    for group in groups.values():
+        levels = (group["first"], group["second"])
+        parts = [level_label(level, axis) for axis, level in zip(axes, levels, strict=False)]
+        labels[group["line"]] = ", ".join(parts) or group["line"]
+    return labels
+
+
+def _line_looks(data: SweepData, groups: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return {"dash": index, "open": bool} by line: dashes show the first axis, open points the second.
+
+    A level that is off is dashed, and its points are open.
+    """
+    axes = axes_of_lines(data)
+    orders = [sorted(data.levels(axis), key=lambda level: level in ("off", "-")) for axis in axes]
+    looks = {}
+    for group in groups.values():
+        levels = (group["first"], group["second"])
+        first, second = [*(o.index(v) for o, v in zip(orders, levels, strict=False)), 0, 0][:2]
+        looks[group["line"]] = {"dash": first, "open": second > 0}
+    return looks
+
+
+# --- the finding ----------------------------------------------------------------------------------------------------
+
+
+def finding_json(data: SweepData, columns: Sequence[Column], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the finding: `text` (one sentence) and `more` (further sentences).
+
+    The sentence has the largest significant effect over the whole sweep, with its interval, on the first main measure
+    that has one; else the reason why there is none.
+
+    Args:
+        data: The sweep.
+        columns: The main measures, in the order of the measures of `answer`.
+        answer: JSON of the main results, with best and forest.
+    """
+    rows = [row for row in answer["forest"]["rows"] if not row["where"] and row["mean"] is not None]
+    significant = [row for row in rows if row["sure"]]
+    best = _best_text(answer["best"], columns)
+    if not significant:
+        if data.done == 0:
+            return {"text": f"No cell is done yet: 0 of {len(data.cells)}.", "more": best}
+        why = answer["forest"]["why"]
+        reason = why or "No effect over the whole sweep is significant after correction."
+        return {"text": reason, "more": best}
+    first = min(row["measure"] for row in significant)
+    top = max((row for row in significant if row["measure"] == first), key=lambda row: abs(row["mean"]))
+    text = _effect_sentence(top, columns[first])
+    if data.done < len(data.cells):
+        text = f"So far, with {data.done} of {len(data.cells)} cells: {text[:1].lower()}{text[1:]}"
+    same = ("measure", "axis", "level", "reference")
+    strata = [
+        row
+        for row in answer["forest"]["rows"]
+        if row["where"] and "," not in row["where"] and all(row[key] == top[key] for key in same)
+    ]
+    listed = ", ".join(f"{row['where']} {_minus(row['mean_text'])}" for row in strata[:MAX_STRATA])
+    unit = _unit(columns[first])
+    within = [f"It differs between strata: {listed} {unit}."] if top["mixed"] and strata else []
+    return {"text": text, "more": [*within, *best]}
+
+
+def _effect_sentence(row: Mapping[str, Any], column: Column) -> str:
+    """Return "Needle accuracy at 64K tokens is 23.4 points higher with memory than without memory (...)."."""
+    side = "higher" if row["mean"] > 0 else "lower"
+    low, high = sorted((row["low"], row["high"]), key=abs) if row["low"] is not None else (None, None)
+    decimals = 1 if column.percent else 3
+    spread = ""
+    if low is not None and high is not None:
+        sign = 1 if row["mean"] > 0 else -1
+        ends = [f"{sign * end:.{decimals}f}".replace("-", "\u2212") for end in (low, high)]
+        spread = f"95% interval {ends[0]} to {ends[1]}, "
+    amount = f"{abs(row['mean']):.{decimals}f} {_unit(column)}"
+    return (
+        f"{_capitalized(measure_words(column))} is {amount} {side} {_with(row['level'])} than {_with(row['reference'])} "
+        f"({spread}{row['pairs']} pairs): the largest significant effect."
+    )
+
+
+def measure_words(column: Column) -> str:
+    """Return a measure as a sentence names it, such as "needle accuracy at 64K tokens"."""
+    words = MEASURE_WORDS.get(column.probe)
+    if words is None:
+        return column.heading
+    return f"{words} at {format_length(column.length)} tokens" if column.length else words
+
+
+def _unit(column: Column) -> str:
+    return "points" if column.percent else column.unit.replace("nats/token", "nats per token")
+
+
+def _with(label: str) -> str:
+    """Return "with memory", "without memory" or "with PoLAR" for the label of a level."""
+    if label.startswith("with "):
+        return label
+    return f"without {label.removeprefix('no ')}" if label.startswith("no ") else f"with {label}"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\u2212")
+
+
+def _best_text(best: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
+    """Return at most one sentence, on the best configuration by the first main measure that has one."""
+    for measure, column in zip(best["measures"], columns, strict=True):
+        if measure["rows"]:
+            row = measure["rows"][0]
+            unit = " %" if column.percent else f" {_unit(column)}"
+            chance = f"; probability of being the best {row['chance']:.0%}" if row["chance"] is not None else ""
+            interval = f" (95% interval {row['interval']}{chance})" if row["interval"] else ""
+            return [f"Best by {measure_words(column)}: {', '.join(row['words'])}, {row['text']}{unit}{interval}."]
+    return []
+
+
+# --- losses from the start --------------------------------------------------------------------------------------------
+
+
+def training_lines(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
+    """Return the training losses of cells that have no validation loss yet, at most 64 points per cell.
+
+    The keys are those of `losses_block`: grids (tokens) and lines ([index of the cell, index of its grid, losses]).
+    """
+    grids: dict[tuple[int, ...], int] = {}
+    lines = []
+    for index, cell in enumerate(data.cells):
+        curve = curves.get(cell.cell_id)
+        if curve is None or len(curve.val.tokens) or not len(curve.train.tokens):
+            continue
+        train = curve.train.thinned(OVERVIEW_POINTS)
+        grid = grids.setdefault(tuple(map(int, train.tokens)), len(grids))
+        lines.append(
+            [index, grid, [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in train.loss.tolist()]]
+        )
+    return {"grids": [list(grid) for grid in grids], "lines": lines}
