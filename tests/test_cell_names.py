@@ -79,7 +79,7 @@ def test_every_command_takes_every_name_of_a_cell(store: Store, run: Run, name: 
     code, out, _ = run("db", "forget", name, "--probe", "needle", "--json")
     assert (code, json.loads(out)["cell"]) == (0, WANTED)
     refused = {command: run(command, name) for command in ("logs", "generate", "evaluate")}
-    assert "attempt 1 ran on h and its log is not in" in refused["logs"][2]
+    assert "attempt 1 ran on h, and its log is not in" in refused["logs"][2]
     for command in ("generate", "evaluate"):
         assert f"cell {WANTED} (fade-weak-d0-m1-w0-s1) is not trained yet" in refused[command][2]
     code, out, refusal = run("delete", name, "--dry-run")

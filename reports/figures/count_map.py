@@ -13,6 +13,7 @@ from ...results.console.text import counted
 from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
+from ..render.style import SERIES_INKS
 from ..stats.untrained_formulas import BETA, count_map
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
@@ -122,11 +123,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     else:
         corner: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": drawing.size("legend.fontsize")}
         drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **corner)
-    draws_alike = len(learned) > len(drawing.COLOURS)
+    draws_alike = len(learned) > len(SERIES_INKS)
     for index, curve in enumerate(learned):
         style = drawing.marker_style(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
         if draws_alike:
-            style = {"color": drawing.COLOURS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
+            style = {"color": SERIES_INKS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **style)
         name = (
             f"learned, {counted(len(learned), 'cell')}"

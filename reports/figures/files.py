@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from ...results.console.text import sanitize_all, sanitize_line
+from ...results.console.text import choices_hint, sanitize_all, sanitize_line
 from ..sweep_data import ReportError
 from . import FIGURES
 from .canvas import drawing
@@ -82,7 +82,7 @@ def renderings(
     """
     for format in formats:
         if format not in FORMATS:
-            raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
+            raise ReportError(f"figures cannot be written as {format!r}; {choices_hint(format, FORMATS)}")
     look = look or FigureOptions()
     metadata: dict[str, dict[str, Any]] = {
         "svg": {"Title": sanitize_line(figure_data.title), "Creator": "atma-sweep", "Date": None},
@@ -168,7 +168,7 @@ def read_trace(content: bytes, format: str) -> dict[str, Any]:
     """
     readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text}
     if format not in readers:
-        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}")
+        raise ReportError(f"figures cannot be read from {format!r}; {choices_hint(format, FORMATS)}")
     try:
         text = readers[format](content)
         trace = json.loads(text.removeprefix(TRACE)) if text is not None and text.startswith(TRACE) else None

@@ -256,7 +256,8 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
 def _verdict(effect: Effect) -> str:
     """Return the verdict of a contrast as text, "equivalent" followed by "within <margin> <unit>".
 
-    The others are "no pairs", "not asked: all at chance", "differs", "differs, within the margin" and "not shown".
+    The others are "no pairs", "not tested: all at chance level", "differs", "differs, within the margin" and "not
+    significant".
     """
     if effect.margin is None or effect.verdict != EQUIVALENT_VERDICT:
         return effect.verdict

@@ -294,7 +294,11 @@ def failures_table(store: Store, data: SweepData) -> Table:
     for attempt in store.attempts_of(cells):
         if attempt.state in ("failed", "diverged", "interrupted"):
             lines.append(_failure_row(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
-    count = f"{counted(len(lines), 'attempt')} did not finish" if lines else "All ended attempts finished"
+    count = (
+        f"{counted(len(lines), 'attempt')} did not finish"
+        if lines
+        else "No attempt failed, diverged or was interrupted"
+    )
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
     title = "Failures"
     sources = store.sources([int(line.json_fields["attempt_id"]) for line in lines])

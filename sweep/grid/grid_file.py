@@ -351,6 +351,7 @@ def _fraction(value: Any) -> Fraction:
 
 
 def _resolution(value: Any) -> int:
+    """Return the resolution of a fractional design, an integer of 3 or more, from its roman or arabic spelling."""
     number = RESOLUTIONS.get(str(value).upper(), value)
     if isinstance(number, bool) or not isinstance(number, int) or number < 3:
         raise key_error(

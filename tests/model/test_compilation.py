@@ -333,7 +333,7 @@ def test_compile_error_has_heading_and_debug_context() -> None:
             raise ValueError("one dimension")
         return x
 
-    with pytest.raises(CompileError, match=r"compiled: [^:]+: raised exception ValueError.*one dimension.*; train"):
+    with pytest.raises(CompileError, match=r"compiled: [^:]+: raised exception ValueError.*one dimension.*; set train"):
         compile_full_graph(odd, "eager")(torch.ones(3))
 
 

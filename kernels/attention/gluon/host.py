@@ -23,15 +23,16 @@ def layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
     return gl.NVMMASharedLayout.get_default_for(list(block), kinds[dtype])
 
 
-def check_tile_window(window: int | None, masked: str = "tile") -> None:
+def check_tile_window(window: int | None) -> None:
     """Raise ValueError for a window below 128 keys, which could cut inside the diagonal's tile.
 
     Args:
         window: Attention window in keys, or None for all earlier keys, which passes.
-        masked: Name of the part that the kernels mask by order alone, for the message.
     """
     if window is not None and window < TILE:
-        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's {masked} by order alone")
+        raise ValueError(
+            f"window {window} is smaller than the {TILE}-token tile, which the Gluon kernels do not support; use backend triton"
+        )
 
 
 def head_blocks(x: Tensor, rows: int) -> Any:

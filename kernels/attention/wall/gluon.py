@@ -326,7 +326,7 @@ def forward(
     Raises:
         ValueError: The window is below 128 and could cut inside a diagonal block.
     """
-    check_tile_window(window, "blocks")
+    check_tile_window(window)
     (b, t, h, _), j, y = q.shape, k.shape[2], f.shape[2]
     q_, k_, total, edges = apply_gates(q, k, f, factor)
     o = torch.empty_like(q)

@@ -15,24 +15,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...number_format import format_length
+from ...render.style import BAD as BAD
+from ...render.style import DASHES, GRID, MAX_TICKS, SERIES_INKS
+from ...render.style import FAINT as FAINT
+from ...render.style import GOOD as GOOD
+from ...render.style import GREY as GREY
+from ...render.style import HATCHES as HATCHES
+from ...render.style import HEAT_MAP as HEAT_MAP
+from ...render.style import MARKERS as MARKERS
+from ...render.style import MISSING as MISSING
+from ...render.style import NEUTRAL as NEUTRAL
+from ...render.style import axis_label as axis_label
+from ...render.style import level_label as level_label
+from ...render.style import memory_label as memory_label
 from .figure_options import STYLE_PRESETS, FigureOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#E69F00", "#000000", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
-"""Colours of Okabe and Ito without yellow, which is hard to see on paper; neighbours differ in lightness too."""
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.8)), (0, (1.4, 1.4)), (0, (6, 1.6, 1.4, 1.6)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
-COLOUR_MAP = "cividis"
-"""Colour map of heat maps: its lightness rises monotonically, so that colour-blind readers see the same order."""
-MISSING = "#e8e2da"  # colour of a missing number in a heat map
-FAINT, GREY = "#b8b8b8", "#707070"
 PANEL_HEIGHT = 2.0  # inches, height of a row of panels
 PAGE_WIDTH = 7.2  # inches, width of a page between its margins
-MAX_TICKS = 7
 POSITION_DECIMALS = 9  # decimals of a position, as a share of the figure's size
 NARROW_WIDTH = 5.0  # inches, width of a figure below which panels are stacked
 MIN_PANEL_WIDTH = 0.95  # inches, least width of a panel at the font size of the style `paper`
@@ -40,39 +43,6 @@ MIN_PANEL_WIDTH = 0.95  # inches, least width of a panel at the font size of the
 BACKING = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
 """Box that keeps text readable over lines; an outline would turn text into paths, which nobody can edit or search."""
 
-GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
-"""Colours of the two ends of every diverging map, whichever sign is better, and of its middle."""
-
-LEVEL_LABELS = {
-    ("attn_type", "polar"): "PoLAR",
-    ("attn_type", "nope"): "NoPE",
-    ("attn_type", "rope"): "RoPE",
-    ("attn_type", "alibi"): "ALiBi",
-    ("attn_type", "tra"): "TRA",
-    ("attn_type", "wall"): "Wall",
-    ("attn_type", "fox"): "FoX",
-    ("attn_type", "cope"): "CoPE",
-    ("attn_type", "diff"): "Diff",
-    ("attn_type", "rel"): "REL",
-    ("reg_mode", "baseline"): "no regularizer",
-    ("distractor", "on"): "with distractor loss",
-    ("distractor", "off"): "no distractor loss",
-    ("memory", "on"): "with memory",
-    ("memory", "off"): "no memory",
-    ("memory", "deltanet"): "DeltaNet",
-    ("memory", "kda"): "KDA",
-    ("memory", "omega"): "Omega",
-    ("memory", "atlas"): "ATLAS",
-    ("window", "on"): "with window",
-    ("window", "off"): "no window",
-}
-"""Label of a level by (axis, level); levels that are not listed, such as a plugin's, are shown as they are."""
-AXIS_LABELS = {
-    "attn_type": "mixer",
-    "reg_mode": "regularizer",
-    "distractor": "distractor loss",
-    "model.positions": "positions",
-}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _SHARED: dict[str, Any] = {
@@ -80,7 +50,7 @@ _SHARED: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e3e3e3",
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "axes.linewidth": 0.7,
     "hatch.linewidth": 0.6,
@@ -176,29 +146,8 @@ def line_width(points: float) -> float:
     return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLE_PRESETS["paper"].stroke
 
 
-def level_label(level: str, axis: str = "attn_type") -> str:
-    """Return the label of a level in figures, such as "PoLAR" or "with memory".
-
-    An unknown level of attn_type or reg_mode is shown as it is, one of another axis as "<axis label> <level>".
-    """
-    label = LEVEL_LABELS.get((axis, level))
-    if label is not None:
-        return label
-    return level if axis in ("attn_type", "reg_mode") else f"{AXIS_LABELS.get(axis, axis)} {level}"
-
-
-def memory_label(level: str) -> str:
-    """Return the label of a memory next to others: "gated delta" for "on", else as `level_label` ("KDA")."""
-    return "gated delta" if level == "on" else level_label(level, "memory")
-
-
-def axis_label(axis: str) -> str:
-    """Return the label of an axis in figures, such as "mixer" for attn_type; an axis without a label as it is."""
-    return AXIS_LABELS.get(axis, axis)
-
-
 def diverging() -> Any:
-    """Return the colour map from orange for bad (0) over light grey (0.5) to blue for good (1)."""
+    """Return the colour map from purple for bad (0) over light grey (0.5) to green for good (1)."""
     return colours("good", BAD, NEUTRAL, GOOD)
 
 
@@ -228,37 +177,30 @@ def marker_style(first: int, second: int = 0) -> dict[str, Any]:
         first: Index that chooses colour and marker.
         second: Index that chooses dashes; markers are filled for even ones and hollow for odd ones.
     """
-    colour = COLOURS[first % len(COLOURS)]
+    colour = SERIES_INKS[first % len(SERIES_INKS)]
     return {
         "color": colour,
-        "linestyle": DASHES[(second + first // len(COLOURS)) % len(DASHES)],
-        "marker": MARKERS[(first + first // len(COLOURS)) % len(MARKERS)],
+        "linestyle": DASHES[(second + first // len(SERIES_INKS)) % len(DASHES)],
+        "marker": MARKERS[(first + first // len(SERIES_INKS)) % len(MARKERS)],
         "markerfacecolor": "white" if second % 2 else colour,
         "markeredgecolor": colour,
     }
 
 
-COLOUR_PAIRS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c8c8c"), ("#009E73", "#6fcfb0"))
-"""Pairs of colours for lines that two axes distinguish: the first axis chooses the pair, the second one of it."""
-
-
-def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
+def line_style(first: int, second: int, seconds: int) -> dict[str, Any]:
     """Return the style of a line that two axes distinguish, as keyword arguments of matplotlib.
 
     Keys: color, linestyle, marker, markerfacecolor, markeredgecolor.
 
-    Colour, marker and dashes are unique while there are enough. With at most two levels of the second axis and at most
-    four of the first, lines of the same first level have related colours. Markers are hollow for odd `second`.
+    Colour, marker and dashes are unique while there are enough. Markers are hollow for odd `second`.
 
     Args:
         first: Index of the level of the first axis.
         second: Index of the level of the second axis.
         seconds: Number of levels of the second axis.
-        firsts: Number of levels of the first axis.
     """
     index = first * seconds + second
-    fits = seconds <= 2 and first < len(COLOUR_PAIRS) and firsts <= len(COLOUR_PAIRS)
-    colour = COLOUR_PAIRS[first][second] if fits else COLOURS[index % len(COLOURS)]
+    colour = SERIES_INKS[index % len(SERIES_INKS)]
     return {
         "color": colour,
         "linestyle": DASHES[index % len(DASHES)],
@@ -408,7 +350,7 @@ def linear(low: float, high: float, **more: Any) -> Any:
     return Normalize(low, high, **more)
 
 
-def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = COLOUR_MAP, bad: str = MISSING, **more: Any) -> Any:
+def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = HEAT_MAP, bad: str = MISSING, **more: Any) -> Any:
     """Draw a table as a heat map, row 0 on top, and return the image; the axes keep neither grid nor ticks.
 
     The column index is x and the row index is y, unless `extent` says otherwise.

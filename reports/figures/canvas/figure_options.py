@@ -16,6 +16,7 @@ from typing import Any
 
 from ....results.console.text import choices_hint, did_you_mean
 from ....results.store.records import AXES
+from ...render.style import PORTABLE_FONTS, SANS_FONTS
 from ...sweep_data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch
@@ -58,12 +59,11 @@ class StylePreset:
     extra_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-SANS = ("Arial", "Helvetica", "Liberation Sans", "Nimbus Sans", "TeX Gyre Heros", "DejaVu Sans")
 STYLE_PRESETS: dict[str, StylePreset] = {
     # DejaVu Sans and STIX come with matplotlib, so every machine draws the same
-    "paper": StylePreset(fonts=("DejaVu Sans",), fallback_fonts="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
+    "paper": StylePreset(fonts=PORTABLE_FONTS, fallback_fonts="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
     "nature": StylePreset(
-        fonts=SANS, fallback_fonts="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
+        fonts=SANS_FONTS, fallback_fonts="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
         width_mm=89.0, panel_letter_format="{}", shows_title=False, extra_settings={"axes.linewidth": 0.5, "grid.linewidth": 0.4},
     ),
     "neurips": StylePreset(
@@ -71,7 +71,7 @@ STYLE_PRESETS: dict[str, StylePreset] = {
         stroke=1.3, width_mm=5.5 * MM, shows_title=False, extra_settings={"mathtext.fontset": "stix"},
     ),
     "screen": StylePreset(
-        fonts=("DejaVu Sans",), fallback_fonts="Verdana, sans-serif", text=14.0, title=15.0, ticks=12.0, note=10.5,
+        fonts=PORTABLE_FONTS, fallback_fonts="Verdana, sans-serif", text=14.0, title=15.0, ticks=12.0, note=10.5,
         stroke=2.6, marker=7.0, width_mm=10 * MM, panel_letter_format="", extra_settings={"axes.linewidth": 1.2, "grid.linewidth": 1.0},
     ),
 }  # fmt: skip

@@ -45,7 +45,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str,
         levels = zip((firsts[first], seconds[second]), (firsts, seconds), axes, strict=False)
         label = ", ".join(_legend_label(level, axis, among) for level, among, axis in levels)
         aside = (rank - (len(level_indices) - 1) / 2) * step
-        styles[name] = drawing.line_style(first, second, len(seconds), len(firsts)) | {
+        styles[name] = drawing.line_style(first, second, len(seconds)) | {
             "label": label or "all cells",
             "aside": aside,
         }

@@ -100,7 +100,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     norm: Any = drawing.linear(-far, far) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
     for axes, (_, table) in zip(group, maps, strict=True):
         image = draw_heat_map(
-            axes, table, norm, colours=drawing.diverging() if signed else drawing.COLOUR_MAP, bad="#ffffff"
+            axes, table, norm, colours=drawing.diverging() if signed else drawing.HEAT_MAP, bad="#ffffff"
         )
         ticks = sorted({0, (len(table) - 1) // 2, len(table) - 1})
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1)

@@ -99,7 +99,7 @@ def colours(objective_sign: int) -> Any:
     """
     from matplotlib import colormaps
 
-    return colormaps[drawing.COLOUR_MAP if objective_sign > 0 else f"{drawing.COLOUR_MAP}_r"]
+    return colormaps[drawing.HEAT_MAP if objective_sign > 0 else f"{drawing.HEAT_MAP}_r"]
 
 
 def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str) -> None:

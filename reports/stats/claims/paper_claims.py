@@ -57,7 +57,7 @@ class ClaimResult:
     """Verdict text, never a bool.
 
     One of "true" (TRUE), "weak" (WEAKLY_TRUE), "not shown" (NOT_SHOWN), "false" (FALSE), "differs" (DIFFERS), "cannot
-    say" (CANNOT_SAY), "unchecked" (UNCHECKED), "not asked: all at chance" (AT_CHANCE_VERDICT), or a text such as "true
+    say" (CANNOT_SAY), "unchecked" (UNCHECKED), "not tested: all at chance level" (AT_CHANCE_VERDICT), or a text such as "true
     of K of N".
     """
     explanation: str
@@ -383,7 +383,7 @@ def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
 
     Compared are matched pairs with and without memory. The verdict is "true" if the mean difference is above zero and
     both the sign-flip test and Student's t are significant (two-sided, 5%), "weak" if only one is, "false" if it is not
-    above zero and both are significant, else "not shown"; but "not asked: all at chance" if both sides are at chance.
+    above zero and both are significant, else "not shown"; but "not tested: all at chance level" if both sides are at chance.
     Numbers: pairs, mean, error (standard error), up, down, low, high, p, t_low and t_high, as fractions.
 
     Raises:
@@ -467,7 +467,7 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
 
     The query compares "on minus off" at the longest length over matched pairs. Its verdict is "true" if the mean is
     below zero and both the sign-flip test and Student's t are significant (two-sided, 5%), "weak" if only one is,
-    "false" if it is not below zero and both are significant, else "not shown"; but "not asked: all at chance" if both
+    "false" if it is not below zero and both are significant, else "not shown"; but "not tested: all at chance level" if both
     sides are at chance. Numbers: pairs, mean, error (standard error), up, down, low, high, p, t_low and t_high, as
     fractions. For "distractor", with two or more pairs without window, the numbers no_window and no_window_error are
     their mean difference and its standard error; without any such pair the query raises MissingData.
@@ -477,7 +477,7 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
     """
 
     def query(facts: ClaimFacts) -> ClaimResult:
-        """Test the paired differences at the longest length; at chance level the verdict is "not asked: all at chance".
+        """Test the paired differences at the longest length; at chance level the verdict is "not tested: all at chance level".
 
         Raises:
             MissingData: Fewer than two matched pairs, or no needle accuracy.
@@ -504,7 +504,7 @@ def check_simplest(facts: ClaimFacts) -> ClaimResult:
 
     At the longest length, each configuration of polar attention with memory and a distractor or window is compared to
     the one without either, of the same regularizer and extra axes. "false" if any of them is better by more than 1e-9,
-    else "true", without a test; "not asked: all at chance" if all are at chance. Numbers: better (how many are), cells
+    else "true", without a test; "not tested: all at chance level" if all are at chance. Numbers: better (how many are), cells
     (number of compared configurations).
 
     Raises:
@@ -558,7 +558,7 @@ def check_collapse(facts: ClaimFacts) -> ClaimResult:
     """Decide if softmax attention with memory retrieves at the shortest length but not at the longest.
 
     "true" if the plain cell (baseline regularizer, no distractor, no window) is at chance at the longest length,
-    "false" if it is not, "not asked: all at chance" if it is at chance at both. Without a recorded score of the best
+    "false" if it is not, "not tested: all at chance level" if it is at chance at both. Without a recorded score of the best
     constant answer it is compared to a guess instead. Numbers: value, ceiling (the level), as fractions.
 
     Raises:

@@ -100,7 +100,7 @@ def test_gates_that_the_kernels_do_not_hold_take_torch(steepest: float | None, r
     choice = choose_backend("cuda", torch.bfloat16, 128, steepest)
     assert choice.backend == "torch"
     assert choice.reason.endswith(reason)
-    assert "by at most 1.19 a token" in choice.reason
+    assert "by at most 1.19 per token" in choice.reason
     assert math.exp(-1.19 * 64) > 2.0**-110
     half = choose_backend("cuda", torch.float16, 128, 0.86)
     assert (half.backend, half.reason[-20:]) == ("torch", "the range of float16")

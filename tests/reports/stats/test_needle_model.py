@@ -107,7 +107,7 @@ def test_separated_groups_are_dropped(needle):
         ([({"memory": "on"}, 0, 40)], "no axis varies"),
         ([({"memory": "off"}, 0, 30), ({"memory": "on"}, 0, 40)], "no residual degree of freedom remains"),
         ([({"memory": m}, s, 30) for m in ("off", "on") for s in range(3)], "the same in all 6 cells"),
-        ([({"memory": m}, 0, None) for m in ("off", "on")], "no cell has an accuracy"),
+        ([({"memory": m}, 0, None) for m in ("off", "on")], "no cell has a needle accuracy"),
         ([({"memory": "on", "window": w}, s, 30 + s if s else None) for w in ("off", "on") for s in range(3)], "window"),
     ],
 )  # fmt: skip

@@ -111,7 +111,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, owner: int, m
     own(tmp_path).mkdir()
     own(tmp_path).chmod(mode)
     os.chown(own(tmp_path), owner, -1)
-    with pytest.raises(MachineError, match=rf"is not this user's alone .owner {owner}, mode {mode:04o}."):
+    with pytest.raises(MachineError, match=rf"is not private to this user .owner {owner}, mode {mode:04o}."):
         GpuLocks(tmp_path).acquire(GPUS)
 
 

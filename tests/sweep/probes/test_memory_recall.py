@@ -261,7 +261,7 @@ class TestInContext:
         model = network(vocab_size=264, positions="ape", position_settings={"ape": {"length": 20}}).eval()
         ((measured, _),) = run_probe(PROBE, subject(model, settings={PROBE: self.SETTINGS}), [0])
         assert {measurement.reason for measurement in measured[2:]} == {
-            "n/a: positions ape has 20 places, fewer than 24 tokens"
+            "n/a: position scheme ape supports at most 20 tokens, fewer than 24"
         }
 
     def test_memory_recall_stops_at_number_of_keys(self, rule: Any, subject: Make) -> None:
