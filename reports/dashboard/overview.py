@@ -8,8 +8,9 @@ from typing import Any
 
 from ...results.store.records import AXES
 from ..figures.canvas.base import axes_of_lines, line_groups
-from ..figures.canvas.drawing import axis_label, level_label
 from ..number_format import Column, format_length
+from ..render import style
+from ..render.style import axis_label, level_label
 from ..result_columns import AXIS_HEADINGS
 from ..stats.effects.effects import varying_axes
 from ..sweep_data import SweepData
@@ -53,7 +54,7 @@ def overview_block(data: SweepData, answer: Mapping[str, Any]) -> dict[str, Any]
         "group": [index[key] for key in keys],
         "lines": _line_labels(data, groups),
         "looks": _line_looks(data, groups),
-        "hues": {},
+        "hues": {level_label(mixer): {"light": ink, "dark": style.ink_on_dark(ink)} for mixer, ink in style.mixer_inks(data.levels("attn_type")).items()},
         "figures": [],
     }  # fmt: skip
 
@@ -87,18 +88,39 @@ def _line_labels(data: SweepData, groups: Mapping[str, Mapping[str, str]]) -> di
 
 
 def _line_looks(data: SweepData, groups: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return {"dash": index, "open": bool} by line: dashes show the first axis, open points the second.
+    """Return {"dash": widths of on and off, "open": bool, "mark": index} by line.
 
-    A level that is off is dashed, and its points are open.
+    As in the figures, dash and fill show the memory and the marker the window. Where other axes distinguish the lines,
+    their levels take dashes and markers in their order.
     """
     axes = axes_of_lines(data)
-    orders = [sorted(data.levels(axis), key=lambda level: level in ("off", "-")) for axis in axes]
     looks = {}
     for group in groups.values():
-        levels = (group["first"], group["second"])
-        first, second = [*(o.index(v) for o, v in zip(orders, levels, strict=False)), 0, 0][:2]
-        looks[group["line"]] = {"dash": first, "open": second > 0}
+        levels = dict(zip(axes, (group["first"], group["second"]), strict=False))
+        first, second = [
+            tables.get(level, sorted(data.levels(axis)).index(level)) if axis in ("memory", "window") else list(data.levels(axis)).index(level)
+            for axis, level in levels.items()
+            for tables in ({"memory": style.MEMORY_DASHES, "window": style.WINDOW_MARKERS}.get(axis, {}),)
+        ][:2] + [0] * (2 - len(levels))  # fmt: skip
+        dash = style.DASHES[first % len(style.DASHES)]
+        looks[group["line"]] = {
+            "dash": [] if dash == "-" else [2 * width for width in dash[1]],
+            "open": first % 2 == 1,
+            "mark": second % 3,
+        }
     return looks
+
+
+def css_variables() -> str:
+    """Return the style sheet that gives the page the colours of the figures, for light and dark."""
+
+    def both(ink: str) -> str:
+        return f"light-dark({ink}, {style.ink_on_dark(ink)})"
+
+    colours = {f"c{index}": ink for index, ink in enumerate(style.SERIES_INKS[:8])}
+    colours |= {"good": style.GOOD, "poor": style.BAD}
+    colours |= {f"state-{state}": ink for state, ink in style.STATE_INKS.items()}
+    return f":root {{ {' '.join(f'--{name}: {both(ink)};' for name, ink in colours.items())} }}\n"
 
 
 # --- the finding ----------------------------------------------------------------------------------------------------
@@ -126,7 +148,8 @@ def finding_json(data: SweepData, columns: Sequence[Column], answer: Mapping[str
         return {"text": reason, "more": best}
     first = min(row["measure"] for row in significant)
     top = max((row for row in significant if row["measure"] == first), key=lambda row: abs(row["mean"]))
-    text = _effect_sentence(top, columns[first])
+    sign = -1 if top["mean"] * columns[first].direction < 0 else 1  # the better level first
+    text = _effect_sentence(top, columns[first], sign)
     if data.done < len(data.cells):
         text = f"So far, with {data.done} of {len(data.cells)} cells: {text[:1].lower()}{text[1:]}"
     same = ("measure", "axis", "level", "reference")
@@ -135,26 +158,38 @@ def finding_json(data: SweepData, columns: Sequence[Column], answer: Mapping[str
         for row in answer["forest"]["rows"]
         if row["where"] and "," not in row["where"] and all(row[key] == top[key] for key in same)
     ]
-    listed = ", ".join(f"{row['where']} {_minus(row['mean_text'])}" for row in strata[:MAX_STRATA])
-    unit = _unit(columns[first])
-    within = [f"It differs between strata: {listed} {unit}."] if top["mixed"] and strata else []
+    decimals = 1 if columns[first].percent else 3
+    listed = _minus(
+        ", ".join(
+            f"{row['where']} {sign * row['mean']:+.{decimals}f}"
+            for row in strata[:MAX_STRATA]
+            if row["mean"] is not None
+        )
+    )
+    within = [f"It differs between groups of cells: {listed} {_unit(columns[first])}."] if top["mixed"] and listed else []
     return {"text": text, "more": [*within, *best]}
 
 
-def _effect_sentence(row: Mapping[str, Any], column: Column) -> str:
-    """Return "Needle accuracy at 64K tokens is 23.4 points higher with memory than without memory (...)."."""
-    side = "higher" if row["mean"] > 0 else "lower"
-    low, high = sorted((row["low"], row["high"]), key=abs) if row["low"] is not None else (None, None)
+def _effect_sentence(row: Mapping[str, Any], column: Column, sign: int) -> str:
+    """Return "Needle accuracy at 64K tokens is 23.4 points higher with memory than without memory (...)...".
+
+    Args:
+        row: The effect.
+        column: Its measure.
+        sign: -1 to compare the reference with the level, 1 for the level with the reference.
+    """
     decimals = 1 if column.percent else 3
-    spread = ""
-    if low is not None and high is not None:
-        sign = 1 if row["mean"] > 0 else -1
-        ends = [f"{sign * end:.{decimals}f}".replace("-", "\u2212") for end in (low, high)]
-        spread = f"95% interval {ends[0]} to {ends[1]}, "
-    amount = f"{abs(row['mean']):.{decimals}f} {_unit(column)}"
+    mean = sign * row["mean"]
+    first, second = (row["level"], row["reference"])[::sign]
+    spread = f"{row['pairs']} pairs"
+    if row["low"] is not None:
+        towards = 1 if mean > 0 else -1
+        low, high = sorted(towards * sign * end for end in (row["low"], row["high"]))
+        spread = _minus(f"95% interval {low:.{decimals}f} to {high:.{decimals}f}, {spread}")
     return (
-        f"{_capitalized(measure_words(column))} is {amount} {side} {_with(row['level'])} than {_with(row['reference'])} "
-        f"({spread}{row['pairs']} pairs): the largest significant effect."
+        f"{_capitalized(measure_words(column))} is {abs(mean):.{decimals}f} {_unit(column)} "
+        f"{'higher' if mean > 0 else 'lower'} {_with(first)} than {_with(second)} ({spread}): "
+        "the largest significant effect."
     )
 
 

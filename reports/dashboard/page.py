@@ -33,7 +33,7 @@ from .core_block import core_block
 from .curves import load_curves, losses_block
 from .effects import effects_block
 from .main_results import answer_block
-from .overview import overview_block, training_lines
+from .overview import css_variables, overview_block, training_lines
 
 SCRIPTS = (
     "view.js", "chart.js", "grid.js", "cells.js", "curves.js", "overview.js", "parallel.js", "effects.js",
@@ -141,7 +141,7 @@ def build_page(
         connect_sources: Sources that the content security policy lets the page fetch from; empty: none.
     """
     script = "\n".join([_library("uplot.iife.min.js"), *map(_template, SCRIPTS), more_script])
-    style = _library("uplot.min.css") + _template("dashboard.css")
+    style = _library("uplot.min.css") + css_variables() + _template("dashboard.css")
     policy = "; ".join(
         [
             "default-src 'none'",

@@ -9,7 +9,7 @@ function ink(name) {
   return getComputedStyle(byId("ink")).color;
 }
 
-const faded = (color, share) => color.replace("rgb(", "rgba(").replace(")", `, ${share})`);
+const faded = (color, share) => `color-mix(in srgb, ${color} ${Math.round(100 * share)}%, transparent)`;
 const isDark = () => view.theme === "dark" || (view.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
 
 /** The colour of the n-th of several lines. */
@@ -49,7 +49,7 @@ function drawChart(id, spec) {
   box.classList.add("chart");
   for (const [name, value] of Object.entries({ role: "group", "aria-roledescription": "chart", tabindex: 0 })) box.setAttribute(name, value);
   box.setAttribute("aria-label", `${spec.label}. Arrow keys read its points; the numbers are in the table below.`);
-  const [grid, quiet, paper] = ["--line", "--quiet", "--paper"].map(ink);
+  const [grid, quiet] = ["--line", "--quiet"].map(ink);
   const axis = (title, values, size) => ({
     label: title, labelSize: 18, labelFont: "12px system-ui", font: "11px system-ui", stroke: quiet, size, gap: 3,
     grid: { stroke: grid, width: 1 }, ticks: { show: false }, values: (plot, splits) => splits.map((value) => (value === null ? "" : values(value))),
@@ -74,8 +74,7 @@ function drawChart(id, spec) {
     ],
     series: [{}, ...series.map((one) => ({
       label: one.name, stroke: one.color, width: one.width ?? 1.6, dash: one.dash, show: !chart.hidden.has(one.group),
-      paths: one.spots ? () => null : undefined,
-      points: { show: Boolean(one.points), size: one.points === "small" ? 5 : 7, width: 1.6, stroke: one.color, fill: one.points === "open" ? paper : one.color },
+      paths: one.spots ? () => null : undefined, points: { show: false },
     }))], // prettier-ignore
     hooks: {
       draw: [(plot) => drawBars(plot, series, spec, quiet)],
@@ -98,31 +97,51 @@ function drawChart(id, spec) {
   return box;
 }
 
-/** Intervals as vertical bars, and the vertical line of the training length. */
+/** The outline of a mark around a point: a circle, a square or a triangle. */
+function outline(ctx, kind, x, y, size) {
+  ctx.beginPath();
+  if (kind === 1) ctx.rect(x - 0.88 * size, y - 0.88 * size, 1.76 * size, 1.76 * size);
+  else if (kind === 2) [[0, -1.2], [1.05, 0.8], [-1.05, 0.8]].forEach(([a, b], index) => ctx[index ? "lineTo" : "moveTo"](x + a * size, y + b * size));
+  else ctx.arc(x, y, size, 0, 7);
+  ctx.closePath();
+}
+
+/** What uPlot does not draw: intervals as vertical bars, marks, and the vertical line of the training length. */
 function drawBars(plot, series, { xRule }, quiet) {
-  const { ctx } = plot;
+  const { ctx, bbox } = plot;
+  const [paper, scale] = [ink("--paper"), devicePixelRatio];
   const line = (x, low, high) => {
     ctx.beginPath();
     ctx.moveTo(x, low);
     ctx.lineTo(x, high);
     ctx.stroke();
   };
+  const at = (value, name) => plot.valToPos(value, name, true);
   ctx.save();
   ctx.beginPath();
-  ctx.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
+  ctx.rect(bbox.left - 6, bbox.top - 6, bbox.width + 12, bbox.height + 12);
   ctx.clip();
-  ctx.lineWidth = 1.2 * devicePixelRatio;
-  series.forEach(({ x, low, high, color }, index) => {
-    if (!low || !plot.series[index + 1].show) return;
+  ctx.setLineDash([]);
+  series.forEach(({ x, y, low, high, color, points, mark = 0 }, index) => {
+    if (!plot.series[index + 1].show || !(low || points)) return;
+    ctx.globalAlpha = plot.series[index + 1].alpha ?? 1;
     ctx.strokeStyle = color;
-    x.forEach((at, item) => {
-      if (isNumber(low[item])) line(plot.valToPos(at, "x", true), ...[low[item], high[item]].map((end) => plot.valToPos(end, "y", true)));
+    x.forEach((value, item) => {
+      ctx.lineWidth = 1.2 * scale;
+      if (isNumber(low?.[item])) line(at(value, "x"), at(low[item], "y"), at(high[item], "y"));
+      if (!points || !isNumber(y[item])) return;
+      outline(ctx, mark, at(value, "x"), at(y[item], "y"), (points === "small" ? 2.4 : 3.4) * scale);
+      ctx.fillStyle = points === "open" ? paper : color;
+      ctx.fill();
+      ctx.lineWidth = 1.5 * scale;
+      ctx.stroke();
     });
   });
+  ctx.globalAlpha = 1;
   if (isNumber(xRule)) {
     ctx.strokeStyle = quiet;
-    ctx.setLineDash([6, 4]);
-    line(plot.valToPos(xRule, "x", true), plot.bbox.top, plot.bbox.top + plot.bbox.height);
+    ctx.setLineDash([6 * scale, 4 * scale]);
+    line(at(xRule, "x"), bbox.top, bbox.top + bbox.height);
   }
   ctx.restore();
 }
@@ -173,10 +192,14 @@ function readPoints(chart, event) {
 
 /** Buttons that hide and show the lines of a group in the charts of these ids: [{name, group, color, dash, points}]. */
 function legend(ids, entries) {
-  const button = ({ name, group, color, dash, points }) => {
+  const shape = (mark, color, points) => {
+    const look = { stroke: color, "stroke-width": 1.6, fill: points === "open" ? ink("--paper") : color };
+    return mark ? drawing("rect", { x: 10, y: 3, width: 6, height: 6, ...look }) : drawing("circle", { cx: 13, cy: 6, r: 3.4, ...look });
+  };
+  const button = ({ name, group, color, dash, points, mark }) => {
     const stroke = drawing("svg", { width: 26, height: 12, "aria-hidden": "true" },
       drawing("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: color, "stroke-width": 2.4, "stroke-dasharray": (dash ?? []).join(" ") }));
-    if (points) stroke.append(drawing("circle", { cx: 13, cy: 6, r: 3.6, stroke: color, "stroke-width": 1.6, fill: points === "open" ? ink("--paper") : color }));
+    if (points) stroke.append(shape(mark, color, points));
     const press = make("button", { type: "button", "aria-pressed": true, title: "Hide or show" }, stroke, make("span", { text: name }));
     press.setAttribute("aria-pressed", ids.every((id) => !charts.get(id)?.hidden.has(group)));
     press.addEventListener("click", () => {

@@ -12,7 +12,7 @@ function buildAnswer() {
     make("div", { id: "progress" }),
     panel("needle", "Needle accuracy over context length", needleRows, { kind: "wide" }),
     panel("effects-matrix", "Effect of each factor", matrixRows, {
-      hint: "Mean difference over matched pairs, with its 95% interval. Blue is better, orange worse; bold with a dot: significant. Press one for its pairs.",
+      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its pairs.",
     }),
     panel("loss", "Validation loss over training", lossRows, { more: make("label", { class: "small" }, "Colour ", color) }),
     panel("parallel", "All configurations, factor by factor and measure by measure", parallelRows, {
@@ -113,15 +113,17 @@ function needleParts(needle, id, overview) {
   const names = [...new Set(needle.panels.flatMap(({ lines }) => lines.map(({ name }) => name)))];
   const lengths = needleLengths(needle.panels);
   const lineName = (name) => overview.lines[name] ?? name;
-  const look = (name) => overview.looks[name] ?? { dash: 0, open: false };
-  const shared = { dash: DASHES, color: ink("--ink") };
+  const lookOf = (name) => {
+    const { dash, open, mark } = overview.looks[name] ?? { dash: [], open: false, mark: 0 };
+    return { dash, points: open ? "open" : "fill", mark };
+  };
   const ids = panels.map((_, index) => `${id}-chart-${index}`);
   setTimeout(() => {
     panels.forEach(({ title, lines }, index) => {
       if (!byId(ids[index])) return;
       const series = lines.map(({ name, points }) => ({
         name: lineName(name), group: name, color: panels.length > 1 ? mixerColor(title) : lineColor(names.indexOf(name)),
-        dash: DASHES[look(name).dash % 3], points: look(name).open ? "open" : "fill",
+        ...lookOf(name),
         x: points.map(([length]) => length), y: points.map(([, value]) => value),
         low: points.map(([, , low]) => low), high: points.map(([, , , high]) => high),
       })); // prettier-ignore
@@ -134,7 +136,7 @@ function needleParts(needle, id, overview) {
       }); // prettier-ignore
     });
   });
-  const entries = names.map((name, index) => ({ name: lineName(name), group: name, color: panels.length > 1 ? shared.color : lineColor(index), dash: DASHES[look(name).dash % 3], points: look(name).open ? "open" : "fill" }));
+  const entries = names.map((name, index) => ({ name: lineName(name), group: name, color: panels.length > 1 ? ink("--ink") : lineColor(index), ...lookOf(name) }));
   if (needle.ceiling?.length) entries.push({ name: `constant answer, ${ceilingText(needle.ceiling)}`, group: "constant", color: ink("--quiet"), dash: [2, 3] });
   const trained = isNumber(needle.trained) && lengths.includes(needle.trained) ? ` Dashed upright line: training length, ${lengthName(needle.trained)}.` : "";
   const bars = isFiltering() ? "Means over the matching cells, without intervals." : needle.note;
@@ -230,7 +232,7 @@ function matrixParts(forest) {
     const row = make("tr", {}, head, ...forest.measures.map((measure, index) => cellOf(line, place, measure, index)));
     return first ? [make("tr", { class: "family" }, make("th", { scope: "rowgroup", colspan: forest.measures.length + 1, text: line.axis })), row] : [row];
   });
-  const headings = forest.measures.map(({ heading, unit, better }) => make("th", { scope: "col", class: "n" }, heading, make("small", { text: `${unit === "%" ? "points" : unit}, ${better < 0 ? "less" : "more"} is better` })));
+  const headings = forest.measures.map(({ heading, unit, better }) => make("th", { scope: "col", class: "n" }, heading, make("small", { text: `${unit === "%" ? "points" : unit.replace("nats/token", "nats")}, ${better < 0 ? "less" : "more"} is better` })));
   return [
     make("div", { class: "scroll", role: "region", "aria-label": "Effects, factor by measure", tabindex: 0 },
       make("table", { class: "matrix" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: "Factor" }), ...headings)), make("tbody", {}, ...body))),
