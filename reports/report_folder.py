@@ -13,6 +13,7 @@ from ..results.console.text import counted, html_escaped, markdown_escaped, tex_
 from ..results.errors import StoreError
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of
+from .dashboard.overview import Picture
 from .dashboard.page import write_dashboard
 from .figures import FIGURES, figure_name, make_figure
 from .figures.canvas.base import FigureData
@@ -132,7 +133,11 @@ def write_report_folder(
     if "tex" in formats:
         _write(out / "appendix.tex", _document(tables, pictures), written)
     if "html" in formats:
-        write_dashboard(store, out / DASHBOARD, name, lengths=lengths)
+        gallery = [
+            Picture(figure.name, figure.title, " ".join(figure.notes), (out / f"figure-{figure.name}.svg").read_bytes())
+            for figure in pictures.values()
+        ]
+        write_dashboard(store, out / DASHBOARD, name, lengths=lengths, pictures=gallery)
         written.files.append(out / DASHBOARD)
     _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.skipped), written)
     _write(out / "index.html", _index_html(name, tables, pictures, formats, written.skipped), written)

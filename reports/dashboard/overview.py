@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...results.store.records import AXES
@@ -26,17 +27,29 @@ MEASURE_WORDS = {
 MAX_STRATA = 6  # strata that the line below the finding lists
 
 
-def overview_block(data: SweepData, answer: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the gallery: `name` as on the command line, `title`, `caption` (sentences) and `svg` (a document)."""
+
+    name: str
+    title: str
+    caption: str
+    svg: bytes
+
+
+def overview_block(data: SweepData, answer: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> dict[str, Any]:
     """Return the JSON of the first screen that the other parts of the answer do not have.
 
     Args:
         data: The sweep.
         answer: JSON of the main results, with best and forest.
+        pictures: Figures of the gallery.
 
     Returns:
         finding (`finding_json`); axes: name, words, levels (raw) and labels of every axis that varies; headings: words
         and levels (labels by raw level) by heading of a column of levels; groups ([panel title, line]) and group (index
-        of each cell's group); lines (label by line); looks (dash and open by line); figures: of the gallery.
+        of each cell's group); lines (label by line); looks (dash, open and mark by line); hues (light and dark ink by mixer);
+        figures (name, title and text of each picture).
     """
     axes = varying_axes(data)
     groups = line_groups(data)
@@ -55,7 +68,7 @@ def overview_block(data: SweepData, answer: Mapping[str, Any]) -> dict[str, Any]
         "lines": _line_labels(data, groups),
         "looks": _line_looks(data, groups),
         "hues": {level_label(mixer): {"light": ink, "dark": style.ink_on_dark(ink)} for mixer, ink in style.mixer_inks(data.levels("attn_type")).items()},
-        "figures": [],
+        "figures": [{"name": one.name, "title": one.title, "text": one.caption} for one in pictures],
     }  # fmt: skip
 
 

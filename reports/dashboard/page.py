@@ -17,7 +17,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -33,7 +33,7 @@ from .core_block import core_block
 from .curves import load_curves, losses_block
 from .effects import effects_block
 from .main_results import answer_block
-from .overview import css_variables, overview_block, training_lines
+from .overview import Picture, css_variables, overview_block, training_lines
 
 SCRIPTS = (
     "view.js", "chart.js", "grid.js", "cells.js", "curves.js", "overview.js", "parallel.js", "effects.js",
@@ -42,7 +42,13 @@ SCRIPTS = (
 
 
 def write_dashboard(
-    store: Store, path: Path, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
+    store: Store,
+    path: Path,
+    sweep: str | None = None,
+    *,
+    lengths: ExtraLengths = None,
+    compare: str | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> int:
     """Write the page to a file and return its size in bytes.
 
@@ -55,12 +61,14 @@ def write_dashboard(
         sweep: Name of the sweep; None: the one launched last.
         lengths: Context lengths to show in addition to those of the launch.
         compare: Name of a reference sweep to compare with; None: no comparison.
+        pictures: Figures of the sweep for the gallery.
 
     Raises:
         SweepUnknown, StoreError, ReportError, WriteRefused: The page cannot be built or written.
     """
     with atomic_file(path, "--dashboard") as stream:
-        page = dashboard(store, sweep, lengths=lengths, compare=compare).encode()
+        title, blocks = build_blocks(store, sweep, lengths=lengths, compare=compare, pictures=pictures)
+        page = build_page(title, blocks.items()).encode()
         stream.write(page)
     return len(page)
 
@@ -86,12 +94,18 @@ def dashboard(
 
 
 def build_blocks(
-    store: Store, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
+    store: Store,
+    sweep: str | None = None,
+    *,
+    lengths: ExtraLengths = None,
+    compare: str | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> tuple[str, dict[str, bytes]]:
     """Return the title of a page and the content of its blocks by id: JSON in UTF-8, and packed curves.
 
     Ids: `core` has cells, numbers and attempts, `answer` the main results; `effects`, `losses`, `beside` (the
-    comparison, with `compare` alone), and `curve-<cell id>` for every cell with a curve. An open page takes newer
+    comparison, with `compare` alone), `figure-<name>` (SVG) for every picture, and `curve-<cell id>` for every cell with a
+    curve. An open page takes newer
     `core` and `answer` by `refresh({core, answer})` of templates/dashboard.js.
 
     Args:
@@ -99,6 +113,7 @@ def build_blocks(
         sweep: Name of the sweep; None: the one launched last.
         lengths: Context lengths to show in addition to those of the launch.
         compare: Name of a reference sweep, of the database or built in; None: no comparison.
+        pictures: Figures of the sweep for the gallery.
 
     Raises:
         SweepUnknown, ReportError: The sweep cannot be shown or compared.
@@ -112,13 +127,14 @@ def build_blocks(
         answer = answer_block(store, data, computed_effects) | (
             {"beside": comparison_summary(comparison)} if comparison is not None else {}
         )
-        answer |= {"overview": overview_block(data, answer)}
+        answer |= {"overview": overview_block(data, answer, pictures)}
         blocks = {
             "core": as_json(core_block(store, data, attempts, curves)),
             "answer": as_json(answer),
             "effects": as_json(effects_block(data, computed_effects)),
             "losses": as_json(losses_block(data, curves) | {"training": training_lines(data, curves)}),
             **({"beside": as_json(comparison)} if comparison is not None else {}),
+            **{f"figure-{picture.name}": picture.svg for picture in pictures},
             **{f"curve-{cell}": curve.to_bytes() for cell, curve in curves.items()},
         }
     return f"{data.sweep}, revision {data.revision}", blocks

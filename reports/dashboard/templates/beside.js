@@ -42,7 +42,7 @@ function besideAll(all) {
     legend(places.map((place) => `square-${place}`), Object.entries(VERDICTS).map(([group, name]) => ({ name, group, color: ink(VERDICT_COLORS[group]), dash: [0, 99], points: "fill" }))),
     plainTable(["Measure", "Matched", "Within", "Beyond", "Expected by chance", "Not judged"], counts),
   );
-  at(effectPanel).append(make("div", { class: "squares" }, ...all.effects.measures.map((measure, place) => make("figure", {}, make("figcaption", { text: measure.heading }), make("div", { id: `effect-square-${place}` })))), plainTable(...effectPairs(all)));
+  at(effectPanel).append(make("div", { class: "squares" }, ...all.effects.measures.map((measure, place) => make("figure", {}, make("figcaption", { text: measure.heading }), make("div", { id: `effect-square-${place}` })))));
   at(numberPanel).append(make("div", { class: "bar" }, select("beside-measure", "number", "Measure"), select("beside-verdict", "verdict", "Verdict")), besideGrid.viewport);
   setTimeout(() => {
     for (const place of places) drawSquare(`square-${place}`, all, titleOf(all.measures[place]), Object.keys(VERDICTS).map((group) => [group, besideRows(all).filter((row) => row.measure === place && row.verdict === group).map((row) => [...row.numbers].reverse().concat(row))]));
@@ -50,7 +50,7 @@ function besideAll(all) {
   });
   const needles = all.needle.map((one, index) => make("div", {}, make("h3", { text: one.sweep }), ...needleParts(one, `needle-${index}`, index ? { ...data.answer.overview, group: [] } : data.answer.overview)));
   return [
-    ...all.refused.map((text) => make("p", { class: "notice", text })), glance, effectPanel,
+    ...all.refused.map((text) => make("p", { class: "notice", text })), make("ul", {}, ...data.answer.beside.lines.map((text) => make("li", { text }))), glance, effectPanel,
     make("section", { class: "panel wide" }, make("h2", { text: "Needle accuracy over context length in both sweeps" }), ...needles),
     numberPanel, make("div", { class: "notes" }, ...all.notes.map((text) => make("p", { text }))),
   ]; // prettier-ignore

@@ -114,7 +114,7 @@ function cellColumns(table, best) {
       title: rowName(row),
       on: { click: () => showCell(row.cells[0]) },
     });
-  const box = { heading: "Pick", width: "2.9rem", cell: pickBox };
+  const box = { heading: "Pick", width: "2.4rem", cell: pickBox };
   const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
   // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
   if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...mainFirst(numbers), box];
@@ -122,9 +122,9 @@ function cellColumns(table, best) {
     box,
     names,
     ...words,
-    { heading: "State", sort: "State", width: table.stateWidth, cell: stateText },
-    ...(data.lossLines?.size ? [{ heading: "Loss", title: "Validation loss over training", width: 9, cell: sparkline }] : []),
-    ...numbers,
+    ...(table.rows.every(({ states }) => states.join() === "done") ? [] : [{ heading: "State", sort: "State", width: table.stateWidth, cell: stateText }]),
+    ...(data.lossLines?.size ? [{ heading: "Loss", title: "Validation loss over training", width: 6, cell: sparkline }] : []),
+    ...mainFirst(numbers),
   ];
 }
 
@@ -149,7 +149,7 @@ function heatEnds(rows) {
   });
 }
 
-/** The needle at its longest length, the others at theirs, then the rest. */
+/** What the table is sorted by at first, the other measures at their longest lengths, then the rest. */
 function mainFirst(numbers) {
   const longest = (index) => data.columns.findLastIndex((one) => one.probe === data.columns[index].probe) === index;
   const rank = (index) => (data.columns[index].probe === "needle" ? 0 : 1) + (longest(index) ? 0 : 2);
@@ -170,7 +170,7 @@ function measureWidths(table) {
       700, // the best are bold
     ),
   );
-  table.nameWidth = widest("Cell", table.rows.map(rowName), 34);
+  table.nameWidth = widest("Cell", table.rows.map(rowName), 15);
   table.stateWidth = widest(
     "State",
     table.rows.map((row) => row.states.join("/")),

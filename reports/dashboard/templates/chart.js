@@ -57,6 +57,7 @@ function drawChart(id, spec) {
   const log = spec.log ?? "";
   const distr = (name) => (log.includes(name) ? { distr: 3 } : {});
   const range = (plot, low, high) => (chart.zoomed ? [low, high] : spec.range);
+  const xRange = (plot, low, high) => (chart.zoomed ? [low, high] : [spec.xSplits[0] / 1.08, spec.xSplits.at(-1) * 1.08]);
   const options = {
     width: Math.max(160, box.clientWidth),
     height: spec.height,
@@ -67,7 +68,7 @@ function drawChart(id, spec) {
       focus: { prox: 28 }, hover: { skip: [undefined, null] }, drag: { x: true, y: true, uni: 24 },
       points: { size: 8 }, y: false,
     }, // prettier-ignore
-    scales: { x: { time: false, ...distr("x") }, y: { ...(spec.range && !log.includes("y") ? { range } : {}), ...distr("y") } },
+    scales: { x: { time: false, ...(spec.xSplits && log.includes("x") ? { range: xRange } : {}), ...distr("x") }, y: { ...(spec.range && !log.includes("y") ? { range } : {}), ...distr("y") } },
     axes: [
       { ...axis(spec.xTitle, spec.xText ?? countText, 26), ...(spec.xSplits ? { splits: () => spec.xSplits, filter: (plot, splits) => splits } : {}) },
       axis(spec.yTitle, spec.yText ?? tickText, 44),

@@ -225,5 +225,5 @@ function widthOf(texts, weight) {
 function widest(heading, texts, most = 40, weight = 400) {
   const longest = texts.reduce((length, text) => Math.max(length, text.length), 0);
   const long = [...new Set(texts.filter((text) => text.length >= longest - 1))].slice(0, 50);
-  return Math.min(most, 0.3 + Math.max(widthOf(heading.split(/(?=@)/), 600), widthOf(long, weight)));
+  return Math.min(most, 0.3 + Math.max(widthOf(heading.split(/(?=@)| /), 600), widthOf(long, weight)));
 }
