@@ -106,8 +106,7 @@ function cellColumns(table, best) {
     cell: (row) => numberButton(row, index, best),
     shade: (row) => heat(row, index, table.heat[index]),
   }));
-  const name = (row) =>
-    make("button", {
+  const name = (row) => make("button", {
       type: "button",
       class: "name",
       text: rowName(row),
@@ -153,17 +152,13 @@ function heatEnds(rows) {
 function mainFirst(numbers) {
   const longest = (index) => data.columns.findLastIndex((one) => one.probe === data.columns[index].probe) === index;
   const rank = (index) => (data.columns[index].probe === "needle" ? 0 : 1) + (longest(index) ? 0 : 2);
-  return numbers
-    .map((column, index) => [rank(index), column])
-    .sort((a, b) => a[0] - b[0])
-    .map(([, column]) => column);
+  return numbers.map((column, index) => [rank(index), column]).sort((a, b) => a[0] - b[0]).map(([, column]) => column);
 }
 
 function measureWidths(table) {
   table.heat = heatEnds(table.rows);
   table.widths = table.words.map((word, index) => widest(headingName(word), table.rows.map((row) => levelName(word, row.words[index])), 24));
-  table.numberWidths = data.columns.map((column, index) =>
-    widest(
+  table.numberWidths = data.columns.map((column, index) => widest(
       column.heading,
       table.rows.map((row) => row.numbers[index][0]),
       22,
@@ -171,11 +166,7 @@ function measureWidths(table) {
     ),
   );
   table.nameWidth = widest("Cell", table.rows.map(rowName), 15);
-  table.stateWidth = widest(
-    "State",
-    table.rows.map((row) => row.states.join("/")),
-    18,
-  );
+  table.stateWidth = widest("State", table.rows.map((row) => row.states.join("/")), 18);
 }
 
 async function drawCells() {
@@ -367,10 +358,7 @@ function valueFacts(value) {
 function showTrace(row, index) {
   const column = data.columns[index];
   const [text, mean, sd, seeds, , attempts] = row.numbers[index];
-  const whole = [
-    ["Printed", text],
-    ["Measures", definitionOf(column)],
-  ];
+  const whole = [["Printed", text], ["Measures", definitionOf(column)]];
   if (row.cells.length > 1)
     whole.push(
       ["Mean", digits(mean)],
@@ -415,13 +403,7 @@ function showCell(cell) {
   });
   const attempts = [...new Set([...values.map((value) => value[5]), ...(curve ? [curve.attempt] : [])])];
   openSheet(slug, [
-    facts([
-      ["Cell", id],
-      ["Levels", levels],
-      ["Seed", seed],
-      ["State", state],
-      ["Cause", cause],
-    ]),
+    facts([["Cell", id], ["Levels", levels], ["Seed", seed], ["State", state], ["Cause", cause]]),
     make("h3", { text: "Measurements" }),
     rows.length
       ? plainTable(["Probe", "Metric", "Length", "Value", "Unit", "Samples", "95% interval", "Attempt"], rows)

@@ -4,8 +4,7 @@
 // that effects and curves are fetched too. Nothing of the reader's place is lost: tab, filters, picked cells, order, scroll.
 
 function buildTabs() {
-  const tabs = currentTabs().map((name) =>
-    make("button", {
+  const tabs = currentTabs().map((name) => make("button", {
       type: "button",
       role: "tab",
       id: `tab-${name}`,
@@ -49,10 +48,8 @@ function drawPicked() {
     return make("span", { class: "chip" }, swatch(cell), make("span", { text: slug, title: cellName(cell) }), remove);
   });
   const clear = make("button", { type: "button", text: "Clear", on: { click: () => change({ picked: [] }) } });
-  const look =
-    view.tab === "curves"
-      ? null
-      : make("button", { type: "button", text: "Show curves", on: { click: () => change({ tab: "curves" }) } });
+  const look = view.tab === "curves"
+      ? null : make("button", { type: "button", text: "Show curves", on: { click: () => change({ tab: "curves" }) } });
   byId("picked").replaceChildren(
     make("strong", { text: `${view.picked.length} picked` }),
     ...chips,
@@ -90,8 +87,7 @@ function buildHead() {
   byId("title").textContent = `${data.sweep}, revision ${data.revision}`;
   const origin = data.printed ? `Numbers printed in ${data.printed}` : `Launched ${data.launched}`;
   byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. ${origin}.`;
-  byId("footer").textContent =
-    `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
+  byId("footer").textContent = `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
 }
 
 function stateCounts() {
@@ -117,8 +113,7 @@ function listen() {
     byId("search").value = "";
     change({ search: "", filters: {}, ranges: {} });
   });
-  byId("copy").addEventListener("click", () =>
-    navigator.clipboard.writeText(location.href).then(
+  byId("copy").addEventListener("click", () => navigator.clipboard.writeText(location.href).then(
       () => say("The link is copied."),
       () => say("Copy the link from the address bar."),
     ),
@@ -149,15 +144,7 @@ function take(core, answer) {
 }
 
 const BUILD = {
-  head: [
-    buildHead,
-    (d) => [
-      d.sweep,
-      d.revision,
-      d.launched,
-      d.cells.map((cell) => cell.state),
-    ],
-  ],
+  head: [buildHead, (d) => [ d.sweep, d.revision, d.launched, d.cells.map((cell) => cell.state), ]],
   tabs: [buildTabs, currentTabs],
   answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0, d.sweep]],
   cells: [buildCells, (d) => Object.keys(d.tables)],
@@ -185,8 +172,7 @@ function build() {
 }
 
 /** The folded parts by where they stand and what their heading says: most are made anew with newer data. */
-const folds = () =>
-  [...document.querySelectorAll("details:has(> summary)")].map((fold) => [
+const folds = () => [...document.querySelectorAll("details:has(> summary)")].map((fold) => [
     `${fold.parentElement.closest("[id]")?.id} ${fold.querySelector("summary").textContent}`,
     fold,
   ]);

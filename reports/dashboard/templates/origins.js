@@ -40,22 +40,15 @@ function buildProvenance() {
     make("h2", { text: "Differences between cells" }),
     auditList(),
     make("h2", { text: "Code, machine and software" }),
-    rows.length
-      ? plainTable(
+    rows.length ? plainTable(
           ["Origin", ...columns],
           rows.map((row, index) => [letter(index), ...row]),
-        )
-      : make("p", { text: "No provenance is recorded: no cell has a number yet, or its attempts recorded none." }),
+        ) : make("p", { text: "No provenance is recorded: no cell has a number yet, or its attempts recorded none." }),
     make("h2", { text: "Provenance by cell" }),
     originGrid.viewport,
     make("h2", { text: "Grid" }),
     facts([data.printed ? ["Printed in", data.printed] : ["Launched", data.launched], ["Commit", commitText(data)]]),
-    make(
-      "details",
-      {},
-      make("summary", { text: "Grid file as launched" }),
-      make("pre", { text: data.grid }),
-    ),
+    make("details", {}, make("summary", { text: "Grid file as launched" }), make("pre", { text: data.grid })),
   );
 }
 

@@ -96,8 +96,7 @@ function needlePanels({ panels }, { groups, group }) {
       const name = `${group[cell]} ${length}`;
       if (isNumber(value)) values.set(name, [...(values.get(name) ?? []), 100 * value]);
     }
-  const pointsOf = (index, points) =>
-    points.flatMap(([length]) => {
+  const pointsOf = (index, points) => points.flatMap(([length]) => {
       const shares = values.get(`${index} ${length}`);
       return shares ? [[length, average(shares), null, null, shares.length]] : [];
     });
@@ -295,8 +294,7 @@ function lossParts(all, axis) {
   const kept = (lines) => lines.filter(([cell]) => !cells || cells.has(cell));
   const [val, train] = [kept(all.lines), kept(all.training.lines)];
   const share = Math.max(0.12, Math.min(0.6, 12 / Math.max(1, val.length)));
-  const series = (lines, { grids }, kind) =>
-    lines.map(([cell, grid, loss]) => ({
+  const series = (lines, { grids }, kind) => lines.map(([cell, grid, loss]) => ({
       name: `${cellName(cell)}${kind}`, group: level(cell)?.name, color: faded(level(cell)?.color ?? ink("--quiet"), kind ? 0.9 : share), dash: level(cell)?.dash,
       width: 1, x: grids[grid], y: loss, pick: () => showCell(cell), points: loss.length === 1 ? "small" : null,
     })); // prettier-ignore

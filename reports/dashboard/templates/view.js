@@ -18,8 +18,7 @@ const TABS = {
 };
 
 /** The tabs of this page: without another sweep there is nothing to compare, and without figures no gallery. */
-const currentTabs = () =>
-  Object.keys(TABS).filter(
+const currentTabs = () => Object.keys(TABS).filter(
     (name) => (name !== "beside" || data.answer.beside) && (name !== "figures" || data.answer.overview.figures.length),
   );
 
