@@ -113,7 +113,7 @@ function cellColumns(table, best) {
       title: rowName(row),
       on: { click: () => showCell(row.cells[0]) },
     });
-  const box = { heading: "Pick", width: "2.4rem", cell: pickBox };
+  const box = { heading: "Pick", width: "2.8rem", cell: pickBox };
   const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
   // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
   if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...mainFirst(numbers), box];
@@ -165,7 +165,7 @@ function measureWidths(table) {
       700, // the best are bold
     ),
   );
-  table.nameWidth = widest("Cell", table.rows.map(rowName), 15);
+  table.nameWidth = widest("Cell", table.rows.map(rowName), 13);
   table.stateWidth = widest("State", table.rows.map((row) => row.states.join("/")), 18);
 }
 
@@ -217,15 +217,8 @@ function syncRadios() {
 // --- filters ---
 
 function buildFilters() {
-  const boxes = currentTable().groups.map((group) => {
-    const levels = [...new Set(currentTable().rows.flatMap((row) => row.levels[group]))];
-    return make(
-      "fieldset",
-      { "data-group": group },
-      make("legend", { text: headingName(group) }),
-      make("div", { class: "levels" }, ...levels.map((level) => levelBox(group, level))),
-    );
-  });
+  const boxes = currentTable().groups.map((group) =>
+    make("fieldset", { "data-group": group }, make("legend", { text: headingName(group) }), make("div", { class: "levels" })));
   byId("filter-groups").replaceChildren(...boxes, rangeBoxes());
   byId("filter-groups").dataset.table = view.seeds;
 }
@@ -280,6 +273,9 @@ function drawFilters() {
   }
   for (const fieldset of document.querySelectorAll("#filter-groups [data-group]")) {
     const { group } = fieldset.dataset;
+    const levels = [...new Set(currentTable().rows.flatMap((row) => row.levels[group]))];
+    const box = fieldset.querySelector(".levels");
+    if ([...box.children].map((label) => label.dataset.level).join("\n") !== levels.join("\n")) box.replaceChildren(...levels.map((level) => levelBox(group, level)));
     const counts = new Map();
     for (const row of searched.filter((row) => passes(row, view.filters, group))) {
       if (group === "State")

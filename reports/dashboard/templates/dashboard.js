@@ -151,7 +151,7 @@ const BUILD = {
   notes: [buildNotes, (d) => d.notes],
   filters: [
     forgetFilters,
-    (d) => [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), [...new Set(d.cells.map(({ state }) => state))], d.answer.best.measures.map(({ heading }) => heading)],
+    (d) => [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), d.answer.best.measures.map(({ heading }) => heading)],
   ],
   curves: [buildCurves, (d) => d.charts],
   effects: [buildEffects, () => 0],

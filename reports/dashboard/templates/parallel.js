@@ -60,7 +60,7 @@ function parallelParts() {
   if (shown.size > 60) picture.classList.add("dense");
   const box = make("div", { class: "parallel-box" }, picture);
   box.style.height = `${PARALLEL_HEIGHT}px`;
-  axes.forEach((axis, index) => box.append(...axisParts(axis, x(index), y, box)));
+  axes.forEach((axis, index) => box.append(...axisParts(axis, x(index), 100 / axes.length, y, box)));
   return [make("div", { class: "scroll" }, make("div", { class: "parallel" }, make("div", { class: "parallel-names" }, ...axes.map((axis) => make("strong", { text: axis.name }))), box)), tip];
 }
 
@@ -70,9 +70,10 @@ const wobble = (axis, row) => (axis.levels ? ((row.position * 7) % 11) * 0.004 -
 const rowSummary = (row, axes) => axes.map((axis) => (axis.levels ? `${axis.name} ${levelName(axis.heading, row.levels[axis.heading][0])}` : `${axis.name} ${digits(printedNumber(row, axis.heading))}`)).join(" · ");
 
 /** The upright line of an axis, its levels as buttons or its ends as numbers, and the brush of a measure. */
-function axisParts(axis, left, y, box) {
+function axisParts(axis, left, width, y, box) {
   const at = (element, share) => {
     element.style.left = `${left}%`;
+    if (element.classList.contains("tick")) element.style.maxWidth = `${0.96 * width}%`;
     if (share !== null) element.style.top = `${y(share)}px`;
     return element;
   };
