@@ -122,7 +122,7 @@ function cellColumns(table, best) {
     names,
     ...words,
     ...(table.rows.every(({ states }) => states.join() === "done") ? [] : [{ heading: "State", sort: "State", width: table.stateWidth, cell: stateText }]),
-    ...(data.lossLines?.size ? [{ heading: "Loss", title: "Validation loss over training", width: 6, cell: sparkline }] : []),
+    ...(data.lossLines?.size ? [{ heading: "Loss", title: "Validation loss over training", width: 5, cell: sparkline }] : []),
     ...mainFirst(numbers),
   ];
 }
