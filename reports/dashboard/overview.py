@@ -179,7 +179,9 @@ def finding_json(data: SweepData, columns: Sequence[Column], answer: Mapping[str
             if row["mean"] is not None
         )
     )
-    within = [f"It differs between groups of cells: {listed} {_unit(columns[first])}."] if top["mixed"] and listed else []
+    within = (
+        [f"It differs between groups of cells: {listed} {_unit(columns[first])}."] if top["mixed"] and listed else []
+    )
     return {"text": text, "more": [*within, *best]}
 
 
