@@ -18,7 +18,7 @@ from ..sweep_data import SweepData
 from .curves import OVERVIEW_POINTS, CellCurves
 from .main_results import main_columns
 
-MEASURE_WORDS = {
+MEASURE_PHRASES = {
     "needle": "needle accuracy",
     "val": "validation loss",
     "clean": "loss on long documents",
@@ -55,7 +55,7 @@ def overview_block(data: SweepData, answer: Mapping[str, Any], pictures: Sequenc
     groups = line_groups(data)
     keys = [(level_label(groups[c.cell_id]["panel"]), groups[c.cell_id]["line"]) for c in data.cells]
     distinct = list(dict.fromkeys(keys))
-    index = {key: place for place, key in enumerate(distinct)}
+    index = {key: number for number, key in enumerate(distinct)}
     return {
         "finding": finding_json(data, main_columns(data), answer),
         "axes": [_axis_json(data, axis) for axis in axes],
@@ -68,7 +68,7 @@ def overview_block(data: SweepData, answer: Mapping[str, Any], pictures: Sequenc
         "lines": _line_labels(data, groups),
         "looks": _line_looks(data, groups),
         "hues": {level_label(mixer): {"light": ink, "dark": style.ink_on_dark(ink)} for mixer, ink in style.mixer_inks(data.levels("attn_type")).items()},
-        "figures": [{"name": one.name, "title": one.title, "text": one.caption} for one in pictures],
+        "figures": [{"name": picture.name, "title": picture.title, "text": picture.caption} for picture in pictures],
     }  # fmt: skip
 
 
@@ -202,18 +202,18 @@ def _effect_sentence(row: Mapping[str, Any], column: Column, sign: int) -> str:
         low, high = sorted(towards * sign * end for end in (row["low"], row["high"]))
         spread = _minus(f"95% interval {low:.{decimals}f} to {high:.{decimals}f}, {spread}")
     return (
-        f"{_capitalized(measure_words(column))} is {abs(mean):.{decimals}f} {_unit(column)} "
+        f"{_capitalized(measure_phrase(column))} is {abs(mean):.{decimals}f} {_unit(column)} "
         f"{'higher' if mean > 0 else 'lower'} {_with(first)} than {_with(second)} ({spread}): "
         "the largest significant effect."
     )
 
 
-def measure_words(column: Column) -> str:
+def measure_phrase(column: Column) -> str:
     """Return a measure as a sentence names it, such as "needle accuracy at 64K tokens"."""
-    words = MEASURE_WORDS.get(column.probe)
-    if words is None:
+    phrase = MEASURE_PHRASES.get(column.probe)
+    if phrase is None:
         return column.heading
-    return f"{words} at {format_length(column.length)} tokens" if column.length else words
+    return f"{phrase} at {format_length(column.length)} tokens" if column.length else phrase
 
 
 def _unit(column: Column) -> str:
@@ -239,7 +239,7 @@ def _best_text(best: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
             unit = " %" if column.percent else f" {_unit(column)}"
             chance = f"; probability of being the best {row['chance']:.0%}" if row["chance"] is not None else ""
             interval = f" (95% interval {row['interval']}{chance})" if row["interval"] else ""
-            return [f"Best by {measure_words(column)}: {', '.join(row['words'])}, {row['text']}{unit}{interval}."]
+            return [f"Best by {measure_phrase(column)}: {', '.join(row['words'])}, {row['text']}{unit}{interval}."]
     return []
 
 

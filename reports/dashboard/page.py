@@ -156,8 +156,8 @@ def build_page(
         more_script: JavaScript appended to the page's own script.
         connect_sources: Sources that the content security policy lets the page fetch from; empty: none.
     """
-    script = "\n".join([_library("uplot.iife.min.js"), *map(_template, SCRIPTS), more_script])
-    style = _library("uplot.min.css") + css_variables() + _template("dashboard.css")
+    script = "\n".join([library_source("uplot.iife.min.js"), *map(_template, SCRIPTS), more_script])
+    style = library_source("uplot.min.css") + css_variables() + _template("dashboard.css")
     policy = "; ".join(
         [
             "default-src 'none'",
@@ -182,7 +182,7 @@ def _template(name: str) -> str:
     return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _library(name: str) -> str:
+def library_source(name: str) -> str:
     """Return a file of uPlot, from the installed package."""
     return resources.files("youplot").joinpath("vendor", name).read_text(encoding="utf-8")
 

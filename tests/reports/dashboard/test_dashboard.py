@@ -209,7 +209,7 @@ def test_chart_library_is_the_published_file() -> None:
         "uplot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
     }
     for name, sha256 in hashes.items():
-        assert hashlib.sha256(module._library(name).encode()).hexdigest() == sha256
+        assert hashlib.sha256(module.library_source(name).encode()).hexdigest() == sha256
 
 
 def test_hostile_text_stays_data(empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..., None]) -> None:

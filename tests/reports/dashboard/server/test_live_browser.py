@@ -122,6 +122,7 @@ def test_what_is_open_and_enlarged_stays_so(visit: Callable[..., Visit], site: S
     page = seen.page
     page.wait_for_selector("#chart-training[data-traces]")
     page.locator("#lengths ~ details summary").click()
+    page.locator("#chart-training .u-over").scroll_into_view_if_needed()
     box = page.locator("#chart-training .u-over").bounding_box()
     page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 0.3 * box["height"])
     page.mouse.down()
