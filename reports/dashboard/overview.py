@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ MEASURE_PHRASES = {
     "clean": "loss on long documents",
 }
 """Measures as a sentence names them, by probe; others by their heading."""
+LONG_NUMBER = re.compile(r"\d+\.\d{6,}(e-?\d+)?")
 MAX_STRATA = 6  # strata that the line below the finding lists
 
 
@@ -156,9 +158,10 @@ def finding_json(data: SweepData, columns: Sequence[Column], answer: Mapping[str
     if not significant:
         if data.done == 0:
             return {"text": f"No cell is done yet: 0 of {len(data.cells)}.", "more": best}
-        why = answer["forest"]["why"]
-        reason = why or "No effect over the whole sweep is significant after correction."
-        return {"text": reason, "more": best}
+        reason = answer["forest"]["why"] or "No effect over the whole sweep is significant after correction."
+        # without pairs, as in a study, the best is the finding
+        lines = [*best, reason] if answer["forest"]["why"] else [reason, *best]
+        return {"text": lines[0], "more": lines[1:]}
     first = min(row["measure"] for row in significant)
     top = max((row for row in significant if row["measure"] == first), key=lambda row: abs(row["mean"]))
     sign = -1 if top["mean"] * columns[first].direction < 0 else 1  # the better level first
@@ -239,7 +242,9 @@ def _best_text(best: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
             unit = " %" if column.percent else f" {_unit(column)}"
             chance = f"; probability of being the best {row['chance']:.0%}" if row["chance"] is not None else ""
             interval = f" (95% interval {row['interval']}{chance})" if row["interval"] else ""
-            return [f"Best by {measure_phrase(column)}: {', '.join(row['words'])}, {row['text']}{unit}{interval}."]
+            # settings that a search draws have more digits than a sentence bears
+            names = LONG_NUMBER.sub(lambda match: f"{float(match[0]):.4g}", ", ".join(row["words"]))
+            return [f"Best by {measure_phrase(column)}: {names}, {row['text']}{unit}{interval}."]
     return []
 
 

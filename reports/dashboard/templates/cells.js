@@ -225,8 +225,9 @@ function buildFilters() {
 
 /** The least and the largest number that a row may have of a main measure: what the brush sets, for the keyboard. */
 function rangeBoxes() {
-  const inputs = data.answer.best.measures.map(({ heading, unit }) => {
-    const ends = ["least", "most"].map((word) => make("input", { type: "number", step: "any", "aria-label": `${heading}, ${word}, ${unit}`, "data-range": heading, placeholder: word }));
+  const scales = currentTable().scales.map((heading) => ({ heading, unit: "" }));
+  const inputs = [...data.answer.best.measures, ...scales].map(({ heading, unit }) => {
+    const ends = ["least", "most"].map((word) => make("input", { type: "number", step: "any", "aria-label": `${heading}, ${word}${unit && `, ${unit}`}`, "data-range": heading, placeholder: word }));
     const set = () => {
       const [low, high] = ends.map((input) => (input.value === "" ? null : Number(input.value)));
       setRange(heading, low === null && high === null ? null : [low ?? -1e12, high ?? 1e12]);

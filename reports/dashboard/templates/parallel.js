@@ -7,12 +7,13 @@ function parallelAxes() {
   const table = currentTable();
   const factors = table.words.flatMap((heading, index) => {
     const levels = [...new Set(table.rows.map((row) => row.words[index]))];
-    return heading === "Seeds" || levels.length < 2 ? [] : [{ heading, name: headingName(heading), levels, labels: levels.map((level) => levelName(heading, level)) }];
+    return heading === "Seeds" || table.scales.includes(heading) || levels.length < 2 ? [] : [{ heading, name: headingName(heading), levels, labels: levels.map((level) => levelName(heading, level)) }];
   });
-  const measures = data.answer.best.measures.flatMap(({ heading, better, unit }) => {
+  const scales = table.scales.map((heading) => ({ heading, better: 1, unit: "" }));
+  const measures = [...scales, ...data.answer.best.measures].flatMap(({ heading, better, unit }) => {
     const values = table.rows.map((row) => printedNumber(row, heading)).filter(isNumber);
     const ends = [Math.min(...values), Math.max(...values)];
-    return values.length > 1 && ends[0] < ends[1] ? [{ heading, name: `${heading}, ${unit}`, ends, better }] : [];
+    return values.length > 1 && ends[0] < ends[1] ? [{ heading, name: unit ? `${heading}, ${unit}` : headingName(heading), ends, better }] : [];
   });
   return [...factors, ...measures];
 }

@@ -159,7 +159,8 @@ function restore() {
 
 /** Rows of the chosen table with what filters, search and sorting need of each, prepared once. */
 function prepared(table) {
-  const groups = table.words.filter((word) => word !== "Seeds");
+  const scales = table.words.filter((word, index) => isScale(table.rows.map((row) => row.words[index])));
+  const groups = table.words.filter((word) => word !== "Seeds" && !scales.includes(word));
   const rows = table.rows.map((row, position) => {
     const cells = row.cells.map((cell) => data.cells[cell]);
     const states = [...new Set(cells.map((cell) => cell.state))];
@@ -168,15 +169,19 @@ function prepared(table) {
     const text = [...parts, ...row.words, ...row.words.map((level, index) => levelName(table.words[index], level))];
     return { ...row, position, states, levels: { ...levels, State: states }, text: text.join(" ").toLowerCase() };
   });
-  return { words: table.words, groups: [...groups, "State"], rows };
+  return { words: table.words, scales, groups: [...groups, "State"], rows };
 }
 
 /** The heading of a column of levels, and a level below it, in plain words. */
 const headingName = (heading) => data.answer.overview.headings[heading]?.words ?? heading;
 const levelName = (heading, level) => data.answer.overview.headings[heading]?.levels[level] ?? level;
 
+/** The columns of levels that are numbers of a scale, such as the rates of a study: ranges filter these, not boxes. */
+const isScale = (levels) => new Set(levels).size > 8 && levels.every((level) => level !== "" && Number.isFinite(Number(level)));
+
 /** A number of a row in printed units, by the heading of its column; null without one. */
 function printedNumber(row, heading) {
+  if (row.levels[heading]) return Number(row.levels[heading][0]);
   const index = data.columns.findIndex((column) => column.heading === heading);
   const value = row.numbers[index]?.[1] ?? null;
   return value !== null && data.columns[index].percent ? 100 * value : value;
