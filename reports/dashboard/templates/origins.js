@@ -3,7 +3,7 @@
 /** The figures of the sweep, each drawn when its tab is opened. */
 function buildFigures() {
   parts.delete("figure-list");
-  byId("panel-figures").replaceChildren(make("div", { id: "figure-list" }));
+  byId("panel-figures").replaceChildren(plain("The figures show all cells, whatever the filters."), make("div", { id: "figure-list" }));
 }
 
 async function drawFigures() {

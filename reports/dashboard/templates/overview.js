@@ -29,14 +29,14 @@ function buildAnswer() {
 
 async function drawAnswer() {
   const { best, declared, forest, needle, overview, beside } = data.answer;
-  part("finding", overview.finding, findingParts);
+  part("finding", [overview.finding, isFiltering()], () => findingParts(overview.finding));
   part("care", [...data.care, ...(data.answer.care ?? [])], careParts);
   part("progress", data.progress, progressParts);
   part("needle", [needle, filterKey()], () => needleParts(needle, "needle", overview));
   part("effects-matrix", [forest, filterKey()], () => matrixParts(forest));
   part("parallel", [data.tables[view.seeds], filterKey()], parallelParts);
   if (beside) part("beside-summary", beside, besideParts);
-  part("best", best, bestParts);
+  part("best", [best, filterKey()], () => bestParts(matchingBest(best)));
   if (declared.length) part("declared", declared, () => [plainTable(DECLARED, declared), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })]);
   part("design", data.asked, designParts);
   await drawLosses();
@@ -47,7 +47,8 @@ const DECLARED = ["Measure", "Contrast", "Difference", "95% interval", "p, corre
 // --- the finding, cautions, progress, design ---
 
 function findingParts({ text, more }) {
-  return [make("p", { class: "finding", text }), ...more.map((line) => make("p", { text: line }))];
+  const whole = isFiltering() ? make("p", { class: "hint", text: "Of all cells, whatever the filters." }) : null;
+  return [make("p", { class: "finding", text }), ...more.map((line) => make("p", { text: line })), whole];
 }
 
 function careParts(lines) {
@@ -339,6 +340,24 @@ async function lossRows() {
 
 const chanceText = (share) => (!isNumber(share) ? "" : share < 0.005 ? "<1%" : share > 0.995 ? ">99%" : `${Math.round(100 * share)}%`);
 
+/** The rankings, or where filters leave some configurations only, their five best without intervals and probabilities. */
+function matchingBest(best) {
+  if (!isFiltering()) return best;
+  const places = new Map(currentTable().words.map((heading, index) => [index, heading]));
+  const measures = best.measures.map((measure) => {
+    const rows = matching().filter((row) => isNumber(printedNumber(row, measure.heading)));
+    rows.sort((a, b) => measure.better * (printedNumber(b, measure.heading) - printedNumber(a, measure.heading)));
+    const column = data.columns.findIndex(({ heading }) => heading === measure.heading);
+    const names = (row) => row.words.map((level, index) => [places.get(index), level]).filter(([heading, level]) => heading !== "Seeds" && !["off", "baseline"].includes(level));
+    const ranked = rows.slice(0, 5).map((row) => ({
+      cells: row.cells.map((cell) => data.cells[cell].id), text: row.numbers[column][0], interval: "", chance: null,
+      words: names(row).map(([heading, level]) => (level === "on" ? `with ${headingName(heading).toLowerCase()}` : levelName(heading, level))),
+    })); // prettier-ignore
+    return { ...measure, rows: ranked, of: rows.length, how: "Of the matching cells; without intervals." };
+  });
+  return { ...best, measures };
+}
+
 function bestParts({ measures, why }) {
   if (why) return [plain(why)];
   const ranking = ({ heading, unit, better, rows, of, how }) => {
@@ -357,6 +376,6 @@ function bestParts({ measures, why }) {
 }
 
 function bestRows() {
-  const lines = data.answer.best.measures.flatMap(({ heading, rows }) => rows.map(({ words, text, interval, chance }, index) => [heading, index + 1, words.join(", "), text, interval, chanceText(chance)]));
+  const lines = matchingBest(data.answer.best).measures.flatMap(({ heading, rows }) => rows.map(({ words, text, interval, chance }, index) => [heading, index + 1, words.join(", "), text, interval, chanceText(chance)]));
   return [["Measure", "Place", "Configuration", "Value", "95% interval", "P(best)"], lines];
 }

@@ -67,8 +67,15 @@ def test_a_filter_acts_on_every_panel(visit: Any, printed_page: Path) -> None:
     assert dict(map(tuple, drawn))["memory on, window off"] == pytest.approx(truth)
     assert page.locator("#parallel .course:not(.off)").count() == 40
     page.wait_for_function("() => charts.get('loss-chart').series.every(({ group }) => group === 'PoLAR')")
+    best = max(printed_needles(printed_page, attn_type="polar").values())
+    assert page.locator("#best td strong").first.text_content() == f"{best:.1f}"
     page.get_by_role("tab", name="Cells").click()
     assert page.get_by_role("grid").get_attribute("aria-rowcount") == "41"
+    page.get_by_role("tab", name="Results").click()
+    page.get_by_role("button", name="Only Mixer PoLAR").click()
+    page.get_by_role("button", name="Only Mixer RoPE").click()
+    best = max(printed_needles(printed_page, attn_type="rope").values())
+    assert page.locator("#best td strong").first.text_content() == f"{best:.1f}"
     page.get_by_role("button", name="Show all cells").click()
     assert page.locator("#matches").text_content() == "120 of 120 cells match"
 
