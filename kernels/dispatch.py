@@ -39,6 +39,21 @@ class BackendChoice(NamedTuple):
         return f"{self.backend} ({self.reason})"
 
 
+BACKENDS = ("gluon", "triton", "fla", "cudnn", "scaled_mm", "torch")
+"""Names of all backends of all ops."""
+
+
+def checked_backend(name: str | None) -> str | None:
+    """Return the name of a backend that a caller demands, None for none.
+
+    Raises:
+        ValueError: No op has a backend of this name.
+    """
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; backends: {', '.join(BACKENDS)}")
+    return name
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

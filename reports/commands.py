@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -115,6 +116,7 @@ def dashboard(
       atma-sweep dashboard --sweep quick --compare printed-v2
       atma-sweep dashboard --port 8000 --no-open
     """
+    _limit_blas_threads()
     from .dashboard.server.serve import serve
 
     def tell(address: str) -> None:
@@ -159,10 +161,19 @@ def report(**options: Any) -> None:
         else:
             echo_text("\n".join(f"{f'--{kind} {name}':<24} {shows}" for kind, name, shows in listing()))
         return
+    _limit_blas_threads()
     from .report_request import run_report
 
     if not run_report(request):
         raise typer.Exit(1)
+
+
+def _limit_blas_threads() -> None:
+    """Let NumPy's BLAS use one thread in this process, unless the environment says otherwise; before NumPy's import.
+
+    The matrices of reports are small: a second thread spends its time waiting, at the cost of other programs.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _listed(lines: Mapping[str, ReportSpec]) -> str:

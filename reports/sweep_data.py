@@ -242,7 +242,7 @@ class SweepData:
 
     @cached_property
     def _cache(self) -> dict[Any, Any]:
-        """Results of `levels` by axis, and of the averaged lengths by (probe, metric)."""
+        """Results of `levels` by axis, of the averaged lengths by (probe, metric), and of averages by (cell, probe, metric)."""
         return {}
 
     def extra_axes(self) -> list[str]:
@@ -352,7 +352,7 @@ class SweepData:
         )
 
     def _average(self, cell: str, probe: str, metric: str) -> MeasuredValue | None:
-        """Return the length-weighted mean of a metric over the lengths of `averaged_lengths`, as a value with length 0.
+        """Return the length-weighted mean of a metric over the lengths of `averaged_lengths`, cached, with length 0.
 
         The value has the attempt of the newest one and neither n nor interval. If a length has a reason instead of a
         number, that reason is returned. None if a length was not measured, or without lengths.
@@ -362,7 +362,15 @@ class SweepData:
             probe: Name of the probe.
             metric: Name of the metric with the ending "_weighted".
         """
-        base = metric.removesuffix(WEIGHTED_SUFFIX)
+        key = cell, probe, metric
+        if key not in self._cache:
+            self._cache[key] = self._new_average(cell, probe, metric.removesuffix(WEIGHTED_SUFFIX))
+        average: MeasuredValue | None = self._cache[key]
+        return average
+
+    def _new_average(self, cell: str, probe: str, base: str) -> MeasuredValue | None:
+        """Return what `_average` caches; `base` is the metric without the ending."""
+        metric = base + WEIGHTED_SUFFIX
         by_length = [self.values.get((cell, probe, base, length)) for length in self.averaged_lengths(probe, base)]
         present = [value for value in by_length if value is not None]
         if not present or len(present) < len(by_length):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, is_torch_only, self_test_failure, version
+from ..dispatch import BackendChoice, checked_backend, compile_time_constant, is_torch_only, self_test_failure, version
 from ..fla_configs import channelwise_configs, pin_configs
 from ..gated_delta.op import NORM_FLOOR, delta_rule_error, in_chunks, running_sum, why_no_fla
 from ..norms import statistics_dtype
@@ -38,7 +38,7 @@ def channelwise_delta(
         beta_BTH: Write strength in (0, 1), which is not checked.
         chunk: Tokens that "torch" solves together; "fla" always takes 64.
         initial_state: [B, H, X_v, X_k], left unchanged; None for zeros.
-        backend: "fla" (CUDA, 16 bits); any other name is torch; None: `choose_backend`.
+        backend: "fla" (CUDA, 16 bits); any other known name is torch; None: `choose_backend`.
 
     Returns:
         (readout r [B, T, H, X] in q's dtype, last state [B, H, X_v, X_k] in float32, float64 for float64).
@@ -57,7 +57,7 @@ def channelwise_delta(
     state = q_BTHX.new_zeros(b, h, d, d, dtype=dtype) if initial_state is None else initial_state.to(dtype)
     q, k = (functional.normalize(x.to(dtype), dim=-1, eps=NORM_FLOOR) for x in (q_BTHX, expand_kv(k_BTJX, h)))
     v, decay, beta = expand_kv(v_BTJX, h).to(dtype), log_gamma_BTHX.to(dtype), beta_BTH.to(dtype)
-    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "fla":
         narrow = (x.to(q_BTHX.dtype) for x in (q, k, v))
         r, state, *_ = fla_forward(*narrow, decay, beta, state)

@@ -18,6 +18,7 @@ from ..dispatch import (
     SIXTEEN_BITS,
     BackendChoice,
     attention_choice,
+    checked_backend,
     compile_time_constant,
     is_torch_only,
     max_relative_error,
@@ -65,7 +66,7 @@ def gated_delta(
         raise ValueError(f"initial_state has shape {tuple(initial_state.shape)}, expected [{b}, {h}, {d}, {d}]")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         gates = (log_gamma_BTH.float(), beta_BTH.float())
         first = None if initial_state is None else initial_state.float()

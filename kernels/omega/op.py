@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ..dispatch import (
     BackendChoice,
+    checked_backend,
     compile_time_constant,
     max_relative_error,
     self_test_failure,
@@ -118,7 +119,7 @@ def omega(
     _check(q_BTHF, k_BTHF, v_BTHX, state, window, chunk)
     t, f = k_BTHF.shape[1], k_BTHF.shape[3]
     dtype = statistics_dtype(v_BTHX.dtype)
-    if backend is None:
+    if checked_backend(backend) is None:
         size = v_BTHX.shape[-1] if f == v_BTHX.shape[-1] and len(state.layers) == 1 else 0
         case = size, window, chunk, orthogonal, rates.log_momentum_BTH is not None
         backend = choose_backend(v_BTHX.device, v_BTHX.dtype, *case).backend

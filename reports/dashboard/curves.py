@@ -28,20 +28,50 @@ class LossSeries:
     wall_s: np.ndarray
     loss: np.ndarray
 
-    def thinned(self, max_points: int) -> LossSeries:
-        """Return a copy with every k-th point, counted back from the last, so that at most `max_points` remain."""
+    def strided(self, max_points: int) -> LossSeries:
+        """Return a copy with every k-th point, counted back from the last, so that at most `max_points` remain.
+
+        Curves with equal tokens have equal tokens afterwards, too.
+        """
         stride = max(1, -(-len(self.tokens) // max_points))
-        selection = slice((len(self.tokens) - 1) % stride, None, stride)
-        # copies: a view would keep the whole curve in memory
-        return LossSeries(self.tokens[selection].copy(), self.wall_s[selection].copy(), self.loss[selection].copy())
+        return self._selected(np.arange((len(self.tokens) - 1) % stride, len(self.tokens), stride))
+
+    def thinned(self, max_points: int) -> LossSeries:
+        """Return a copy with at most `max_points` points that looks the same: each stretch keeps its extremes.
+
+        Of every stretch of equally many points stay the lowest and the highest loss, and the first gap, if there is one;
+        so do the first and the last point. A curve of at most `max_points` points stays complete.
+
+        Args:
+            max_points: At least 5.
+        """
+        count = len(self.tokens)
+        if count <= max_points:
+            return self._selected(np.arange(count))
+        gaps = np.isnan(self.loss)
+        size = -(-count // ((max_points - 2) // (3 if gaps.any() else 2)))
+        padding = -count % size
+        rows = np.pad(self.loss, (0, padding), constant_values=np.nan).reshape(-1, size)
+        starts = np.arange(len(rows)) * size
+        picks = [
+            starts + np.where(np.isnan(rows), end, sign * rows).argmin(axis=1)
+            for sign, end in ((1, np.inf), (-1, np.inf))
+        ]
+        has_gap = np.pad(gaps, (0, padding)).reshape(-1, size)
+        picks.append((starts + has_gap.argmax(axis=1))[has_gap.any(axis=1)])
+        return self._selected(np.unique(np.concatenate([[0], *picks, [count - 1]])))
+
+    def _selected(self, indices: np.ndarray) -> LossSeries:
+        """Return the points at these indices, as copies: a view would keep the whole curve in memory."""
+        return LossSeries(self.tokens[indices], self.wall_s[indices], self.loss[indices])
 
     def to_bytes(self) -> bytes:
         """Return the series as little-endian bytes: differences of `tokens`, then `wall_s`, then `loss`.
 
-        These are float64, float32 and float32. The first difference is the first value. The bytes of each array are
-        grouped by significance, which compresses better.
+        These are float64, float32 and float32, the latter rounded to five digits. The first difference is the first
+        value. The bytes of each array are grouped by significance, which compresses better.
         """
-        columns = (np.diff(self.tokens, prepend=0.0).astype("<f8"), self.wall_s, self.loss)
+        columns = (np.diff(self.tokens, prepend=0.0).astype("<f8"), _rounded(self.wall_s), _rounded(self.loss))
         return b"".join(_bytes_by_significance(column) for column in columns)
 
 
@@ -108,6 +138,12 @@ def _loss_series(rows: np.ndarray) -> LossSeries:
     return LossSeries(rows[:, 0].copy(), rows[:, 1].astype("<f4"), rows[:, 2].astype("<f4"))
 
 
+def _rounded(column: np.ndarray) -> np.ndarray:
+    """Return float32 values rounded to 17 bits, which are five digits: the rest of the bits is zero and compresses away."""
+    bits = np.ascontiguousarray(column, dtype="<f4").view(np.uint32)
+    return ((bits + np.uint32(0x40)) & np.uint32(0xFFFFFF80)).view("<f4")
+
+
 def _bytes_by_significance(column: np.ndarray) -> bytes:
     """Return all first bytes of the values, then all second bytes, and so on, which compresses far better."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes()
@@ -132,16 +168,17 @@ def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str,
     Returns:
         grids: distinct lists of training tokens at which losses were measured. lines: [index of the cell, index of its
         grid, losses in nats per token with five digits, None where not finite]; cells without validation losses have no
-        line.
+        line. training: lines of the training losses of those cells, which are there from the first steps on.
     """
     grids: dict[tuple[float, ...], int] = {}
-    lines = []
+    lines: dict[str, list[list[Any]]] = {"lines": [], "training": []}
     for cell_index, cell in enumerate(data.cells):
         curve = curves.get(cell.cell_id)
-        if curve is None or not len(curve.val.tokens):
+        if curve is None:
             continue
-        val = curve.val.thinned(OVERVIEW_POINTS)
-        grid = grids.setdefault(tuple(val.tokens.tolist()), len(grids))
-        losses = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in val.loss.tolist()]
-        lines.append([cell_index, grid, losses])
-    return {"grids": [list(map(int, grid)) for grid in grids], "lines": lines}
+        name, series = ("lines", curve.val) if len(curve.val.tokens) else ("training", curve.train)
+        shown = series.strided(OVERVIEW_POINTS)
+        grid = grids.setdefault(tuple(shown.tokens.tolist()), len(grids))
+        losses = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in shown.loss.tolist()]
+        lines[name].append([cell_index, grid, losses])
+    return {"grids": [list(map(int, grid)) for grid in grids], **lines}

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy import stats
+from scipy import special
 
 from ...results.console.text import counted
 from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..figures.canvas.base import training_lengths
 from ..figures.canvas.drawing import axis_label, level_label
-from ..figures.canvas.length_frames import BARS, length_frame, line_means, single_value
+from ..figures.canvas.length_frames import BARS, length_rows, mean_rows, single_value
 from ..number_format import NEEDLE, Column, format_number
 from ..result_columns import FIXED_PROBES, complete_columns, extra_metrics
 from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, pooled_noise, reference_level, varying_axes
@@ -143,7 +143,8 @@ def value_interval(rival: Candidate) -> tuple[float | None, float | None]:
     """
     if not math.isfinite(rival.sd) or not rival.sd:
         return None, None
-    t = float(stats.t.ppf(1 - ALPHA / 2, rival.df)) if math.isfinite(rival.df) else float(stats.norm.ppf(1 - ALPHA / 2))
+    share = 1 - ALPHA / 2
+    t = float(special.stdtrit(rival.df, share) if math.isfinite(rival.df) else special.ndtri(share))
     half = t * rival.sd / math.sqrt(max(1, rival.seeds))
     low, high = rival.value - half, rival.value + half
     return (max(0.0, low), min(1.0, high)) if rival.share else (low, high)
@@ -286,23 +287,24 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
         pairs. note and yardstick: sentences. why: None. Without any accuracy there are only panels ([]) and why (the
         reason).
     """
-    frame = length_frame(data, training_lengths(store, data), *NEEDLE)
-    if frame.empty:
+    rows = length_rows(data, training_lengths(store, data), *NEEDLE)
+    if not rows:
         return {"panels": [], "why": "No cell has needle accuracies yet."}
-    means = line_means(frame)
-    panels: dict[str, dict[str, Any]] = {}
-    for key, line in means.groupby(["panel", "line"], sort=False):
-        panel, name = (str(part) for part in key)
-        points = [_needle_point(row) for row in line.sort_values("length").to_dict("records")]
-        panels.setdefault(panel, {"title": level_label(panel), "lines": []})["lines"].append(
-            {"name": name, "points": points}
-        )
-    training_length = single_value([int(length) for length in frame["trained"]])
-    lengths = sorted({int(length) for length in frame["length"]})
+    means = mean_rows(rows)
+    lines: dict[str, dict[str, list[list[Any]]]] = {}
+    for row in sorted(means, key=lambda row: row["length"]):
+        lines.setdefault(row["panel"], {}).setdefault(row["line"], []).append(_needle_point(row))
+    panels: dict[str, dict[str, Any]] = {
+        row["panel"]: {"title": level_label(row["panel"]), "lines": []} for row in means
+    }
+    for panel, line in dict.fromkeys((row["panel"], row["line"]) for row in means):
+        panels[panel]["lines"].append({"name": line, "points": lines[panel][line]})
+    training_length = single_value([row["trained"] for row in rows])
+    lengths = sorted({row["length"] for row in rows})
     ceilings = [
         [length, 100 * share] for length in lengths if (share := constant_answer_score(data, length)) is not None
     ]
-    bar_notes = [note for note in dict.fromkeys(BARS.get(str(kind), "") for kind in means["interval"]) if note]
+    bar_notes = [note for note in dict.fromkeys(BARS.get(row["interval"], "") for row in means) if note]
     note = f"Points: means over the cells of a line. Bars: {'; '.join(bar_notes)}." if bar_notes else ""
     picture = {"panels": list(panels.values()), "trained": training_length, "ceiling": ceilings, "note": note}
     return picture | {"yardstick": baseline_text(data, lengths), "why": None}

@@ -135,8 +135,8 @@ def _notes(frame: pd.DataFrame, fewer: bool) -> list[str]:
     barred = [word for word, name in (("speed", "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
     if barred:
         notes.append(
-            f"Bars: one standard deviation of {' and '.join(barred)} to either side, from the runs of that "
-            "mixer and memory."
+            f"Bars: one standard error of the mean {' and '.join(barred)} to either side: the standard deviation of "
+            "the runs of that mixer and memory, divided by the square root of the number of seeds."
         )
     else:
         notes.append("No bars: the spread between runs is unknown.")

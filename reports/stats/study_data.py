@@ -254,19 +254,19 @@ def at_common_rung(study: Study) -> Study:
 
     A rung is a numbered validation of a training. The common rung is the last one that every finished trial with a
     curve and every pruned one reached. The study is returned unchanged if it has several objectives, if at least ten
-    trials are finished, or if at least as many are finished (but at least one) as were pruned with a curve.
+    trials are finished, if at least as many are finished (but at least one) as were pruned with a curve, or if no trial
+    that is finished or pruned has a curve.
 
     Returns:
         A copy with `rung` set and `fixed_best` from final values. Trials with a value at the rung are `done` with that
         value. Others have no values, and finished ones among them become `failed`.
-
-    Raises:
-        ValueError: No trial is finished and no pruned one has a curve.
     """
     pruned = [trial for trial in study.trials if trial.standing == "pruned" and trial.curve]
     if len(study.objectives) > 1 or len(study.done) >= min(MIN_FINAL_TRIALS, max(1, len(pruned))):
         return study
     reached = [trial for trial in (*study.done, *pruned) if trial.curve]
+    if not reached:
+        return study
     rung = min(trial.curve[-1][0] for trial in reached)
     values = {trial.number: dict(trial.curve)[rung] for trial in reached if rung in dict(trial.curve)}
     trials = tuple(

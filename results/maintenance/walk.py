@@ -22,8 +22,7 @@ def attempts(session: Any, *columns: Any, cells: Collection[str] | None = None) 
     """Yield cell id, number and the given columns of each attempt by age, of these cells or of all.
 
     Rows are named tuples of SQLAlchemy; columns of PROVENANCE are None for an attempt without provenance. Attempts of
-    every state and kind are included. With more than 500 cells (MAX_BOUND_IDS), the age order holds only within chunks
-    of cells. Other columns are not read, so that a damaged one does not hide findings about the rest.
+    every state and kind are included. Other columns are not read, so that a damaged one does not hide findings about the rest.
 
     Args:
         session: session or connection.

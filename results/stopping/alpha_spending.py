@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from .stopping_rule import OBRIEN_FLEMING, POCOCK
 
@@ -62,6 +62,8 @@ def critical_values(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMIN
         ValueError: the fractions are empty, do not increase or exceed 1.
         KeyError: the spending function is unknown.
     """
+    from scipy import optimize  # imported late: most sweeps have no stopping rule
+
     if not fractions or any(b <= a for a, b in zip((0.0, *fractions), fractions, strict=False)) or fractions[-1] > 1:
         raise ValueError(f"looks at {list(fractions)}: shares of the sample must grow, and end at 1 at most")
     spent, bounds = 0.0, list[float]()
@@ -155,6 +157,7 @@ def repeated_p_value(p: float, seeds: Sequence[int], max_seeds: int, *, spending
 
     Source: Jennison and Turnbull, Journal of the Royal Statistical Society B 51, 1989.
     """
+    from scipy import optimize
 
     def excess_level(log: float) -> float:
         return alpha_levels(seeds, max_seeds, spending=spending, level=math.exp(log))[-1] - p

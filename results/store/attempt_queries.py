@@ -426,8 +426,7 @@ def item_details(
 ) -> list[tuple[Any, ...]]:
     """Return (attempt id, item, position, value, detail) of the examples that have a detail.
 
-    The tuples are sorted by attempt id, item and position (per chunk of 500 attempts, in the order of their ids).
-    `value` may be None; `detail` is a dict that the probe defines. `measurement_key` is (probe, metric, length).
+    The tuples are sorted by attempt id, item and position. `value` may be None; `detail` is a dict that the probe defines. `measurement_key` is (probe, metric, length).
     """
     probe, metric, length = measurement_key
     key_columns = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)

@@ -5,13 +5,14 @@ Every function takes an open session and returns plain records; none of them wri
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import String, and_, case, cast, func, select
+from sqlalchemy import ARRAY, String, and_, any_, bindparam, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from ..console.text import did_you_mean
@@ -45,13 +46,20 @@ def chunked(items: Collection[Item]) -> Iterator[list[Item]]:
 
 
 def rows_in(session: Session, query: Any, column: Any, ids: Collection[Any]) -> Iterator[Any]:
-    """Yield the rows of a query whose column has one of these ids, with at most 500 ids (MAX_BOUND_IDS) per statement.
+    """Yield the rows of a query whose column has one of these ids, in the order of the query.
 
-    The order of the query holds within a statement only: with more ids, the result is sorted per chunk of `ids`. Yields
-    nothing without ids.
+    One statement runs, however many ids there are: more than 500 (MAX_BOUND_IDS) are bound as one array. Yields nothing
+    without ids, and runs no statement then.
     """
-    for part in chunked(ids):
-        yield from session.execute(query.where(column.in_(part)))
+    all_ids = list(ids)
+    if len(all_ids) <= MAX_BOUND_IDS:
+        condition = column.in_(all_ids)
+    elif session.get_bind().dialect.name == "postgresql":
+        condition = column == any_(bindparam("all_ids", all_ids, ARRAY(column.type)))
+    else:
+        condition = column.in_(select(func.json_each(json.dumps(all_ids)).table_valued("value").c.value))
+    if all_ids:
+        yield from session.execute(query.where(condition))
 
 
 def read_records(session: Session, record: type[Record], query: Any) -> list[Record]:

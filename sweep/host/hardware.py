@@ -137,6 +137,10 @@ def gpu_names() -> list[str]:
         return []
 
 
+GPU_QUERY_S = 300
+"""Seconds that torch may take to list the GPUs."""
+
+
 def query_gpus() -> list[Gpu]:
     """Return the usable CUDA devices in torch's order, queried in a child process. Takes seconds.
 
@@ -144,10 +148,14 @@ def query_gpus() -> list[Gpu]:
     as there are devices, else the index.
 
     Raises:
-        MachineError: There is none; the message has the cause (no driver, driver too old, build without CUDA).
-        TimeoutExpired: The query takes longer than 300 s (subprocess).
+        MachineError: There is none; the message has the cause (no driver, driver too old, build without CUDA, or no
+            answer within 300 s).
     """
-    answer = subprocess.run([sys.executable, "-c", _GPU_QUERY], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", _GPU_QUERY]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=GPU_QUERY_S)
+    except subprocess.TimeoutExpired:
+        raise no_gpu_error(f"torch did not list the GPUs within {GPU_QUERY_S} s; check nvidia-smi") from None
     lines = answer.stdout.strip().splitlines()
     try:
         facts = json.loads(lines[-1]) if lines else {}

@@ -266,7 +266,8 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
         plan: The plan; its budget and trials still to be proposed are not looked at.
         prices: Prices on the target machine.
         gpus: Number of GPUs that run attempts at the same time; ignored for CPU cells.
-        watts: Power of one GPU in watts; None for its board power, if known.
+        watts: Power of one GPU in watts; None for its board power, if known. Ignored for CPU cells, whose energy is
+            unknown.
         rate: Money per hour; None without.
     """
     tasks = [task for task in plan.tasks if task.standing != "running"]
@@ -287,7 +288,7 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
     ends = makespan(work, gpus)
     scale = hours if hours.likely else sum_estimates([cost.seconds.scaled(count) for cost, count in tally])
     finish = scale.scaled(ends / scale.likely) if scale.likely else ZERO
-    board = board_watts(prices.speeds.machine.gpu) if on_gpus else None
+    board = board_watts(prices.speeds.machine.gpu)
     names = {
         bool(task.cell.config.resources.gpus): prices.speeds.machine.name(task.cell.config) for task in tasks
     }.values()
@@ -305,7 +306,7 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
             for part in ATTEMPT_PHASES
         },
         finish=finish,
-        watts=watts if watts is not None else board,
+        watts=None if not on_gpus else watts if watts is not None else board,
         assumed_watts=watts is None,
         hourly_rate=rate,
         groups=sorted(price_groups, key=lambda group: -group.hours.likely),

@@ -183,7 +183,7 @@ def to_record(cell: Cell) -> CellRecord:
 def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     """Return the cells that pass every `axis=level,level` filter, in their order; all cells without filters.
 
-    A level need not be written canonically. A later filter on the same axis replaces an earlier one.
+    A level need not be written canonically.
 
     Args:
         grid: The grid, for the names of its axes in error messages.
@@ -191,13 +191,15 @@ def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]
         only: Filters of `--only`; "seed" counts as an axis.
 
     Raises:
-        GridError: For text without "=", an unknown axis, or a level that no cell has.
+        GridError: For text without "=", an unknown axis, an axis with two filters, or a level that no cell has.
     """
     rules: dict[str, set[str]] = {}
     for item in only:
         name, equals, levels = item.partition("=")
         if not equals:
             raise GridError("--only", None, item, "must read axis=level,level, for example attn_type=polar,nope")
+        if name in rules:
+            raise GridError("--only", None, name, "has two filters; list its levels in one: axis=level,level")
         values = {level_of(cell, name) for cell in cells}
         if values == {None}:
             allowed = [*cells[0].levels, *(axis for axis in grid.axes if axis not in cells[0].levels), "seed"]

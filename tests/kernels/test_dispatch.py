@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import inspect
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kernel_operations
 import pytest
 import torch
 from atma_sweep.kernels import dispatch
@@ -381,3 +383,29 @@ def test_the_hash_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
         digests.append(dispatch.sources(tmp_path))
         (tmp_path / name).unlink()
     assert len(set(digests)) == 4
+
+
+@pytest.mark.parametrize(("attention", "inputs"), [
+    (softmax.softmax_attention, kernel_operations.softmax_inputs), (polar.polar_attention, kernel_operations.polar_inputs),
+    (forgetting.forgetting_attention, kernel_operations.forgetting_inputs),
+])  # fmt: skip
+def test_unknown_backend_is_an_error(attention: Any, inputs: Any) -> None:
+    """A misspelt name must not run torch silently."""
+    tensors = inputs(8, 2, 1)
+    assert attention(*tensors, backend="torch") is not None
+    with pytest.raises(
+        ValueError, match=r"unknown backend 'tritn'; backends: gluon, triton, fla, cudnn, scaled_mm, torch"
+    ):
+        attention(*tensors, backend="tritn")
+
+
+def test_every_op_checks_the_name_of_a_backend() -> None:
+    ops = 0
+    for path in Path(dispatch.__file__).parent.rglob("op.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and "backend" in {a.arg for a in function.args.kwonlyargs}:
+                calls = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+                if "choose_backend" in calls:
+                    assert "checked_backend" in calls, (path, function.name)
+                    ops += 1
+    assert ops >= 20

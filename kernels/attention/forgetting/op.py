@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, self_test
+from ...dispatch import BackendChoice, checked_backend, compile_time_constant, gluon_choice, self_test
 from ...shapes import check_qkv, check_window, cut
 from ..scored import QueryBlock, dot_scores, running_sum, scored_attention
 from ..softmax.op import factor_in_log2
@@ -41,7 +41,7 @@ def forgetting_attention(
     check_window(window)
     if log_gate_BTH.shape not in ((b, t, h), (1, t, h)):
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTH.shape)}")
-    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
+    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
     if backend != "torch":
         factor = factor_in_log2(d, scale)
         # the kernels divide by the factor

@@ -13,6 +13,7 @@ from torch.nn import functional
 from ...custom_ops import differentiate, empty_like, keep_inputs, torch_op
 from ...dispatch import (
     BackendChoice,
+    checked_backend,
     compile_time_constant,
     is_torch_only,
     self_test,
@@ -49,7 +50,7 @@ def path_attention(
         window: Number of keys that a query sees, its own included; None for all earlier keys.
         query_block: Queries that "torch" scores at a time; None: 1024.
         chunk: Tokens whose maps "torch" combines.
-        backend: "fla" (CUDA, 16 bits, no window shorter than T); any other name is torch; None: `choose_backend`.
+        backend: "fla" (CUDA, 16 bits, no window shorter than T); any other known name is torch; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes or dtypes disagree, the window is below 1, or "fla" is given a window shorter than T.
@@ -63,7 +64,9 @@ def path_attention(
     scale = d**-0.5 if scale is None else scale
     if window is not None and window >= t:
         window = None
-    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=window is not None).backend
+    backend = (
+        checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=window is not None).backend
+    )
     if backend == "fla":
         if window is not None:
             raise ValueError("backend fla does not support a window; use backend torch")

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, max_relative_error, result_and_gradients
+from ...dispatch import (
+    BackendChoice,
+    checked_backend,
+    compile_time_constant,
+    gluon_choice,
+    max_relative_error,
+    result_and_gradients,
+)
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..scored import QueryBlock, running_sum, scored_attention
@@ -59,7 +66,7 @@ def wall_attention(
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTPX.shape)}")
     scale = d**-0.5 if scale is None else scale
     dtype = statistics_dtype(q_BTHX.dtype)
-    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
+    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
     if backend != "torch":
         f, window = log_gate_BTPX.to(dtype), cut(window, t)
         return wall_forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]

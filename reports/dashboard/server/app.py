@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..page import build_page
+from ..page import page_parts
 from .access_guard import AccessGuard
 from .page_cache import PageCache, join_json_blocks
 
@@ -64,7 +64,7 @@ def pages_of(cache: PageCache, token: str) -> Starlette:
         version_json = b'{"version":%d}' % build.version
         script = resources.files(__package__).joinpath("live.js").read_text(encoding="utf-8")
         page_blocks = [*blocks.items(), ("live", version_json)]
-        return build_page(build.title, page_blocks, more_script=script, connect_sources="'self'").encode()
+        return b"".join(page_parts(build.title, page_blocks, more_script=script, connect_sources="'self'"))
 
     def show(request: Request) -> Response:
         with page_lock:  # clients that come together wait for one page instead of making one each

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from ....renamed import old_names
 from ....results.store.records import AXES
 from ....results.store.store import Store
@@ -19,6 +17,7 @@ from . import drawing
 from .figure_options import FigureOptions as FigureOptions
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
 else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import numpy as np
 from scipy.special import stdtrit
 
 from ....results import metrics
@@ -13,6 +15,9 @@ from ...number_format import format_length
 from ...sweep_data import SweepData
 from . import drawing
 from .base import GROUP, Axes, axes_of_lines, line_groups
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time where it is used: it takes half a second and 60 MiB
 
 
 def configuration_of(data: SweepData) -> dict[str, str]:
@@ -35,14 +40,33 @@ def in_grid_order(frame: pd.DataFrame, data: SweepData, *then: str) -> pd.DataFr
     return ranked.drop(columns="_place")
 
 
-def t_half_width(n: pd.Series, sd: pd.Series) -> pd.Series:
+def t_half_width(n: Any, sd: Any) -> Any:
     """Return half the width of the 95 % Student's t interval of means over n values.
 
     `sd` is their sample standard deviation. It has n - 1 degrees of freedom, and is NaN where `sd` is, as for a single
-    value.
+    value. Both are arrays, series or numbers.
     """
     # one value has no spread: a single degree of freedom only keeps its quantile from being undefined
-    return stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
+    return stdtrit(np.maximum(n - 1, 1), 0.975) * sd / n**0.5
+
+
+def length_rows(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> list[dict[str, Any]]:
+    """Return the rows of `length_frame` as dicts with its columns; n, low and high are None where unknown."""
+    lengths = data.lengths(probe, metric, include_unrequested=True)
+    groups = line_groups(data)
+    configurations = configuration_of(data)
+    rows = []
+    for cell in data.cells:
+        base = trained.get(cell.cell_id, min((length for length in lengths if length), default=1))
+        for length in lengths:
+            value = data.values.get((cell.cell_id, probe, metric, length))
+            if not length or value is None or value.value is None:
+                continue
+            fields: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, **groups[cell.cell_id]}
+            fields |= {"configuration": configurations[cell.cell_id]}
+            fields |= {"probe": probe, "metric": metric, "length": length, "trained": base, "ratio": length / base}
+            rows.append(fields | {"value": value.value, "n": value.n, "low": value.low, "high": value.high})
+    return rows
 
 
 def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
@@ -59,22 +83,10 @@ def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: s
         probe: Probe of the number.
         metric: Metric of the number.
     """
-    lengths = data.lengths(probe, metric, include_unrequested=True)
-    groups = line_groups(data)
-    configurations = configuration_of(data)
-    rows = []
-    for cell in data.cells:
-        base = trained.get(cell.cell_id, min((length for length in lengths if length), default=1))
-        for length in lengths:
-            value = data.values.get((cell.cell_id, probe, metric, length))
-            if not length or value is None or value.value is None:
-                continue
-            fields: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, **groups[cell.cell_id]}
-            fields |= {"configuration": configurations[cell.cell_id]}
-            fields |= {"probe": probe, "metric": metric, "length": length, "trained": base, "ratio": length / base}
-            rows.append(fields | {"value": value.value, "n": value.n, "low": value.low, "high": value.high})
+    import pandas as pd
+
     columns = ["cell", "attempt", "configuration", *GROUP, "probe", "metric", "length", "trained", "ratio", "value"]
-    frame = pd.DataFrame(rows, columns=[*columns, "n", "low", "high"])
+    frame = pd.DataFrame(length_rows(data, trained, probe, metric), columns=[*columns, "n", "low", "high"])
     return frame.astype({"value": float, "n": float, "low": float, "high": float})
 
 
@@ -85,12 +97,21 @@ BARS = {
 }
 """Meaning of a line's interval, as a note says it, by the values of the column `interval`."""
 LINE = [*GROUP, "probe", "metric"]
+MEAN_COLUMNS = ["value", "cells", "configurations", "of", "low", "high", "interval"]
 
 
 def line_means(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean of each line of a `length_frame`, one row per line, number and length.
+    """Return `mean_rows` of the rows of a `length_frame` as a frame; an empty one has the columns, too."""
+    import pandas as pd
 
-    Columns: panel, first, second, line, probe, metric, length, value (mean over configurations, seeds averaged first),
+    means = pd.DataFrame(mean_rows(frame.to_dict("records")), columns=[*LINE, "length", *MEAN_COLUMNS])
+    return means.astype({"value": float, "low": float, "high": float})
+
+
+def mean_rows(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
+    """Return the mean of each line, one dict per line, number and length, in order of first appearance.
+
+    Keys: panel, first, second, line, probe, metric, length, value (mean over configurations, seeds averaged first),
     cells (with the number at this length), configurations, of (cells that the line has at any length), low and high
     (95 % interval), and interval ("configurations", "seeds" or "trials": what it is over; "" without one).
 
@@ -100,35 +121,42 @@ def line_means(frame: pd.DataFrame) -> pd.DataFrame:
     none. The interval of a share is clipped to 0 and 1.
 
     Args:
-        frame: Rows of `length_frame` (panel, first, second, line, probe, metric, length, cell, configuration, value,
-            low, high); empty gives an empty frame with the columns above.
+        rows: Dicts of `length_rows`, or rows of `length_frame`.
     """
-    keys = [*LINE, "length"]
-    columns = [*keys, "value", "cells", "configurations", "of", "low", "high", "interval"]
-    if frame.empty:
-        return pd.DataFrame(columns=columns)
-    grouped = frame.groupby([*keys, "configuration"], sort=False)
-    inner = grouped.agg(value=("value", "mean"), sd=("value", "std"), cells=("cell", "size"), low=("low", "first"), high=("high", "first"))  # fmt: skip
-    outer = inner.reset_index().groupby(keys, sort=False)
-    means = outer.agg(
-        value=("value", "mean"), between=("value", "std"), within=("sd", "first"), cells=("cells", "sum"),
-        configurations=("value", "size"), low=("low", "first"), high=("high", "first"),
-    ).reset_index()  # fmt: skip
-    has_configurations, has_seeds = means["configurations"] > 1, (means["configurations"] == 1) & (means["cells"] > 1)
-    n = means["configurations"].where(has_configurations, means["cells"])
-    sd = means["between"].where(has_configurations, means["within"])
-    half = t_half_width(n, sd)
-    spread = has_configurations | has_seeds
-    shares = [metrics.metric(probe, name).percent for probe, name in zip(means["probe"], means["metric"], strict=True)]
-    for side, sign in (("low", -1), ("high", 1)):
-        ends = means["value"] + sign * half
-        means[side] = means[side].where(~spread, ends.where(~pd.Series(shares), ends.clip(0, 1)))
-    means["interval"] = [
-        "configurations" if a else "seeds" if b else "trials" if c else ""
-        for a, b, c in zip(has_configurations, has_seeds, means["low"].notna(), strict=True)
+    points: dict[tuple[Any, ...], dict[str, list[Mapping[Any, Any]]]] = {}
+    cells: dict[tuple[Any, ...], set[str]] = {}
+    for row in rows:
+        line = tuple(row[name] for name in LINE)
+        points.setdefault((*line, row["length"]), {}).setdefault(row["configuration"], []).append(row)
+        cells.setdefault(line, set()).add(row["cell"])
+    return [
+        dict(zip((*LINE, "length"), key, strict=True))
+        | _mean_of_configurations(list(by_configuration.values()), metrics.metric(*key[-3:-1]).percent)
+        | {"of": len(cells[key[:-1]])}
+        for key, by_configuration in points.items()
     ]
-    cell_counts = frame.groupby(LINE)["cell"].nunique().reset_index(name="of")
-    return means.merge(cell_counts, on=LINE, how="left")[columns]
+
+
+def _mean_of_configurations(configurations: Sequence[Sequence[Mapping[Any, Any]]], is_share: bool) -> dict[str, Any]:
+    """Return value, cells, configurations, low, high and interval of `mean_rows` for one point of a line.
+
+    Args:
+        configurations: Rows of each configuration, one per seed.
+        is_share: Clip the interval to 0 and 1.
+    """
+    values = [[row["value"] for row in seeds] for seeds in configurations]
+    means = [statistics.fmean(seeds) for seeds in values]
+    kind, spread = ("configurations", means) if len(means) > 1 else ("seeds", values[0])
+    mean, low, high = statistics.fmean(means), configurations[0][0]["low"], configurations[0][0]["high"]
+    if len(spread) > 1:
+        half = float(t_half_width(len(spread), float(np.std(spread, ddof=1))))
+        low, high = (min(max(end, 0.0), 1.0) if is_share else end for end in (mean - half, mean + half))
+    elif low is None or math.isnan(low):
+        kind, low, high = "", math.nan, math.nan
+    else:
+        kind = "trials"
+    counts = {"cells": sum(map(len, values)), "configurations": len(values)}
+    return {"value": mean} | counts | {"low": low, "high": high, "interval": kind}
 
 
 def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:

@@ -480,7 +480,7 @@ def _row(
         fields=fields,
         sample=means * weights if has_single_seeds else sample * weights[:, None],
         unweighted=means,
-        keys=[(matched.axes, key) for key in np.flatnonzero(mask)[has_any_run].tolist()],
+        keys=[matched.keys[index] for index in np.flatnonzero(mask)[has_any_run].tolist()],
         scale=numbers.scales[column_index],
     )
 

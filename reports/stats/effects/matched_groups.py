@@ -158,6 +158,11 @@ class MatchedDifferences:
     differences: np.ndarray
     levels: Mapping[str, np.ndarray]
 
+    @cached_property
+    def keys(self) -> list[tuple[tuple[str, ...], int]]:
+        """Name of each configuration, [configuration]: the same for all levels of `axes`. Shared by all measures."""
+        return [(self.axes, index) for index in range(len(self.corners))]
+
 
 class MetricMatrix:
     """Numbers of a sweep as arrays [cell, measure], with the matched differences between any levels.

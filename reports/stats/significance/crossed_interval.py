@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from scipy import special
@@ -29,6 +29,9 @@ from .sign_flip_test import ALPHA, find_zero_crossing
 ROUNDING_TOLERANCE = 1e-12  # share of the largest difference: a smaller standard error is rounding
 HALF_WIDTH_PRECISION = 1e-9  # precision of half the interval, as a share of a standard error
 LOG_STEP = 0.4  # step of the trapezoid rule in ln X, X a chi-square; with many df in standard deviations of ln X
+NEGLIGIBLE_WEIGHT = 1e-15  # weight of a node that changes no p above MIN_P_OF_LIKELY by more than a millionth of it
+MIN_P_OF_LIKELY = 1e-5
+TINY_P = 1e-300  # stands for a p of 0, which has no logarithm
 MAX_DEVIATE = 9.0  # normal deviates whose quantiles bound the chi-square: 1e-19 is cut off on each side
 
 IntervalAndP = tuple[float, float, float]
@@ -102,11 +105,34 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
         satterthwaite = 2 * float(special.stdtr(df, -distance / error))
         return satterthwaite + weight * (generalized(distance) - satterthwaite)
 
-    mean, upper = float(means.mean()), error
-    while p(upper) >= ALPHA:
-        upper *= 2
-    half = find_zero_crossing(lambda distance: ALPHA - p(distance), 0.0, upper, HALF_WIDTH_PRECISION * error)
+    mean = float(means.mean())
+    half = _half_width(p, float(special.stdtrit(df, 1 - ALPHA / 2)) * error, HALF_WIDTH_PRECISION * error)
     return mean - half, mean + half, p(abs(mean))
+
+
+def _half_width(p: Callable[[float], float], start: float, precision: float) -> float:
+    """Return the distance at which p falls to ALPHA, up to `precision`.
+
+    ln p against ln distance is nearly a straight line, so that the search takes a third of the steps that p takes.
+
+    Args:
+        p: p value by distance, decreasing.
+        start: First guess, above 0.
+        precision: Largest distance from the solution.
+    """
+
+    @cache
+    def above(log_distance: float) -> float:
+        """Return the logarithm of ALPHA over p at this logarithm of a distance."""
+        return math.log(ALPHA) - math.log(max(p(math.exp(log_distance)), TINY_P))
+
+    low = high = math.log(start)
+    step = 0.05
+    while above(low) > 0:
+        low, high, step = low - step, low, 2 * step
+    while above(high) <= 0:
+        low, high, step = high, high + step, 2 * step
+    return math.exp(find_zero_crossing(above, low, high, precision / math.exp(high)))
 
 
 def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_error: float) -> Callable[[float], float]:
@@ -133,10 +159,17 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_er
     zero_share = float(special.chdtrc(df2, math.exp(end))) if end < math.inf else 0.0
     error = max(math.sqrt(v1), min_error)
 
+    likely = weight > NEGLIGIBLE_WEIGHT
+    nodes = (spread[likely], weight[likely]), (spread, weight)
+
     def p(distance: float) -> float:
         """Return the generalized p value of this distance."""
-        student_t = 2 * float(special.stdtr(df1, -distance / error))
-        return zero_share * student_t + 2 * float((special.ndtr(-distance / spread) * weight).sum())
+        student_t = zero_share * 2 * float(special.stdtr(df1, -distance / error))
+        for spreads, weights in nodes:
+            value = student_t + 2 * float((special.ndtr(-distance / spreads) * weights).sum())
+            if value > MIN_P_OF_LIKELY:  # far out the unlikely nodes count, too
+                break
+        return value
 
     return p
 

@@ -22,7 +22,6 @@ from .sign_flip_test import (
     MIN_TEST_N,
     RANDOM_FLIPS,
     ROUNDING_TOLERANCE,
-    SIGN_BLOCK,
     random_sign_blocks,
     sign_flip_interval,
 )
@@ -280,6 +279,7 @@ def _paired_test(table: np.ndarray, d: np.ndarray, method_and_interval: tuple[st
 
 
 MAX_ENUMERATED_FAMILY_N = 14  # largest number of configurations for which all flips of a family are enumerated
+MIN_GROUP_SIZE = 8  # smallest mean number of configurations per group for which products by groups are worthwhile
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -318,15 +318,15 @@ def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
     Source:
         Westfall and Young 1993.
     """
-    studied = [_studentised(samples, keys) for samples, keys, _ in families]
     by_size: dict[int, list[int]] = {}
-    for index, (table, _, _) in enumerate(studied):
-        by_size.setdefault(len(table), []).append(index)
+    for index, (_, keys, _) in enumerate(families):
+        by_size.setdefault(len(set().union(*keys)), []).append(index)
     p_values: list[list[float]] = [[]] * len(families)
     for indices in by_size.values():
-        counted = _reached_shares([studied[index][:2] for index in indices])
-        for index, reached in zip(indices, counted, strict=True):
-            order, uncorrected = studied[index][2], families[index][2]
+        studied = [_studentised(*families[index][:2]) for index in indices]
+        counted = _reached_shares([family[:3] for family in studied])
+        for index, (_, _, _, order), reached in zip(indices, studied, counted, strict=True):
+            uncorrected = families[index][2]
             stepped = np.empty(len(order))
             stepped[order] = np.maximum.accumulate(reached)
             p_values[index] = [
@@ -337,7 +337,7 @@ def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
 
 def _studentised(
     samples: Sequence[np.ndarray], keys: Sequence[Sequence[Hashable]]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the scaled differences and the statistics of a family, the largest statistic first.
 
     The statistic of a test is |sum d| / sqrt(sum d^2), 0 if all d are 0: neither centred nor divided by a standard
@@ -350,29 +350,34 @@ def _studentised(
 
     Returns:
         (scaled differences [configuration, test], 0 where a test lacks a configuration; statistic of each test [test];
-        index of each test in `samples` [test]). The tests of all three are in sorted order, configurations in order of
-        first appearance.
+        number of the group of each configuration [configuration]; index of each test in `samples` [test]). Tests are in
+        sorted order, configurations in order of first appearance. A group shares the tests that it takes part in; groups
+        are numbered in order of first appearance, too.
     """
     index_by_key = {
         key: index for index, key in enumerate(dict.fromkeys(key for sample_keys in keys for key in sample_keys))
     }
-    table = np.zeros((len(index_by_key), len(samples)))
+    table, takes_part = np.zeros((len(index_by_key), len(samples))), np.zeros((len(index_by_key), len(samples)), bool)
     for column, (d, sample_keys) in enumerate(zip(samples, keys, strict=True)):
-        np.add.at(table[:, column], [index_by_key[key] for key in sample_keys], d)
+        rows = [index_by_key[key] for key in sample_keys]
+        np.add.at(table[:, column], rows, d)
+        takes_part[rows, column] = True
+    numbers: dict[bytes, int] = {}
+    groups = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in takes_part], dtype=np.int64)
     sizes = np.sqrt([float((np.asarray(d) ** 2).sum()) for d in samples])
     # if all differences are zero, the statistic is 0
     table /= np.where(sizes > 0, sizes, 1.0)
     observed = np.abs(table.sum(axis=0))
     order = np.argsort(-observed, kind="stable")
-    return table[:, order], observed[order], order
+    return table[:, order], observed[order], groups, order
 
 
-def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """Return the maxT p values of families with equal numbers of configurations, before monotonisation.
 
     Args:
-        families: (scaled differences [configuration, test], observed statistics [test]) with the most extreme test
-            first, as `_studentised` returns them.
+        families: (scaled differences [configuration, test], observed statistics [test], group numbers [configuration])
+            with the most extreme test first, as `_studentised` returns them.
 
     Returns:
         For each family an array [test]: the share of flips whose largest statistic among that test and all less extreme
@@ -383,30 +388,71 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
         # a flip and its opposite have the same statistic
         half = 1 << max(n - 1, 0)
         all_flips = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
-        return [_count_reached(all_flips, table, observed) / half for table, observed in families]
-    counts = [np.ones(len(observed)) for _, observed in families]
+        return [_count_reached(np.abs(all_flips @ table), observed, n) / half for table, observed, _ in families]
+    counts = [np.zeros(len(observed)) for _, observed, _ in families]
+    # families of one design have equal groups of configurations and are multiplied together
+    by_groups: dict[bytes, list[int]] = {}
+    for index, (_, _, groups) in enumerate(families):
+        by_groups.setdefault(groups.tobytes(), []).append(index)
+    designs = [
+        (indices, GroupedProduct(np.hstack([families[index][0] for index in indices]), families[indices[0]][2]))
+        for indices in by_groups.values()
+    ]
     for flips in random_sign_blocks(n):
-        for count, (table, observed) in zip(counts, families, strict=True):
-            count += _count_reached(flips, table, observed)
-    return [count / (RANDOM_FLIPS + 1) for count in counts]
+        for indices, product in designs:
+            sizes, start = product.of(flips), 0
+            np.abs(sizes, out=sizes)
+            for index in indices:
+                observed = families[index][1]
+                counts[index] += _count_reached(sizes[:, start : start + len(observed)], observed, n)
+                start += len(observed)
+    return [(count + 1) / (RANDOM_FLIPS + 1) for count in counts]
 
 
-def _count_reached(flips: np.ndarray, table: np.ndarray, observed: np.ndarray) -> np.ndarray:
+class GroupedProduct:
+    """Product of sign flips and a table that is zero outside blocks of configurations and tests.
+
+    Most tests cover one stratum, so that a plain product would spend nearly all of its time on zeros.
+    """
+
+    def __init__(self, table: np.ndarray, groups: np.ndarray) -> None:
+        """Divide the table into its blocks.
+
+        Args:
+            table: Scaled differences, [configuration, test].
+            groups: Number of the group of each configuration, [configuration]; members of a group have the same zeros,
+                besides differences that happen to be 0.
+        """
+        n_groups = int(groups.max()) + 1
+        if n_groups * MIN_GROUP_SIZE > len(groups):  # products of a few rows each are slower than a plain one
+            groups, n_groups = np.zeros_like(groups), 1
+        self._columns = table.shape[1]
+        self._blocks = []
+        for number in range(n_groups):
+            rows = np.flatnonzero(groups == number)
+            columns = np.flatnonzero((table[rows] != 0).any(axis=0))
+            self._blocks.append((rows, columns, np.ascontiguousarray(table[np.ix_(rows, columns)])))
+
+    def of(self, flips: np.ndarray) -> np.ndarray:
+        """Return `flips` [flip, configuration] times the table, [flip, test]."""
+        sums = np.zeros((len(flips), self._columns))
+        for rows, columns, block in self._blocks:
+            sums[:, columns] += flips[:, rows] @ block
+        return sums
+
+
+def _count_reached(sizes: np.ndarray, observed: np.ndarray, n: int) -> np.ndarray:
     """Return, for each test, the number of flips whose step-down maximum reaches the observed statistic, [test].
 
     The step-down maximum of a test is the largest statistic among it and the tests after it (less extreme ones).
 
     Args:
-        flips: Signs +1.0 or -1.0, [flip, configuration].
-        table: Scaled differences, [configuration, test].
+        sizes: Statistics under the flips, [flip, test].
         observed: Observed statistics, [test]; a sum below by rounding only counts as reached.
+        n: Number of configurations of the family.
     """
-    total = np.zeros(len(observed))
-    for start in range(0, len(flips), SIGN_BLOCK):
-        sizes = np.abs(flips[start : start + SIGN_BLOCK] @ table)
-        largest = np.maximum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]
-        total += (largest >= observed - ROUNDING_TOLERANCE * math.sqrt(len(table))).sum(axis=0)
-    return total
+    largest = np.maximum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]
+    return np.count_nonzero(largest >= observed - ROUNDING_TOLERANCE * math.sqrt(n), axis=0).astype(float)
 
 
 if not TYPE_CHECKING:

@@ -147,23 +147,27 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     the ends invert that p.
     """
     n, samples = table.shape
-    total, observed = table.sum(axis=0), _observed_size(table)
+    # a row per sample, so that every pass below runs along contiguous draws
+    rows, total, observed = table.T, table.sum(axis=0)[:, None], _observed_size(table)[:, None]
     reached = np.zeros(samples)
-    lows, highs = np.empty((RANDOM_FLIPS, samples)), np.empty((RANDOM_FLIPS, samples))
+    lows, highs = np.empty((samples, RANDOM_FLIPS)), np.empty((samples, RANDOM_FLIPS))
     for start, flips in zip(range(0, RANDOM_FLIPS, SIGN_BLOCK), random_sign_blocks(n), strict=True):
-        sums = flips @ table
-        reached += (np.abs(sums) >= observed).sum(axis=0)
-        minus = (n - flips.sum(axis=1, keepdims=True)) / 2
-        with np.errstate(invalid="ignore"):
-            sides = (total - sums) / 2 / minus, (total + sums) / 2 / (n - minus)
+        sums = rows @ flips.T
+        reached += np.count_nonzero(np.abs(sums) >= observed, axis=1)
+        minus = (n - flips.sum(axis=1)) / 2
         # a draw with a single sign reaches every theta
         has_single_side = (minus == 0) | (minus == n)
-        lows[start : start + SIGN_BLOCK] = np.where(has_single_side, -np.inf, np.minimum(*sides))
-        highs[start : start + SIGN_BLOCK] = np.where(has_single_side, np.inf, np.maximum(*sides))
+        minus[has_single_side] = n / 2
+        sides = (total - sums) * (0.5 / minus), (total + sums) * (0.5 / (n - minus))
+        low, high = lows[:, start : start + SIGN_BLOCK], highs[:, start : start + SIGN_BLOCK]
+        np.minimum(*sides, out=low)
+        np.maximum(*sides, out=high)
+        low[:, has_single_side], high[:, has_single_side] = -np.inf, np.inf
     rank = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - ROUNDING_TOLERANCE) - 1
+    lows.partition(rank - 1, axis=1)
+    highs.partition(RANDOM_FLIPS - rank, axis=1)
     # copies: a view would keep the ends of all draws in memory
-    low = np.partition(lows.T, rank - 1, axis=1)[:, rank - 1].copy()
-    high = np.partition(highs.T, RANDOM_FLIPS - rank, axis=1)[:, RANDOM_FLIPS - rank].copy()
+    low, high = lows[:, rank - 1].copy(), highs[:, RANDOM_FLIPS - rank].copy()
     return (reached + 1) / (RANDOM_FLIPS + 1), low, high
 
 

@@ -137,19 +137,60 @@ def test_packed_curve_round_trips_and_breaks_at_nan(curved: Store) -> None:
     assert rest == b""
     assert train.tokens.tolist() == [1000, 2000, 3000, 4000]
     assert train.wall_s.tolist() == [0.0, 1.5, 3.0, 4.5]
-    np.testing.assert_array_equal(train.loss, np.float32([11.25, math.nan, 4.1, 3.3]))
+    np.testing.assert_allclose(train.loss, [11.25, math.nan, 4.1, 3.3], rtol=8e-6)
     assert (val.tokens.tolist(), val.loss.tolist()) == ([4000], [3.5])
     assert [name for name in page.blocks if name.startswith("curve-")] == [f"curve-{first['id']}"]
 
 
-def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
+def test_strided_curves_keep_their_last_point() -> None:
     numbers = np.arange(1900.0)
-    for most in (1, 7, 100, 1899, 1900, 5000):
-        thinned_tokens = LossSeries(numbers, numbers, numbers).thinned(most).tokens
-        assert thinned_tokens[-1] == 1899
-        assert len(thinned_tokens) <= most
-        assert len(set(np.diff(thinned_tokens))) <= 1
-    assert len(LossSeries(numbers, numbers, numbers).thinned(1900).tokens) == 1900
+    for most in (5, 64, 100, 1899):
+        tokens = LossSeries(numbers, numbers, numbers).strided(most).tokens
+        assert tokens[-1] == 1899
+        assert len(tokens) <= most
+        assert len(set(np.diff(tokens))) <= 1
+    assert len(LossSeries(numbers, numbers, numbers).strided(1900).tokens) == 1900
+
+
+@pytest.mark.parametrize("gaps", [[], [7, 700, 701]])
+def test_thinned_curves_keep_the_extremes_of_every_stretch(gaps: list[int]) -> None:
+    """By hand: of each stretch the points that Python's min and max choose, and its first gap."""
+    draw = np.random.default_rng(3)
+    loss = draw.normal(3, 1, 1900).astype("<f4")
+    loss[[1000, 1234]] = 50, -50
+    loss[gaps] = np.nan
+    tokens = np.arange(1900.0)
+    for most in (5, 100, 250):
+        thinned = LossSeries(tokens, loss, loss).thinned(most)
+        chosen = set(thinned.tokens.astype(int))
+        assert len(chosen) == len(thinned.tokens) <= most
+        assert (thinned.loss == loss[thinned.tokens.astype(int)])[np.isfinite(thinned.loss)].all()
+        size = -(-1900 // ((most - 2) // (3 if gaps else 2)))
+        expected = {0, 1899}
+        for start in range(0, 1900, size):
+            stretch = [i for i in range(start, min(start + size, 1900)) if np.isfinite(loss[i])]
+            missing = [i for i in gaps if start <= i < start + size]
+            expected |= {min(stretch, key=lambda i: loss[i]), max(stretch, key=lambda i: loss[i]), *missing[:1]}
+        assert chosen == expected
+    assert len(LossSeries(tokens, loss, loss).thinned(1900).tokens) == 1900
+
+
+def test_curve_bytes_have_five_digits() -> None:
+    values = np.array([3.14159265, 1e-7, 65504.123, np.nan, np.inf, 0.0], dtype="<f4")
+    data = LossSeries(np.arange(6.0), values, values).to_bytes()
+    loss = np.frombuffer(data[-24:], np.uint8).reshape(4, 6).T.copy().view("<f4")[:, 0]
+    np.testing.assert_allclose(loss, values, rtol=8e-6)
+    assert {byte & 0x7F for byte in data[-24:-18]} == {0}, "seven bits of every lowest byte are zero"
+
+
+def test_training_losses_stand_in_for_cells_without_validation(empty: Store) -> None:
+    """A cell that has trained for five steps is in the overview before its first validation."""
+    cells = synthetic_sweep(empty, 2, 5)
+    block = Page(dashboard(empty)).block("losses")
+    assert block["lines"] == []
+    assert [line[0] for line in block["training"]] == list(range(len(cells)))
+    assert block["grids"] == [[524_288 * step for step in range(1, 6)]]
+    assert all(len(line[2]) == 5 for line in block["training"])
 
 
 @pytest.mark.thorough
@@ -253,9 +294,11 @@ def test_large_curves_are_thinned_and_counted(empty: Store, monkeypatch: pytest.
     synthetic_sweep(empty, 8, 300)
     page = Page(dashboard(empty))
     curve = page.core()["cells"][0]["curve"]
-    assert (curve["points"], curve["kept"], curve["all"]) == (300, [100, 6], [300, 6])
+    assert (curve["points"], curve["all"]) == (300, [300, 6])
+    kept, validations = curve["kept"]
+    assert (100 < kept <= 125, validations) == (True, 6)
     name = f"curve-{page.core()['cells'][0]['id']}"
-    train, _ = read_series(decode_block(page.blocks[name]), 100)
+    train, _ = read_series(decode_block(page.blocks[name]), kept)
     assert train.tokens[-1] == 300 * 524_288
 
 

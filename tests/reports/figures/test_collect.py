@@ -20,6 +20,7 @@ from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Pro
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
 from sqlalchemy import update
+from synthetic import synthetic_sweep
 
 AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
 START = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
@@ -274,6 +275,21 @@ class TestComparisons:
             assert fastest["p_front"] == 1.0
             # a front has at least a point in every draw
             assert sum(row["p_front"] for row in points) >= 1
+
+    def test_bars_are_standard_errors_of_means_over_seeds(self, empty: Store) -> None:
+        """By hand: the deviations of seeds from their configuration, pooled over a mixer and memory, over sqrt(4)."""
+        cells = synthetic_sweep(empty, 64, 1, seeds=4)
+        data = make_figure("pareto", empty)
+        losses = {value.cell_id: value.value for value in empty.values("big") if value.metric == "val_loss"}
+        squares, free = 0.0, 0
+        for start in range(0, 64, 4):
+            if (cells[start].levels["attn_type"], cells[start].levels["memory"]) == ("polar", "on"):
+                values = [losses[cell.id] for cell in cells[start : start + 4]]
+                squares, free = squares + sum((value - fmean(values)) ** 2 for value in values), free + 3
+        mine = [row for row in rows(data) if (row["memory"], row["quality"]) == ("on", "Val")]
+        assert {row["attn_type"] for row in mine} == {"polar"}
+        assert [row["sd"] for row in mine] == pytest.approx([math.sqrt(squares / free) / 2] * len(mine))
+        assert any(note.startswith("Bars: one standard error of the mean") for note in data.notes)
 
 
 class TestUnavailable:

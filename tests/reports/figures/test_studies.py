@@ -224,6 +224,13 @@ class TestPruned:
         ended = min((0, 7, 14), key=lambda n: loss(studied.drawn(SEARCH, n)))
         assert set(figure_data.frame[figure_data.frame["best"]]["number"]) == {ended}, "of those that ended"
 
+    @pytest.mark.parametrize("name", ["slices", "contours", "parallel"])
+    def test_study_without_finished_trials_says_so(self, empty: Store, name: str) -> None:
+        ends = dict.fromkeys(range(6), "failed")
+        studied.record(empty, "none", SEARCH, trials_at_random(SEARCH, 6, ends=ends))
+        with pytest.raises(ReportError, match=r"no trial|0 .*finished|finished"):
+            make_figure(name, empty, "none")
+
     def test_with_enough_that_are_done_the_end_counts(self, studies: Store) -> None:
         figure_data = make_figure("slices", studies, "tuned")
         assert not any("pruned" in note for note in figure_data.notes)

@@ -17,12 +17,13 @@ from atma_sweep.results.errors import (
     SweepReadOnly,
     SweepUnknown,
 )
-from atma_sweep.results.store import sweep_lease
+from atma_sweep.results.store import queries, sweep_lease
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.schema import CellRow
 from atma_sweep.results.store.store import Store, open_store
 from databases import finished
-from sqlalchemy import text
+from sqlalchemy import event, select, text
 
 SECOND_OWNER = Owner(name="bob", host="there", pid=202, started=2.5)
 
@@ -362,3 +363,25 @@ class TestDurability:
         store.finish_attempt(attempt.id, 1, "done", weights="c/1/weights.safetensors")
         store.clear_weights(attempt.id)
         assert waited == [True, False, True, True, True, True]
+
+
+def test_rows_of_many_ids_come_in_the_order_of_the_query(store, cells):
+    """1,203 ids: more than one list of parameters holds. The ids and the order of the query run against each other."""
+    count = 1203
+    records = [
+        CellRecord(id=f"{index:012x}", slug=f"c{index}", seed=count - index, levels=dict.fromkeys(AXES, "x"), config={}, axes={}, tokens=1)
+        for index in range(count)
+    ]  # fmt: skip
+    launch(store, records)
+    ids = [record.id for record in records]
+    statements = []
+    event.listen(store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+    with store.snapshot() as snapshot:
+        query = select(CellRow.id, CellRow.seed).order_by(CellRow.seed)
+        assert [tuple(row) for row in queries.rows_in(snapshot.session, query, CellRow.id, ids)] == [
+            (id_, seed) for seed, id_ in enumerate(reversed(ids), start=1)
+        ]
+        assert sum("FROM cell" in statement for statement in statements) == 1
+        few = queries.rows_in(snapshot.session, query, CellRow.seed, range(700))
+        assert [row.seed for row in few] == list(range(1, 700))
+        assert list(queries.rows_in(snapshot.session, query, CellRow.id, [])) == []

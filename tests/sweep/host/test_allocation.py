@@ -314,3 +314,10 @@ def test_cell_too_large_for_every_node_is_refused(cells: Callable[..., list[Cell
     with pytest.raises(MachineError, match=r"needs 3 CPU cores, and the nodes have 2 CPU cores, .*; 1 CPU core, "):
         admission.check_placement(parsed_cells, Machine(2, 8.0), Machine(1, 8.0))
     admission.check_placement(parsed_cells, Machine(2, 8.0), Machine(3, 8.0))
+
+
+def test_gpu_query_without_an_answer_is_an_expected_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_GPU_QUERY", "import time; time.sleep(60)")
+    monkeypatch.setattr(hardware, "GPU_QUERY_S", 0.1)
+    with pytest.raises(MachineError, match=r"no usable CUDA GPU: torch did not list the GPUs within 0\.1 s"):
+        hardware.query_gpus()

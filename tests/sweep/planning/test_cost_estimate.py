@@ -345,3 +345,12 @@ def test_estimates_keep_low_likely_high_order() -> None:
     assert speed_model.sum_estimates([span, ThreePointEstimate.exactly(1)]).scaled(2).multiplied(
         ThreePointEstimate(1, 2, 3)
     ) == ThreePointEstimate(3.0, 12.0, 33.0)
+
+
+def test_energy_of_cpu_cells_is_unknown(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
+    """The power of a GPU says nothing about the hours of a core."""
+    found = cells("set: {resources: {gpus: 0}}\n")
+    for options in ({}, {"watts": 300.0}):
+        bill = billed(None, found, tmp_path, **options)
+        assert (bill.unit, bill.watts, bill.kwh) == ("core-hours", None, None)
+        assert "  energy: n/a for a CPU" in list(render.price_lines(bill, list_all=False))

@@ -228,3 +228,33 @@ def test_serve_runs_off_main_thread_with_comparison(folder: Path, monkeypatch: p
     servers[0].should_exit = True
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+def test_address_is_told_before_anything_slow_is_imported(folder: Path) -> None:
+    """Counted in modules, since no test measures seconds: those that take long come after the address."""
+    slow = ("numpy", "pandas", "scipy", "uvicorn", "starlette", "plotly", "torch", "ray")
+    text = (
+        "import os, sys\n"
+        "from atma_sweep.reports.dashboard.server.serve import serve\n"
+        "def tell(address):\n"
+        f"    print(address, [name for name in {slow!r} if name in sys.modules], flush=True)\n"
+        "    os._exit(0)\n"
+        "serve(None, 'atma.db', browser=False, tell=tell)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=True)
+    assert printed.stdout.startswith("http://127.0.0.1:")
+    assert printed.stdout.endswith("/ []\n")
+
+
+def test_page_is_built_without_pandas(folder: Path) -> None:
+    """Pandas would take 60 MiB and half a second of every page."""
+    text = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from atma_sweep.reports.dashboard.page import write_dashboard\n"
+        "from atma_sweep.results.store.store import open_store\n"
+        "write_dashboard(open_store('atma.db'), Path('page.html'))\n"
+        "print([name for name in ('pandas', 'matplotlib', 'scipy.stats', 'scipy.optimize') if name in sys.modules])\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=True)
+    assert printed.stdout == "[]\n"
