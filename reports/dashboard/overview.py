@@ -1,8 +1,7 @@
-"""First screen of the page: the finding in one sentence, names and looks in plain words, and losses from the start."""
+"""First screen of the page: the finding in one sentence, and names and looks in plain words."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from ..render.style import axis_label, level_label
 from ..result_columns import AXIS_HEADINGS
 from ..stats.effects.effects import varying_axes
 from ..sweep_data import SweepData
-from .curves import OVERVIEW_POINTS, CellCurves
 from .main_results import main_columns
 
 MEASURE_PHRASES = {
@@ -246,25 +244,3 @@ def _best_text(best: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
             names = LONG_NUMBER.sub(lambda match: f"{float(match[0]):.4g}", ", ".join(row["words"]))
             return [f"Best by {measure_phrase(column)}: {names}, {row['text']}{unit}{interval}."]
     return []
-
-
-# --- losses from the start --------------------------------------------------------------------------------------------
-
-
-def training_lines(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
-    """Return the training losses of cells that have no validation loss yet, at most 64 points per cell.
-
-    The keys are those of `losses_block`: grids (tokens) and lines ([index of the cell, index of its grid, losses]).
-    """
-    grids: dict[tuple[int, ...], int] = {}
-    lines = []
-    for index, cell in enumerate(data.cells):
-        curve = curves.get(cell.cell_id)
-        if curve is None or len(curve.val.tokens) or not len(curve.train.tokens):
-            continue
-        train = curve.train.thinned(OVERVIEW_POINTS)
-        grid = grids.setdefault(tuple(map(int, train.tokens)), len(grids))
-        lines.append(
-            [index, grid, [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in train.loss.tolist()]]
-        )
-    return {"grids": [list(grid) for grid in grids], "lines": lines}

@@ -35,7 +35,7 @@ from .core_block import core_block
 from .curves import load_curves, losses_block
 from .effects import effects_block
 from .main_results import answer_block
-from .overview import Picture, css_variables, overview_block, training_lines
+from .overview import Picture, css_variables, overview_block
 
 SCRIPTS = (
     "view.js", "chart.js", "grid.js", "cells.js", "curves.js", "overview.js", "parallel.js", "effects.js",
@@ -132,7 +132,7 @@ def build_blocks(
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
         curves = load_curves(store, data, attempts)
         blocks["core"] = as_json(core_block(store, data, attempts, curves))
-        blocks["losses"] = as_json(losses_block(data, curves) | {"training": training_lines(data, curves)})
+        blocks["losses"] = as_json(losses_block(data, curves))
         if comparison is not None:
             blocks["beside"] = as_json(comparison)
         blocks |= {f"figure-{picture.name}": picture.svg for picture in pictures}

@@ -177,7 +177,7 @@ async function drawCells() {
   show();
   if (data.lossLines) return;
   const all = await losses();
-  data.lossLines = new Map([...all.training.lines, ...all.lines].map(([cell, , line]) => [cell, line]));
+  data.lossLines = new Map([...all.training, ...all.lines].map(([cell, , line]) => [cell, line]));
   if (view.tab === "cells" && data.lossLines.size) show();
 }
 

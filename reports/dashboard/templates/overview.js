@@ -288,23 +288,23 @@ async function drawLosses() {
 }
 
 function lossParts(all, axis) {
-  if (!all.lines.length && !all.training.lines.length) return [plain("No attempt has recorded a loss during training.")];
+  if (!all.lines.length && !all.training.length) return [plain("No attempt has recorded a loss during training.")];
   const cells = isFiltering() ? matchingCells() : null;
   const levels = levelsOf(axis).map(([name, members], index) => ({ name, members, color: axis?.name === "attn_type" ? mixerColor(name) : lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] }));
   const level = (cell) => levels.find(({ members }) => members.has(cell));
   const kept = (lines) => lines.filter(([cell]) => !cells || cells.has(cell));
-  const [val, train] = [kept(all.lines), kept(all.training.lines)];
+  const [val, train] = [kept(all.lines), kept(all.training)];
   const share = Math.max(0.12, Math.min(0.6, 12 / Math.max(1, val.length)));
-  const series = (lines, { grids }, kind) => lines.map(([cell, grid, loss]) => ({
+  const series = (lines, kind) => lines.map(([cell, grid, loss]) => ({
       name: `${cellName(cell)}${kind}`, group: level(cell)?.name, color: faded(level(cell)?.color ?? ink("--quiet"), kind ? 0.9 : share), dash: level(cell)?.dash,
-      width: 1, x: grids[grid], y: loss, pick: () => showCell(cell), points: loss.length === 1 ? "small" : null,
+      width: 1, x: all.grids[grid], y: loss, pick: () => showCell(cell), points: loss.length === 1 ? "small" : null,
     })); // prettier-ignore
   const ends = val.map(([, grid]) => all.grids[grid].at(-1));
   const means = levels.flatMap((one) => {
     const mean = meanLine(val.filter(([cell]) => one.members.has(cell)), all, Math.max(...ends));
     return mean ? [{ ...mean, name: `mean of ${one.name} (${mean.count} complete cells)`, group: one.name, color: one.color, dash: one.dash, width: 3 }] : [];
   });
-  const lines = [...series(train, all.training, ", training loss"), ...series(val, all, ""), ...means];
+  const lines = [...series(train, ", training loss"), ...series(val, ""), ...means];
   const present = levels.filter(({ members }) => [...val, ...train].some(([cell]) => members.has(cell)));
   setTimeout(() => drawChart("loss-chart", {
     series: lines, height: 300, range: lateRange(lines), xTitle: "tokens of training", yTitle: "loss, nats per token", key: axis?.name,
@@ -331,8 +331,8 @@ function lateRange(lines) {
 async function lossRows() {
   const all = await losses();
   const cells = matchingCells();
-  const lines = [["validation", all], ["training", all.training]].flatMap(([kind, { lines, grids }]) =>
-    lines.filter(([cell]) => cells.has(cell)).flatMap(([cell, grid, loss]) => loss.map((value, index) => [data.cells[cell].slug, kind, grids[grid][index], value ?? ""])));
+  const lines = [["validation", all.lines], ["training", all.training]].flatMap(([kind, lines]) =>
+    lines.filter(([cell]) => cells.has(cell)).flatMap(([cell, grid, loss]) => loss.map((value, index) => [data.cells[cell].slug, kind, all.grids[grid][index], value ?? ""])));
   return [["Cell", "Loss", "Tokens", "Nats per token"], lines];
 }
 
