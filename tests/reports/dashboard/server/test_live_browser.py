@@ -152,6 +152,7 @@ def test_live_page_replaces_expired_version(visit: Callable[..., Visit], site: S
     seen = visit(f"{site.address}#tab=cells")
     page = seen.page
     hide(page, True)
+    page.wait_for_timeout(3000)  # what was on its way
     for version in (2, 3, 4):
         finish(store, 1.0 + version / 10) if version == 2 else store.add_event("told", str(version), sweep="big")
 
