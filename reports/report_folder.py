@@ -13,6 +13,7 @@ from ..results.console.text import counted, markdown_escaped
 from ..results.errors import StoreError
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of
+from .dashboard.overview import Picture
 from .dashboard.page import write_dashboard
 from .figures import FIGURES, figure_name, make_figure
 from .figures.canvas.base import FigureData
@@ -121,7 +122,11 @@ def write_report_folder(
     if "tex" in formats:
         _write(out / "appendix.tex", appendix_text(name, tables, list(pictures.values()), written.skipped), written)
     if "html" in formats:
-        write_dashboard(store, out / DASHBOARD, name, lengths=lengths)
+        gallery = [
+            Picture(figure.name, figure.title, " ".join(figure.notes), (out / f"figure-{figure.name}.svg").read_bytes())
+            for figure in pictures.values()
+        ]
+        write_dashboard(store, out / DASHBOARD, name, lengths=lengths, pictures=gallery)
         written.files.append(out / DASHBOARD)
     files = {
         number: {format: f"{file_name(number)}{FORMAT_SUFFIXES[format]}" for format in formats} for number in tables

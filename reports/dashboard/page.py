@@ -1,14 +1,14 @@
 """Page builder: one HTML file in which a reader explores a sweep offline.
 
 The page is our own HTML, CSS and JavaScript (templates/) filled with data. The core (cells, numbers, attempts) and the
-answer (main results of the first page) are read at start. The effects, the plotting library and the curve of a cell
-are inflated only when they are opened, so that a page of megabytes starts in a fraction of a second. Blocks are zlib
+answer (main results of the first page) are read at start. The effects and the curve of a cell are inflated only when
+they are opened, so that a page of megabytes starts in a fraction of a second. Blocks are zlib
 in base64: nothing in them can end a script element.
 
-Curves are drawn by Plotly, from the wheel of that name, at report time. Measured on two busy CPU cores with Chromium:
-Plotly adds 1.96 MB to the page and takes 2 to 3 s to load at the first curve; Bokeh adds 0.47 MB and takes 0.6 s.
-Plotly was chosen because it works under a policy that allows only styles and scripts of known hashes, while Bokeh adds
-style sheets of its own and would need 'unsafe-inline'. Plotly's SVG can also be read and tested.
+Charts are drawn by uPlot 1.6.31 (50 KB), read at report time from the wheel `youplot`, which has it unchanged and
+nothing that it requires. Plotly added 1.96 MB to every page and took 2 to 3 s to load; the packages with Observable
+Plot have it only inside bundles of their own of 0.3 to 1.4 MB. uPlot works under a policy that allows only styles and
+scripts of known hashes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import gc
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -35,17 +35,23 @@ from .core_block import core_block
 from .curves import load_curves, losses_block
 from .effects import effects_block
 from .main_results import answer_block
+from .overview import Picture, css_variables, overview_block
 
 SCRIPTS = (
-    "view.js", "grid.js", "cells.js", "curves.js", "losses.js", "pictures.js", "answer.js", "effects.js",
+    "view.js", "chart.js", "grid.js", "cells.js", "curves.js", "overview.js", "parallel.js", "effects.js",
     "beside.js", "origins.js", "dashboard.js",
 )  # fmt: skip
 DATA_MARK = "\0data\0"  # stands in the page where its blocks go; no text of a page has this character
-EMPTY_STYLE = ""  # text of the style element that the plotting library fills rule by rule
 
 
 def write_dashboard(
-    store: Store, path: Path, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
+    store: Store,
+    path: Path,
+    sweep: str | None = None,
+    *,
+    lengths: ExtraLengths = None,
+    compare: str | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> int:
     """Write the page to a file and return its size in bytes.
 
@@ -58,13 +64,14 @@ def write_dashboard(
         sweep: Name of the sweep; None: the one launched last.
         lengths: Context lengths to show in addition to those of the launch.
         compare: Name of a reference sweep to compare with; None: no comparison.
+        pictures: Figures of the sweep for the gallery.
 
     Raises:
         SweepUnknown, StoreError, ReportError, WriteRefused: The page cannot be built or written.
     """
     with atomic_file(path, "--dashboard") as stream:
-        title, blocks = build_blocks(store, sweep, lengths=lengths, compare=compare)
-        return sum(stream.write(part) for part in page_parts(title, _with_library(blocks)))
+        title, blocks = build_blocks(store, sweep, lengths=lengths, compare=compare, pictures=pictures)
+        return sum(stream.write(part) for part in page_parts(title, blocks.items()))
 
 
 def dashboard(
@@ -84,22 +91,22 @@ def dashboard(
         SweepUnknown, ReportError: The sweep cannot be shown or compared.
     """
     title, blocks = build_blocks(store, sweep, lengths=lengths, compare=compare)
-    return b"".join(page_parts(title, _with_library(blocks))).decode()
-
-
-def _with_library(blocks: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the blocks of a page, and that of the plotting library after them."""
-    yield from blocks.items()
-    yield "library", plotly_source().encode()
+    return b"".join(page_parts(title, blocks.items())).decode()
 
 
 def build_blocks(
-    store: Store, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
+    store: Store,
+    sweep: str | None = None,
+    *,
+    lengths: ExtraLengths = None,
+    compare: str | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> tuple[str, dict[str, bytes]]:
     """Return the title of a page and the content of its blocks by id: JSON in UTF-8, and packed curves.
 
     Ids: `core` has cells, numbers and attempts, `answer` the main results; `effects`, `losses`, `beside` (the
-    comparison, with `compare` alone), and `curve-<cell id>` for every cell with a curve. An open page takes newer
+    comparison, with `compare` alone), `figure-<name>` (SVG) for every picture, and `curve-<cell id>` for every cell with a
+    curve. An open page takes newer
     `core` and `answer` by `refresh({core, answer})` of templates/dashboard.js.
 
     Args:
@@ -107,6 +114,7 @@ def build_blocks(
         sweep: Name of the sweep; None: the one launched last.
         lengths: Context lengths to show in addition to those of the launch.
         compare: Name of a reference sweep, of the database or built in; None: no comparison.
+        pictures: Figures of the sweep for the gallery.
 
     Raises:
         SweepUnknown, ReportError: The sweep cannot be shown or compared.
@@ -118,6 +126,7 @@ def build_blocks(
         computed_effects = effects(data)
         answer = answer_block(store, data, computed_effects)
         answer |= {"beside": comparison_summary(comparison)} if comparison is not None else {}
+        answer |= {"overview": overview_block(data, answer, pictures)}
         blocks = {"core": b"", "answer": as_json(answer), "effects": as_json(effects_block(data, computed_effects))}
         del computed_effects, answer
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
@@ -126,6 +135,7 @@ def build_blocks(
         blocks["losses"] = as_json(losses_block(data, curves))
         if comparison is not None:
             blocks["beside"] = as_json(comparison)
+        blocks |= {f"figure-{picture.name}": picture.svg for picture in pictures}
         blocks |= {f"curve-{cell}": curve.to_bytes() for cell, curve in curves.items()}
     return f"{data.sweep}, revision {data.revision}", blocks
 
@@ -158,13 +168,13 @@ def page_parts(
         more_script: JavaScript appended to the page's own script.
         connect_sources: Sources that the content security policy lets the page fetch from; empty: none.
     """
-    script = '"use strict";\n' + "\n".join([*map(_template, SCRIPTS), more_script])
-    style = _template("dashboard.css")
+    script = "\n".join([library_source("uplot.iife.min.js"), *map(_template, SCRIPTS), more_script])
+    style = library_source("uplot.min.css") + css_variables() + _template("dashboard.css")
     policy = "; ".join(
         [
             "default-src 'none'",
-            f"script-src {_script_hash(script)} {_script_hash(plotly_source())}",
-            f"style-src {_script_hash(style)} {_script_hash(EMPTY_STYLE)}",
+            f"script-src {_script_hash(script)}",
+            f"style-src {_script_hash(style)}",
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
@@ -186,11 +196,9 @@ def _template(name: str) -> str:
     return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def plotly_source() -> str:
-    """Return the JavaScript of Plotly, from the installed package."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
+def library_source(name: str) -> str:
+    """Return a file of uPlot, from the installed package."""
+    return resources.files("youplot").joinpath("vendor", name).read_text(encoding="utf-8")
 
 
 def _script_hash(text: str) -> str:

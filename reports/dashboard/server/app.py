@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..page import page_parts, plotly_source
+from ..page import page_parts
 from .access_guard import AccessGuard
 from .page_cache import PageCache, join_json_blocks
 
@@ -63,7 +63,7 @@ def pages_of(cache: PageCache, token: str) -> Starlette:
         blocks = {name: block for name, block in build.blocks.items() if not name.startswith("curve-")}
         version_json = b'{"version":%d}' % build.version
         script = resources.files(__package__).joinpath("live.js").read_text(encoding="utf-8")
-        page_blocks = [*blocks.items(), ("live", version_json), ("library", plotly_source().encode())]
+        page_blocks = [*blocks.items(), ("live", version_json)]
         return b"".join(page_parts(build.title, page_blocks, more_script=script, connect_sources="'self'"))
 
     def show(request: Request) -> Response:

@@ -33,11 +33,11 @@ const told = (async () => {
   live.version = live.first = version;
 })();
 
-/** What stands in the page is of its first state, but for the library, which is always the same. */
+/** The blocks of the page are of its first state. */
 blocks.read = async (id) => {
   await told;
   const { version } = live;
-  if (byId(id) && (version === live.first || id === "library")) return embedded(id);
+  if (byId(id) && version === live.first) return embedded(id);
   const answer = await request(`${version}/${id}`);
   if (answer.ok) return answer.arrayBuffer();
   if (answer.status === 404) await takeNewer();

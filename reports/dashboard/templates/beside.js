@@ -1,21 +1,16 @@
-// Another sweep beside this one, read when somebody looks at it: matched numbers, what the levels do in both, the needle of both.
+// Comparison with another sweep, read when somebody opens it: matched numbers, effects of both, the needle of both.
 
 const beside = once(() => inflateJson("beside"));
 const besideGrid = new Grid("Matched numbers of both sweeps", { lines: true });
-const JUDGED = ["within", "beyond", "not judged"];
+const VERDICTS = { within: "within the known spread", beyond: "beyond the known spread", "not judged": "not judged" };
+const VERDICT_COLORS = { within: "--quiet", beyond: "--poor", "not judged": "--line" };
 
-/** On the first page: what came of it in a few lines. */
+/** On the first page: the outcome in a few lines. */
 function besideParts({ lines, why }) {
-  const look = make("button", {
-    type: "button",
-    text: "Show comparison",
-    on: { click: () => change({ tab: "beside" }) },
-  });
-  return [make("ul", {}, ...lines.map((text) => make("li", { text }))), why ? null : look];
+  return [make("ul", {}, ...lines.map((text) => make("li", { text }))), why ? null : pressable("Show comparison", () => change({ tab: "beside" }))];
 }
 
 function buildBeside() {
-  if (!data.answer.beside) return;
   parts.delete("beside-all");
   byId("panel-beside").replaceChildren(make("div", { id: "beside-all" }));
 }
@@ -23,199 +18,88 @@ function buildBeside() {
 async function drawBeside() {
   const all = await beside();
   if (view.tab !== "beside") return;
-  part("beside-all", all, () => besideAll(all));
+  part("beside-all", [all, filterKey()], () => besideAll(all));
   if (!all.why) drawBesideGrid(all);
+}
+
+/** The compared numbers of which any cell matches. */
+function besideRows(all) {
+  const cells = isFiltering() ? matchingCells() : null;
+  return cells ? all.rows.filter((row) => row.cells.some((cell) => cells.has(cell))) : all.rows;
 }
 
 function besideAll(all) {
   if (all.why) return [plain(all.why)];
-  const select = (id, name, text) =>
-    make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
+  const places = all.measures.map((_, place) => place).filter((place) => all.measures[place].matched && all.measures[place].probe !== all.measures[place + 1]?.probe);
+  const table = () => [["Measure", ...all.words, data.sweep, all.reference, "Difference", "Limit", "Verdict", "Cautions"], besideRows(all).map((row) => [all.measures[row.measure].heading, ...row.words, ...row.texts, row.verdict, row.beware.join("; ")])];
+  const counts = all.measures.map(({ heading, matched, within, beyond, chance, unknown }) => [heading, ...[matched, within, beyond].map(String), within + beyond ? chance : "", String(unknown)]);
+  const glance = panel("beside-squares", `${data.sweep} against ${all.reference} at a glance`, table, { kind: "wide", hint: "A point is a matched number; on the line both sweeps agree." });
+  const effectPanel = panel("beside-effects", "Effect of each factor in both sweeps", () => effectPairs(all), { kind: "wide", hint: "A point is an effect; on the line both sweeps agree, beside it their size differs, in the other corners their sign." });
+  const numberPanel = panel("beside-numbers", "All matched numbers", null, { kind: "wide" });
+  const at = (section) => section.querySelector(".panel-body");
+  at(glance).append(
+    make("div", { class: "squares" }, ...places.map((place) => make("figure", {}, make("figcaption", { text: titleOf(all.measures[place]) }), make("div", { id: `square-${place}` })))),
+    legend(places.map((place) => `square-${place}`), Object.entries(VERDICTS).map(([group, name]) => ({ name, group, color: ink(VERDICT_COLORS[group]), dash: [0, 99], points: "fill" }))),
+    plainTable(["Measure", "Matched", "Within", "Beyond", "Expected by chance", "Not judged"], counts),
+  );
+  at(effectPanel).append(make("div", { class: "squares" }, ...all.effects.measures.map((measure, place) => make("figure", {}, make("figcaption", { text: measure.heading }), make("div", { id: `effect-square-${place}` })))));
+  at(numberPanel).append(make("div", { class: "bar" }, select("beside-measure", "number", "Measure"), select("beside-verdict", "verdict", "Verdict")), besideGrid.viewport);
+  setTimeout(() => {
+    for (const place of places) drawSquare(`square-${place}`, all, titleOf(all.measures[place]), Object.keys(VERDICTS).map((group) => [group, besideRows(all).filter((row) => row.measure === place && row.verdict === group).map((row) => [...row.numbers].reverse().concat(row))]));
+    all.effects.measures.forEach((measure, place) => drawSquare(`effect-square-${place}`, all, measure.heading, [["within", all.effects.rows.filter(({ here }) => here.measure === place && !here.where).map((pair) => [pair.there.mean, pair.here.mean, pair])]]));
+  });
+  const needles = all.needle.map((one, index) => make("div", {}, make("h3", { text: one.sweep }), ...needleParts(one, `needle-${index}`, index ? { ...data.answer.overview, group: [] } : data.answer.overview)));
   return [
-    ...all.refused.map((text) => make("p", { class: "notice", text })),
-    make("h2", { text: `Numbers common to ${data.sweep} and ${all.reference}` }),
-    besideCounts(all),
-    make("div", { class: "squares" }, ...longest(all.measures).map((place) => square(all, all.measures[place], place))),
-    legend([], [], {
-      spots: [
-        ["within the known spread", "within"],
-        ["beyond the known spread", "beyond"],
-        ["not judged", "open"],
-      ],
-    }),
-    make("h2", { text: "Effect of each factor in both sweeps" }),
-    besideEffects(all),
-    make("h2", { text: "Needle accuracy over context length in both sweeps" }),
-    ...all.needle.flatMap((one) => [make("h3", { text: one.sweep }), ...needleParts(one)]),
-    make("h2", { text: "All matched numbers" }),
-    make(
-      "div",
-      { class: "bar" },
-      select("beside-measure", "number", "Measure"),
-      select("beside-verdict", "verdict", "Verdict"),
-    ),
-    besideGrid.viewport,
-    make("div", { class: "notes" }, ...all.notes.map((text) => make("p", { text }))),
-  ];
+    ...all.refused.map((text) => make("p", { class: "notice", text })), make("ul", {}, ...data.answer.beside.lines.map((text) => make("li", { text }))), glance, effectPanel,
+    make("section", { class: "panel wide" }, make("h2", { text: "Needle accuracy over context length in both sweeps" }), ...needles),
+    numberPanel, make("div", { class: "notes" }, ...all.notes.map((text) => make("p", { text }))),
+  ]; // prettier-ignore
 }
 
-/** The places of the measures that are drawn: of every probe the one at its longest length. */
-const longest = (measures) =>
-  measures
-    .map((_, place) => place)
-    .filter((place) => measures[place].matched && measures[place].probe !== measures[place + 1]?.probe);
+const titleOf = ({ heading, unit }) => (unit && unit !== "%" ? `${heading}, ${unit}` : `${heading}, %`);
 
-function besideCounts({ measures }) {
-  return plainTable(
-    ["Measure", "Matched", "Within", "Beyond", "Expected by chance", "Not judged"],
-    measures.map(({ heading, matched, within, beyond, chance, unknown }) => [
-      heading,
-      ...[matched, within, beyond].map(String),
-      within + beyond ? chance : "",
-      String(unknown),
-    ]),
-  );
+/** Points of [group, [[there, here, row]]] on axes of equal ends, and the line on which both agree. */
+function drawSquare(id, all, title, groups) {
+  if (!byId(id)) return;
+  const points = groups.flatMap(([group, rows]) => rows.filter((row) => isNumber(row[0]) && isNumber(row[1])).map((row) => [group, ...row]));
+  if (!points.length) return byId(id).replaceChildren(plain("No matched number."));
+  const ends = points.flatMap(([, x, y]) => [x, y]);
+  const margin = 0.05 * (Math.max(...ends) - Math.min(...ends)) || 0.1;
+  const range = [Math.min(...ends) - margin, Math.max(...ends) + margin];
+  const nameOf = (row) => (row.words ? row.words.join(", ") : `${row.here.level} against ${row.here.reference}`);
+  const series = points.map(([group, x, y, row]) => ({
+    name: `${nameOf(row)}: ${all.reference} ${digits(Number(x.toPrecision(4)))}, ${data.sweep}`, group, color: ink(VERDICT_COLORS[group]), spots: true,
+    points: "small", x: [x], y: [y], pick: () => row.cells && showCell(row.cells[0]),
+  })); // prettier-ignore
+  const line = { name: "equal", group: "equal", color: ink("--ink"), width: 1, x: range, y: range };
+  drawChart(id, { series: [...series, line], height: 220, range, xTitle: all.reference, yTitle: data.sweep, xText: tickText, label: `${title}: ${points.length} numbers of both sweeps`, key: id });
 }
 
-/** Every matched number as a point: there along, here up, on the line where they agree. */
-function square(all, measure, place) {
-  const rows = all.rows.filter((row) => row.measure === place && row.numbers.every((value) => value !== null));
-  const title = measure.unit && measure.unit !== "%" ? `${measure.heading}, ${measure.unit}` : `${measure.heading}, %`;
-  const ends = rows.flatMap(({ numbers }) => numbers);
-  const ticks = ticksOf(Math.min(...ends), Math.max(...ends));
-  const at = placing(ticks);
-  const height = 200;
-  const plot = drawing("svg", {
-    class: "plot",
-    height,
-    role: "img",
-    "aria-label": `${title}: ${rows.length} matched numbers, listed in the table below`,
-  });
-  const left = drawing("svg", { class: "left", height, "aria-hidden": "true" });
-  const below = drawing("svg", { class: "below words", "aria-hidden": "true" });
-  for (const tick of ticks) {
-    const y = height * (1 - at(tick));
-    plot.append(
-      drawing("line", { class: "guide", x1: 0, x2: "100%", y1: y, y2: y }),
-      drawing("line", { class: "guide", x1: percent(at(tick)), x2: percent(at(tick)), y1: 0, y2: height }),
-    );
-    for (const [svg, x, down, anchor] of [
-      [left, "100%", y + 4, "end"],
-      [below, percent(at(tick)), 13, "middle"],
-    ]) {
-      const text = drawing("text", { x, y: down, "text-anchor": anchor });
-      text.textContent = tickText(tick);
-      svg.append(text);
-    }
-  }
-  plot.append(drawing("line", { class: "zero", x1: 0, x2: "100%", y1: height, y2: 0 }));
-  for (const {
-    numbers: [here, there],
-    verdict,
-  } of rows)
-    plot.append(
-      drawing("circle", {
-        class: `spot ${verdict === "not judged" ? "open" : verdict}`,
-        cx: percent(at(there)),
-        cy: height * (1 - at(here)),
-        r: 3.6,
-      }),
-    );
-  const words = drawing("text", { x: "50%", y: 29, "text-anchor": "middle" });
-  words.textContent = all.reference;
-  below.append(words);
-  return make(
-    "figure",
-    { class: "lines" },
-    make("figcaption", { text: title }),
-    make("span", { class: "unit", text: data.sweep }),
-    left,
-    plot,
-    below,
-  );
+function effectPairs({ effects, reference }) {
+  const lines = effects.rows.filter(({ here }) => !here.where).map(({ here, there }) => {
+    const agree = here.sure && there.sure ? (here.mean * there.mean > 0 ? "same sign, both significant" : "opposite signs, both significant") : here.sure || there.sure ? "significant in one" : "significant in neither";
+    const interval = (row) => (row.low === null ? row.mean_text : `${row.mean_text} (${row.low_text} to ${row.high_text})`);
+    return [effects.measures[here.measure].heading, here.axis, `${here.level} against ${here.reference}`, interval(here), interval(there), agree];
+  }); // prettier-ignore
+  return [["Measure", "Factor", "Levels", data.sweep, reference, "Agreement"], lines];
 }
-
-// --- what the levels do ---
-
-function besideEffects({ effects, reference }) {
-  if (!effects.rows.length) return plain("No effect is available in both sweeps.");
-  const boxes = effects.measures.map((measure, place) => {
-    const rows = effects.rows.filter(({ here }) => here.measure === place);
-    return make(
-      "div",
-      { class: "forest-of" },
-      make("h3", { text: measure.heading }),
-      rows.length ? bothForest(rows, measure, reference) : plain("No pairs to compare."),
-    );
-  });
-  return make("div", { class: "forests" }, ...boxes);
-}
-
-function bothForest(rows, measure, reference) {
-  // the rows of one's own forest, so that both pages tell the same story
-  const kept = new Set(forestRows(rows.map(({ here }) => here)));
-  const whole = rows.filter(({ here }) => kept.has(here));
-  return forestTable(whole, {
-    of: ({ here }) => here,
-    known: whole.flatMap(({ here, there }) => [here, there].flatMap(({ mean, low, high }) => [mean, low, high])),
-    measure,
-    lineOf: ({ here, there }, ticks) => bothLine(here, there, measure.better, reference, ticks),
-    told: `above: ${data.sweep}; below, grey: ${reference}`,
-  });
-}
-
-function bothLine(here, there, better, reference, ticks) {
-  const picture = (row, kind, sweep) => intervalSvg(effectSpot(row, kind), ticks, `${sweep}: ${effectText(row)}`);
-  return make(
-    "tr",
-    { class: here.where ? "within" : null },
-    make(
-      "th",
-      { scope: "row" },
-      here.where || here.level,
-      make("small", { text: `${here.pairs} and ${there.pairs} pairs` }),
-    ),
-    make(
-      "td",
-      { class: "picture both" },
-      picture(here, sign(here, better), data.sweep),
-      picture(there, "plain there", reference),
-    ),
-    make("td", { class: "n" }, make("strong", { text: here.mean_text }), make("small", { text: there.mean_text })),
-  );
-}
-
-// --- number by number ---
 
 function drawBesideGrid(all) {
   const headings = all.measures.map(({ heading }) => heading);
   const heading = headings.includes(view.number) ? view.number : headings[0];
-  const verdict = JUDGED.includes(view.verdict) ? view.verdict : EVERY;
-  options("beside-measure", headings, heading);
-  options("beside-verdict", [EVERY, ...JUDGED], verdict);
-  const rows = all.rows.filter(
-    (row) => row.measure === headings.indexOf(heading) && (verdict === EVERY || row.verdict === verdict),
-  );
-  const column = (heading, text, more = {}) => ({
-    heading,
-    width: widest(heading, rows.map(text), 26),
-    cell: text,
-    ...more,
-  });
-  const words = all.words.map((heading, index) => column(heading, (row) => row.words[index]));
-  const open = (text) => (row) =>
-    make("button", {
-      type: "button",
-      text: text(row),
-      title: data.cells[row.cells[0]].slug,
-      on: { click: () => showCell(row.cells[0]) },
-    });
+  const verdict = VERDICTS[view.verdict] ? view.verdict : EVERY;
+  options("beside-measure", headings.map((name) => [name, name]), heading);
+  options("beside-verdict", [EVERY, ...Object.keys(VERDICTS)].map((name) => [name, name]), verdict);
+  const rows = besideRows(all).filter((row) => row.measure === headings.indexOf(heading) && (verdict === EVERY || row.verdict === verdict));
+  const column = (heading, text, more = {}) => ({ heading, width: widest(heading, rows.map(text), 26), cell: text, ...more });
+  const words = all.words.map((heading, index) => column(headingName(heading), (row) => levelName(heading, row.words[index])));
   const number = (heading, index) => {
     const text = (row) => row.texts[index];
-    return { ...column(heading, text, { number: true }), cell: index ? text : open(text) };
+    const open = (row) => pressable(text(row), () => showCell(row.cells[0]), { title: data.cells[row.cells[0]].slug });
+    return { ...column(heading, text, { number: true }), cell: index ? text : open };
   };
   const numbers = [number(data.sweep, 0), number(all.reference, 1), number("Difference", 2), number("Limit", 3)];
   const more = [column("Verdict", (row) => row.verdict), column("Cautions", (row) => row.beware.join("; "))];
-  const short = { heading: "Configuration", header: true, width: 15, cell: (row) => row.words.join(" ") };
+  const short = { heading: "Configuration", header: true, width: 15, cell: (row) => row.words.map((level, index) => levelName(all.words[index], level)).join(" ") };
   besideGrid.show(phone.matches ? [short, ...numbers, ...more] : [...words, ...numbers, ...more], rows);
 }

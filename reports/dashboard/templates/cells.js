@@ -1,4 +1,4 @@
-// The cells: their table, the filters beside it, and where a number comes from.
+// The cells: their table, the filters next to it, and where a number comes from.
 
 const cellGrid = new Grid("Cells and their numbers", {
   onSort: sortBy,
@@ -7,15 +7,43 @@ const cellGrid = new Grid("Cells and their numbers", {
   lines: true,
 });
 
+/** First best first, or ascending; then the other way round; then the order of the start again. */
 function sortBy(name) {
-  const same = view.sort === name;
-  if (same && view.down) change({ sort: "", down: false });
-  else change({ sort: name, down: same });
+  const first = (data.columns.find(({ heading }) => heading === name)?.better ?? -1) > 0;
+  const now = sorting();
+  if (now.column !== name) change({ sort: name, down: first });
+  else if (now.down === first) change({ sort: name, down: !first });
+  else change({ sort: "", down: false });
 }
 
 function rowName(row) {
   const { slug } = data.cells[row.cells[0]];
   return row.cells.length > 1 ? `${slug} and ${row.cells.length - 1} more seeds` : slug;
+}
+
+/** A cell in plain words: its levels on the axes that vary, and its seed where seeds do. */
+function cellName(cell) {
+  return data.names[cell];
+}
+
+function cellNames() {
+  const { axes } = data.answer.overview;
+  const seeds = new Set(data.cells.map(({ seed }) => seed)).size > 1;
+  return data.cells.map(({ axes: levels, seed, slug }) => {
+    const labels = axes.map(({ name, levels: all, labels }) => labels[all.indexOf(levels[name] ?? "-")] ?? levels[name]);
+    return [...labels.filter((label) => label && !label.startsWith("no ")), ...(seeds ? [`seed ${seed}`] : [])].join(", ") || slug;
+  });
+}
+
+/** The validation loss of a row over training as a line of a word's height; that of its first cell with one. */
+function sparkline(row) {
+  const line = row.cells.map((cell) => data.lossLines?.get(cell)).find(Boolean);
+  if (!line || line.length < 2) return "";
+  const late = line.slice(Math.floor(line.length / 20)).filter(isNumber);
+  const [low, high] = [Math.min(...late), Math.max(...late)];
+  const steps = line.flatMap((loss, index) => (isNumber(loss) ? [`${((80 * index) / (line.length - 1)).toFixed(1)} ${(20 - 18 * Math.min(1, (loss - low) / (high - low || 1))).toFixed(1)}`] : []));
+  const text = `loss from ${digits(Number(late[0].toPrecision(4)))} to ${digits(Number(late.at(-1).toPrecision(4)))}`;
+  return drawing("svg", { class: "spark", viewBox: "0 0 80 22", preserveAspectRatio: "none", role: "img", "aria-label": text }, drawing("path", { d: `M${steps.join("L")}`, "vector-effect": "non-scaling-stroke" }));
 }
 
 function pickBox(row) {
@@ -31,9 +59,9 @@ function pickBox(row) {
 function pick(cells, wanted) {
   const others = view.picked.filter((cell) => !cells.includes(cell));
   const picked = wanted ? [...others, ...cells] : others;
-  if (picked.length > MOST_PICKED) {
+  if (picked.length > MAX_PICKED) {
     draw();
-    say(`At most ${MOST_PICKED} cells can be drawn at once; remove some first.`);
+    say(`At most ${MAX_PICKED} cells can be drawn at once; remove some first.`);
     return;
   }
   change({ picked });
@@ -64,10 +92,10 @@ function stateText(row) {
 
 function cellColumns(table, best) {
   const words = table.words.map((heading, index) => ({
-    heading,
+    heading: headingName(heading),
     sort: heading,
     width: table.widths[index],
-    cell: (row) => row.words[index],
+    cell: (row) => levelName(heading, row.words[index]),
   }));
   const numbers = data.columns.map((column, index) => ({
     heading: column.heading,
@@ -78,15 +106,14 @@ function cellColumns(table, best) {
     cell: (row) => numberButton(row, index, best),
     shade: (row) => heat(row, index, table.heat[index]),
   }));
-  const name = (row) =>
-    make("button", {
+  const name = (row) => make("button", {
       type: "button",
       class: "name",
       text: rowName(row),
       title: rowName(row),
       on: { click: () => showCell(row.cells[0]) },
     });
-  const box = { heading: "Pick", width: "2.9rem", cell: pickBox };
+  const box = { heading: "Pick", width: "2.8rem", cell: pickBox };
   const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
   // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
   if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...mainFirst(numbers), box];
@@ -94,8 +121,9 @@ function cellColumns(table, best) {
     box,
     names,
     ...words,
-    { heading: "State", sort: "State", width: table.stateWidth, cell: stateText },
-    ...numbers,
+    ...(table.rows.every(({ states }) => states.join() === "done") ? [] : [{ heading: "State", sort: "State", width: table.stateWidth, cell: stateText }]),
+    ...(data.lossLines?.size ? [{ heading: "Loss", title: "Validation loss over training", width: 5, cell: sparkline }] : []),
+    ...mainFirst(numbers),
   ];
 }
 
@@ -120,58 +148,52 @@ function heatEnds(rows) {
   });
 }
 
-/** The needle at its longest length, the others at theirs, then the rest. */
+/** What the table is sorted by at first, the other measures at their longest lengths, then the rest. */
 function mainFirst(numbers) {
   const longest = (index) => data.columns.findLastIndex((one) => one.probe === data.columns[index].probe) === index;
   const rank = (index) => (data.columns[index].probe === "needle" ? 0 : 1) + (longest(index) ? 0 : 2);
-  return numbers
-    .map((column, index) => [rank(index), column])
-    .sort((a, b) => a[0] - b[0])
-    .map(([, column]) => column);
+  return numbers.map((column, index) => [rank(index), column]).sort((a, b) => a[0] - b[0]).map(([, column]) => column);
 }
 
 function measureWidths(table) {
   table.heat = heatEnds(table.rows);
-  table.widths = table.words.map((word, index) =>
-    widest(
-      word,
-      table.rows.map((row) => row.words[index]),
-      24,
-    ),
-  );
-  table.numberWidths = data.columns.map((column, index) =>
-    widest(
+  table.widths = table.words.map((word, index) => widest(headingName(word), table.rows.map((row) => levelName(word, row.words[index])), 24));
+  table.numberWidths = data.columns.map((column, index) => widest(
       column.heading,
       table.rows.map((row) => row.numbers[index][0]),
       22,
       700, // the best are bold
     ),
   );
-  table.nameWidth = widest("Cell", table.rows.map(rowName), 34);
-  table.stateWidth = widest(
-    "State",
-    table.rows.map((row) => row.states.join("/")),
-    18,
-  );
+  table.nameWidth = widest("Cell", table.rows.map(rowName), 13);
+  table.stateWidth = widest("State", table.rows.map((row) => row.states.join("/")), 18);
 }
 
-function drawCells() {
-  const rows = sorted(matching());
-  const table = tableNow();
-  cellGrid.show(cellColumns(table, bestOf(rows)), rows, { column: view.sort, down: view.down });
+async function drawCells() {
+  const show = () => {
+    const rows = sorted(matching());
+    cellGrid.show(cellColumns(currentTable(), bestOf(rows)), rows, sorting());
+  };
+  show();
+  if (data.lossLines) return;
+  const all = await losses();
+  data.lossLines = new Map([...all.training, ...all.lines].map(([cell, , line]) => [cell, line]));
+  if (view.tab === "cells" && data.lossLines.size) show();
+}
+
+/** The rows that match as text, in the order of the table. */
+function cellRows() {
+  const headings = [...currentTable().words.map(headingName), "State", ...data.columns.map(({ heading }) => heading)];
+  return [["Cell", ...headings], sorted(matching()).map((row) => [rowName(row), ...row.words.map((level, index) => levelName(currentTable().words[index], level)), row.states.join("/"), ...row.numbers.map(([text]) => text)])];
 }
 
 function buildCells() {
-  const seeds = data.tables.each
-    ? radios("Several seeds as", "seeds", { mean: "mean ± sd", each: "one row per seed" })
-    : null;
-  const hint =
-    "Press a number for its source, or a name for the complete cell; tick cells to draw their curves. Blue is good, orange poor, within the column; bold: best of the rows shown.";
-  byId("panel-cells").replaceChildren(
-    make("div", { class: "bar" }, seeds, make("p", { class: "hint", text: hint })),
-    cellGrid.viewport,
-    make("div", { class: "notes", id: "cell-notes" }),
-  );
+  const seeds = data.tables.each ? radios("Several seeds as", "seeds", { mean: "mean \u00b1 sd", each: "one row per seed" }) : null;
+  const hint = "Press a number for its source, or a name for the complete cell; tick cells to draw their curves. Green is better, purple worse, within the column; bold: best of the rows shown.";
+  const section = panel("cell-table", "Cells", cellRows, { hint, more: seeds && make("div", { class: "bar" }, seeds) });
+  section.querySelector(".numbers").remove(); // the panel is a table already
+  section.querySelector(".panel-body").append(cellGrid.viewport);
+  byId("panel-cells").replaceChildren(section, make("div", { class: "notes", id: "cell-notes" }));
 }
 
 function buildNotes() {
@@ -195,17 +217,25 @@ function syncRadios() {
 // --- filters ---
 
 function buildFilters() {
-  const boxes = tableNow().groups.map((group) => {
-    const levels = [...new Set(tableNow().rows.flatMap((row) => row.levels[group]))];
-    return make(
-      "fieldset",
-      { "data-group": group },
-      make("legend", { text: group }),
-      make("div", { class: "levels" }, ...levels.map((level) => levelBox(group, level))),
-    );
-  });
-  byId("filter-groups").replaceChildren(...boxes);
+  const boxes = currentTable().groups.map((group) =>
+    make("fieldset", { "data-group": group }, make("legend", { text: headingName(group) }), make("div", { class: "levels" })));
+  byId("filter-groups").replaceChildren(...boxes, rangeBoxes());
   byId("filter-groups").dataset.table = view.seeds;
+}
+
+/** The least and the largest number that a row may have of a main measure: what the brush sets, for the keyboard. */
+function rangeBoxes() {
+  const scales = currentTable().scales.map((heading) => ({ heading, unit: "" }));
+  const inputs = [...data.answer.best.measures, ...scales].map(({ heading, unit }) => {
+    const ends = ["least", "most"].map((word) => make("input", { type: "number", step: "any", "aria-label": `${heading}, ${word}${unit && `, ${unit}`}`, "data-range": heading, placeholder: word }));
+    const set = () => {
+      const [low, high] = ends.map((input) => (input.value === "" ? null : Number(input.value)));
+      setRange(heading, low === null && high === null ? null : [low ?? -1e12, high ?? 1e12]);
+    };
+    ends.forEach((input) => input.addEventListener("change", set));
+    return make("div", { class: "range" }, make("span", { text: heading }), ...ends);
+  });
+  return make("fieldset", { "data-ranges": true, hidden: !inputs.length }, make("legend", { text: "Ranges" }), ...inputs);
 }
 
 function forgetFilters() {
@@ -218,7 +248,7 @@ function levelBox(group, level) {
     "label",
     { class: "level" },
     input,
-    make("span", { class: "name", text: level }),
+    make("span", { class: "name", text: levelName(group, level) }),
     make("span", { class: "count" }),
   );
   label.dataset.level = level;
@@ -237,9 +267,16 @@ function filter(group, level, wanted) {
 function drawFilters() {
   if (byId("filter-groups").dataset.table !== view.seeds) buildFilters();
   const terms = searchTerms();
-  const searched = tableNow().rows.filter((row) => found(row, terms));
-  for (const fieldset of byId("filter-groups").children) {
+  const searched = currentTable().rows.filter((row) => hasTerms(row, terms) && inRanges(row));
+  for (const input of document.querySelectorAll("[data-range]")) {
+    const end = view.ranges[input.dataset.range]?.[input.placeholder === "least" ? 0 : 1] ?? null;
+    if (input !== document.activeElement) input.value = end === null || Math.abs(end) === 1e12 ? "" : end;
+  }
+  for (const fieldset of document.querySelectorAll("#filter-groups [data-group]")) {
     const { group } = fieldset.dataset;
+    const levels = [...new Set(currentTable().rows.flatMap((row) => row.levels[group]))];
+    const box = fieldset.querySelector(".levels");
+    if ([...box.children].map((label) => label.dataset.level).join("\n") !== levels.join("\n")) box.replaceChildren(...levels.map((level) => levelBox(group, level)));
     const counts = new Map();
     for (const row of searched.filter((row) => passes(row, view.filters, group))) {
       if (group === "State")
@@ -308,7 +345,7 @@ function valueFacts(value) {
   if (!value) return [["Value", "not recorded"]];
   const [key, number, n, low, high, , reason] = value;
   return [
-    ["Value", number === null ? "none" : `${digits(number)} ${data.keys[key].unit}`],
+    ["Value", number === null ? "none" : withUnit(number, data.keys[key].unit)],
     ["Reason", reason],
     ["Samples", n ?? "not recorded"],
     ["95% interval", low === null || high === null ? null : `${digits(low)} to ${digits(high)}`],
@@ -318,10 +355,7 @@ function valueFacts(value) {
 function showTrace(row, index) {
   const column = data.columns[index];
   const [text, mean, sd, seeds, , attempts] = row.numbers[index];
-  const whole = [
-    ["Printed", text],
-    ["Measures", definitionOf(column)],
-  ];
+  const whole = [["Printed", text], ["Measures", definitionOf(column)]];
   if (row.cells.length > 1)
     whole.push(
       ["Mean", digits(mean)],
@@ -348,9 +382,8 @@ function showTrace(row, index) {
 
 function showCell(cell) {
   const { slug, id, seed, state, cause, axes, values, curve, samples } = data.cells[cell];
-  const levels = Object.entries(axes)
-    .map(([axis, level]) => `${axis} ${level}`)
-    .join(", ");
+  const names = Object.fromEntries(data.answer.overview.axes.map((one) => [one.name, one]));
+  const levels = Object.entries(axes).map(([axis, level]) => names[axis]?.labels[names[axis].levels.indexOf(level)] ?? `${axis} ${level}`).join(", ");
   const rows = values.map(([key, value, n, low, high, attempt, reason]) => {
     const { probe, metric, length, unit } = data.keys[key];
     const interval = low === null || high === null ? "" : `${digits(low)} to ${digits(high)}`;
@@ -367,13 +400,7 @@ function showCell(cell) {
   });
   const attempts = [...new Set([...values.map((value) => value[5]), ...(curve ? [curve.attempt] : [])])];
   openSheet(slug, [
-    facts([
-      ["Cell", id],
-      ["Levels", levels],
-      ["Seed", seed],
-      ["State", state],
-      ["Cause", cause],
-    ]),
+    facts([["Cell", id], ["Levels", levels], ["Seed", seed], ["State", state], ["Cause", cause]]),
     make("h3", { text: "Measurements" }),
     rows.length
       ? plainTable(["Probe", "Metric", "Length", "Value", "Unit", "Samples", "95% interval", "Attempt"], rows)
@@ -399,7 +426,7 @@ function openSheet(title, content) {
   byId("sheet-close").focus();
 }
 
-/** A table in full, for what is short or has long text; past MOST_LISTED rows a button asks for the rest. */
+/** A table in full, for what is short or has long text; past MAX_LISTED rows a button asks for the rest. */
 function plainTable(headings, rows) {
   const body = make("tbody");
   const line = (row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell)));
@@ -409,13 +436,13 @@ function plainTable(headings, rows) {
     make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col", text })))),
     body,
   );
-  body.append(...rows.slice(0, MOST_LISTED).map(line));
+  body.append(...rows.slice(0, MAX_LISTED).map(line));
   const box = make("div", { class: "scroll", role: "region", "aria-label": headings.join(", "), tabindex: "0" }, table);
-  if (rows.length <= MOST_LISTED) return box;
+  if (rows.length <= MAX_LISTED) return box;
   const more = make("button", {
     type: "button",
     text: `Show all ${rows.length}`,
-    on: { click: () => (body.append(...rows.slice(MOST_LISTED).map(line)), more.remove()) },
+    on: { click: () => (body.append(...rows.slice(MAX_LISTED).map(line)), more.remove()) },
   });
   return make("div", {}, box, more);
 }

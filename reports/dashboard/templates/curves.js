@@ -1,36 +1,8 @@
-// The curves of the picked cells, over training and against context length.
-
-const COLORS = {
-  light: ["#0b63b5", "#c44e00", "#007a57", "#a8457f", "#8a6500", "#5b4bb3", "#a3161f", "#5a5d66"],
-  dark: ["#62b0f5", "#ff9152", "#42d3a2", "#ee9fcb", "#efc04f", "#b5a6ff", "#ff8f88", "#b9bcc6"],
-};
-const DASHES = ["solid", "dash", "dot"];
-const STROKES = { solid: "", dash: "6 3", dot: "2 2" };
-
-/** The plotting library writes style attributes, which the page's policy refuses; set as properties they are let in. */
-function styleAttributesAsProperties() {
-  const plain = Element.prototype.setAttribute;
-  Element.prototype.setAttribute = function setAttribute(name, value) {
-    if (name === "style") this.style.cssText = value;
-    else plain.call(this, name, value);
-  };
-}
-
-const library = once(async () => {
-  const source = new TextDecoder().decode(await inflate("library"));
-  styleAttributesAsProperties();
-  // it adds the style sheet of its maps, which we never draw, unless an element of that id is there
-  for (const [, id] of source.matchAll(/getElementById\("([0-9a-f]{64})"\)/g))
-    document.head.append(make("style", { id }));
-  const script = document.createElement("script");
-  script.textContent = source;
-  document.head.append(script);
-  return window.Plotly;
-});
+// The curves of the picked cells, over training and against context length, and the difference of two of them.
 
 const curves = new Map();
 
-/** The training and the validation series of a cell: {tokens, wall, loss}, from bytes grouped by their place. */
+/** The training and the validation series of a cell: {tokens, wall, loss}, from bytes grouped by significance. */
 async function curveOf(cell) {
   const { id, curve } = data.cells[cell];
   if (curves.has(id)) return curves.get(id);
@@ -43,276 +15,192 @@ async function curveOf(cell) {
     from += size * count;
     return new Kind(ordered.buffer);
   };
-  const found = curve.kept.map((count) => {
+  const series = curve.kept.map((count) => {
     const tokens = column(8, count, Float64Array);
     for (let item = 1; item < count; item++) tokens[item] += tokens[item - 1];
     return { tokens, wall: column(4, count, Float32Array), loss: column(4, count, Float32Array) };
   });
-  curves.set(id, found);
-  return found;
-}
-
-function isDark() {
-  return view.theme === "dark" || (view.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  curves.set(id, series);
+  return series;
 }
 
 /** Colour and dash of the picked cells, the same in every chart. */
 function strokeOf(cell) {
-  const place = view.picked.indexOf(cell);
-  const colors = COLORS[isDark() ? "dark" : "light"];
-  return { color: colors[place % colors.length], dash: DASHES[Math.floor(place / colors.length) % DASHES.length] };
+  const index = view.picked.indexOf(cell);
+  return { color: lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] };
 }
 
 function swatch(cell) {
   const { color, dash } = strokeOf(cell);
-  const picture = drawing("svg", { width: 22, height: 10, "aria-hidden": "true" });
-  picture.append(
-    drawing("line", {
-      x1: 0,
-      x2: 22,
-      y1: 5,
-      y2: 5,
-      stroke: color,
-      "stroke-width": 3,
-      "stroke-dasharray": STROKES[dash],
-    }),
-  );
-  return picture;
+  const line = { x1: 0, x2: 22, y1: 5, y2: 5, stroke: color, "stroke-width": 3, "stroke-dasharray": dash.join(" ") };
+  return drawing("svg", { width: 22, height: 10, "aria-hidden": "true" }, drawing("line", line));
 }
 
-/** Text as the plotting library prints it as it stands: it reads a little HTML. */
-function literal(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-}
-
-function layout(xTitle, yTitle, height, more = {}) {
-  const style = getComputedStyle(byId("matches"));
-  const grid = isDark() ? "#363944" : "#e3e5ea";
-  const axis = (title) => ({
-    title: { text: title },
-    gridcolor: grid,
-    zerolinecolor: grid,
-    linecolor: style.color,
-    automargin: true,
+/** The exponential moving average of a loss, with the start not pulled to zero; gaps stay. */
+function smoothed(losses, weight) {
+  let sum = 0;
+  let norm = 0;
+  return Array.from(losses, (loss) => {
+    if (Number.isNaN(loss)) return null;
+    sum = weight * sum + (1 - weight) * loss;
+    norm = weight * norm + (1 - weight);
+    return sum / norm;
   });
-  return {
-    height,
-    uirevision: `${xTitle} ${view.picked.map((cell) => data.cells[cell].id)}`, // newer points leave the reader's zoom
-    margin: { l: 56, r: 12, t: 12, b: 44 },
-    showlegend: false,
-    hovermode: "closest",
-    dragmode: "zoom",
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: style.color, family: "system-ui, sans-serif", size: 12 },
-    xaxis: { ...axis(xTitle), ...more },
-    yaxis: axis(yTitle),
-  };
 }
 
-const CHART = {
-  responsive: true,
-  displaylogo: false,
-  toImageButtonOptions: { format: "svg" },
-  modeBarButtonsToRemove: ["select2d", "lasso2d"],
-};
-
-function trainingTraces(cell, [train, val]) {
+function trainingSeries(cell, [train, val]) {
   const { color, dash } = strokeOf(cell);
-  const name = literal(data.cells[cell].slug);
+  const name = cellName(cell);
   const x = ({ tokens, wall }) => Array.from(view.x === "wall" ? wall : tokens);
-  const y = ({ loss }) => Array.from(loss, (value) => (Number.isNaN(value) ? null : value));
-  const traces = [];
-  if (train.loss.length)
-    traces.push({
-      x: x(train),
-      y: y(train),
-      name: `${name}, train`,
-      mode: "lines",
-      opacity: 0.55,
-      line: { color, dash, width: 1 },
-      hovertemplate: "%{y:.4f} at %{x}<extra>%{fullData.name}</extra>",
-    });
-  if (val.loss.length)
-    traces.push({
-      x: x(val),
-      y: y(val),
-      name: `${name}, validation`,
-      mode: "lines+markers",
-      line: { color, dash, width: 2.4 },
-      marker: { color, size: 6 },
-      hovertemplate: "%{y:.4f} at %{x}<extra>%{fullData.name}</extra>",
-    });
-  return traces;
+  const weight = Number(view.smooth);
+  const common = { group: data.cells[cell].id, dash, pick: () => showCell(cell) };
+  const lines = [
+    { name: `${name}, training${weight ? ", smoothed" : ""}`, x: x(train), y: smoothed(train.loss, weight), color: faded(color, 0.6), width: 1, ...common },
+    { name: `${name}, validation`, x: x(val), y: smoothed(val.loss, 0), color, width: 2.4, points: "small", ...common },
+  ]; // prettier-ignore
+  return lines.map((line) => unique(line));
 }
 
-/** From the least loss to the most after the first twentieth of training, which would flatten all that follows. */
-function lossRange(traces) {
-  const end = Math.max(...traces.flatMap(({ x }) => x.slice(-1)));
-  const seen = traces.flatMap(({ x, y }) => y.filter((value, index) => value !== null && x[index] > end / 20));
-  if (seen.length < 2) return null;
-  const [low, high] = seen.reduce(
-    ([least, most], value) => [Math.min(least, value), Math.max(most, value)],
-    [Infinity, -Infinity],
-  );
-  const margin = 0.05 * (high - low) || 0.1;
-  return [low - margin, high + margin];
+/** The line without points that do not lie to the right of the one before, such as times after a restart. */
+function unique(line) {
+  const places = line.x.map((at, index) => index).filter((index) => !index || line.x[index] > line.x[index - 1]);
+  return places.length === line.x.length ? line : { ...line, x: places.map((index) => line.x[index]), y: places.map((index) => line.y[index]) };
 }
 
 function lengthPoints(cell, { probe, metric }) {
-  const about = data.cells[cell].values.filter(
-    ([key]) => data.keys[key].probe === probe && data.keys[key].metric === metric,
-  );
-  return about
-    .map(([key, value, n, low, high, , reason]) => ({ length: data.keys[key].length, value, n, low, high, reason }))
-    .sort((a, b) => a.length - b.length);
+  const rows = data.cells[cell].values.filter(([key]) => data.keys[key].probe === probe && data.keys[key].metric === metric);
+  const points = rows.map(([key, value, n, low, high, , reason]) => ({ length: data.keys[key].length, value, n, low, high, reason }));
+  return points.sort((a, b) => a.length - b.length);
 }
 
-function lengthTrace(cell, chart) {
-  const { color, dash } = strokeOf(cell);
-  const points = lengthPoints(cell, chart).filter((point) => point.value !== null);
-  const scale = chart.percent ? 100 : 1;
-  const some = points.some((point) => point.low !== null && point.high !== null);
-  const error = some
-    ? {
-        type: "data",
-        symmetric: false,
-        array: points.map((p) => scale * ((p.high ?? p.value) - p.value)),
-        arrayminus: points.map((p) => scale * (p.value - (p.low ?? p.value))),
-        thickness: 1,
-        width: 3,
-        color,
-      }
-    : undefined;
+function lengthSeries(cell, chart) {
+  const points = lengthPoints(cell, chart).filter(({ value }) => value !== null);
+  const scale = (value) => (isNumber(value) ? (chart.percent ? 100 : 1) * value : null);
   return {
-    x: points.map((point) => point.length),
-    y: points.map((point) => scale * point.value),
-    error_y: error,
-    name: literal(data.cells[cell].slug),
-    customdata: points.map((point) => lengthName(point.length)),
-    mode: "lines+markers",
-    line: { color, dash, width: 2 },
-    marker: { color, size: 6 },
-    hovertemplate: "%{y:.4g} at %{customdata}<extra>%{fullData.name}</extra>",
-  };
+    name: cellName(cell), group: data.cells[cell].id, ...strokeOf(cell), width: 2, points: "small", pick: () => showCell(cell),
+    x: points.map(({ length }) => length), y: points.map(({ value }) => scale(value)),
+    low: points.map(({ low }) => scale(low)), high: points.map(({ high }) => scale(high)),
+  }; // prettier-ignore
 }
 
 function buildCurves() {
-  const boxes = data.charts.map(({ title, probe, hint }) =>
-    make(
-      "div",
-      {},
-      make("h3", { text: title }),
-      make("div", { class: "chart", id: `chart-${probe}`, role: "img" }),
-      hint ? make("p", { class: "hint", text: hint }) : "",
-    ),
-  );
+  const smooth = make("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, on: { change: (event) => change({ smooth: event.target.value }) } });
+  const log = (axis, text) => {
+    const box = make("input", { type: "checkbox", id: `log-${axis}`, on: { change: () => change({ log: ["x", "y"].filter((one) => byId(`log-${one}`).checked).join("") }) } });
+    return make("label", {}, box, text);
+  };
   byId("panel-curves").replaceChildren(
     make("p", { id: "curves-hint", class: "hint", role: "status" }),
-    make(
-      "div",
-      { id: "curves-all", hidden: true },
-      make("h2", { text: "Loss over training" }),
-      make(
-        "div",
-        { class: "bar" },
+    make("div", { id: "curves-all", hidden: true },
+      make("div", { class: "bar" },
         radios("Against", "x", { tokens: "tokens", wall: "wall time" }),
-        make("p", {
-          class: "hint",
-          text: "Thin: training loss, where stored. Thick with points: validation loss. The first twentieth of training may lie above the plot; double-click to show all.",
-        }),
-      ),
-      make("div", { class: "chart", id: "chart-training", role: "img" }),
+        make("label", {}, "Smoothing ", smooth), log("x", "log x"), log("y", "log y")),
+      panel("training", "Loss over training", trainingRows, { hint: "Thin: training loss, where stored. Thick with points: validation loss." }),
       make("p", { class: "hint", id: "curves-missing" }),
-      make("h2", { text: "Numbers over context length" }),
-      make("div", { class: "charts" }, ...boxes),
-      make("div", { id: "curves-numbers" }),
-    ),
-    make("div", { id: "all-losses" }),
-  );
-  buildLosses();
+      panel("difference", "Difference of two cells", differenceRows),
+      panel("lengths", "Numbers over context length", numbersByLength))); // prettier-ignore
+  byId("lengths").append(
+    make("div", { class: "charts" }, ...data.charts.map(({ title, probe, hint }) =>
+      make("div", {}, make("h3", { text: title }), make("div", { id: `chart-${probe}` }), hint ? make("p", { class: "hint", text: hint }) : null)))); // prettier-ignore
+  byId("training").append(make("div", { id: "chart-training" }), make("div", { id: "training-legend" }));
 }
 
-function missingCurves() {
-  const without = view.picked.filter((cell) => !data.cells[cell].curve).map((cell) => data.cells[cell].slug);
-  const thinned = view.picked.filter((cell) =>
-    data.cells[cell].curve?.kept.some((count, index) => count < data.cells[cell].curve.all[index]),
-  );
+function missingCurves(cells) {
+  const without = cells.filter((cell) => !data.cells[cell].curve).map(cellName);
+  const thinned = cells.filter((cell) => data.cells[cell].curve?.kept.some((count, index) => count < data.cells[cell].curve.all[index]));
   const lines = without.length ? [`No training curve is recorded for ${without.join(", ")}.`] : [];
   if (thinned.length) {
     const { kept, points } = data.cells[thinned[0]].curve;
-    lines.push(
-      `Thinned, since the sweep is large: ${thinned.length} curves; the first shows ${kept[0] + kept[1]} of ${points} points.`,
-    );
+    lines.push(`Thinned, since the sweep is large: ${thinned.length} curves; the first shows ${kept[0] + kept[1]} of ${points} points.`);
   }
   return lines.join(" ");
 }
 
+async function trainingRows() {
+  const cells = picked().filter((cell) => data.cells[cell].curve);
+  const series = await Promise.all(cells.map(curveOf));
+  const lines = cells.flatMap((cell, index) => ["training", "validation"].flatMap((kind, side) => {
+    const { tokens, wall, loss } = series[index][side];
+    return Array.from(tokens, (at, item) => [data.cells[cell].slug, kind, at, digits(wall[item]), Number.isNaN(loss[item]) ? "" : digits(loss[item])]);
+  })); // prettier-ignore
+  return [["Cell", "Loss", "Tokens", "Wall seconds", "Nats per token"], lines];
+}
+
 function numbersByLength() {
-  const rows = view.picked.flatMap((cell) =>
-    data.charts.flatMap((chart) =>
-      lengthPoints(cell, chart).map((point) => [
-        data.cells[cell].slug,
-        chart.title,
-        lengthName(point.length),
-        point.value === null ? (point.reason ?? "") : digits(point.value),
-        point.n === null ? "" : String(point.n),
-      ]),
-    ),
-  );
-  return make(
-    "details",
-    { open: byId("curves-numbers").querySelector("details")?.open },
-    make("summary", { text: "These numbers as a table, with the reasons for missing ones" }),
-    plainTable(["Cell", "Measure", "Length", "Value", "Samples"], rows),
-  );
+  const lines = picked().flatMap((cell) => data.charts.flatMap((chart) => lengthPoints(cell, chart).map(({ length, value, n, reason }) =>
+    [data.cells[cell].slug, chart.title, lengthName(length), value === null ? (reason ?? "") : digits(chart.percent ? 100 * value : value), chart.unit, n ?? ""]))); // prettier-ignore
+  return [["Cell", "Measure", "Length", "Value", "Unit", "Samples"], lines];
+}
+
+/** Every number of the table in the first two picked cells, and the second minus the first. */
+function differenceRows() {
+  const [one, two] = picked();
+  if (two === undefined) return [["Measure"], []];
+  const lines = data.columns.flatMap((column) => {
+    const values = [one, two].map((cell) => valueOf(cell, column)?.[1]).map((value) => (isNumber(value) ? (column.percent ? 100 : 1) * value : null));
+    if (values.includes(null)) return [];
+    const decimals = column.percent ? 1 : 3;
+    return [[column.heading, ...values.map((value) => value.toFixed(decimals)), signed(values[1] - values[0], decimals), verdict(column.better * (values[1] - values[0]))]];
+  });
+  return [["Measure", cellName(one), cellName(two), "Difference", "Second is"], lines];
+}
+
+const verdict = (gain) => (gain > 0 ? "better" : gain < 0 ? "worse" : "");
+
+/** The validation loss of the second cell minus that of the first, where both were measured at the same tokens. */
+function differenceParts(series) {
+  const cells = picked();
+  if (cells.length !== 2) return [plain("Pick exactly two cells to see their difference.")];
+  const table = plainTable(...differenceRows());
+  if (series.length < 2) return [table];
+  const first = new Map(Array.from(series[0][1].tokens, (at, index) => [at, series[0][1].loss[index]]));
+  const both = Array.from(series[1][1].tokens, (at, index) => [at, series[1][1].loss[index] - first.get(at)]).filter(([, value]) => isNumber(value));
+  if (both.length > 1)
+    setTimeout(() => drawChart("chart-difference", {
+      series: [{ name: "difference in validation loss", group: "difference", color: ink("--accent"), width: 2, points: "small", x: both.map(([at]) => at), y: both.map(([, value]) => value) }],
+      height: 180, xTitle: "tokens of training", yTitle: "difference, nats per token", key: String(cells), label: "Validation loss of the second cell minus that of the first",
+    })); // prettier-ignore
+  return [table, both.length > 1 ? make("div", { id: "chart-difference" }) : null];
+}
+
+/** The picked cells that filters leave. */
+function picked() {
+  const cells = isFiltering() ? matchingCells() : null;
+  return view.picked.filter((cell) => !cells || cells.has(cell));
 }
 
 let drawingNumber = 0;
 
 async function drawCurves() {
   const mine = ++drawingNumber;
-  byId("curves-all").hidden = !view.picked.length;
-  byId("curves-hint").textContent = view.picked.length
-    ? "Loading the curves."
-    : "All cells. To see the training loss and the numbers over context length of single cells, tick them under Cells.";
-  await drawLosses();
-  if (!view.picked.length) return;
-  byId("curves-missing").textContent = missingCurves();
-  byId("curves-numbers").replaceChildren(numbersByLength());
-  const cells = [...view.picked];
-  const [plotly, ...series] = await Promise.all([
-    library(),
-    ...cells.filter((cell) => data.cells[cell].curve).map(curveOf),
-  ]);
+  const cells = picked();
+  byId("curves-all").hidden = !cells.length;
+  const hidden = view.picked.length - cells.length;
+  byId("curves-hint").textContent = cells.length ? "Loading the curves." : `Tick cells under Cells to see their training, their numbers over context length and their difference.${hidden ? ` The filters hide the ${hidden} picked.` : ""}`;
+  if (!cells.length) return;
+  byId("smooth").value = view.smooth;
+  for (const axis of ["x", "y"]) byId(`log-${axis}`).checked = view.log.includes(axis);
+  byId("curves-missing").textContent = missingCurves(cells);
+  const curved = cells.filter((cell) => data.cells[cell].curve);
+  const series = await Promise.all(curved.map(curveOf));
   if (mine !== drawingNumber) return; // the view went on while this one was loading
-  const traces = cells
-    .filter((cell) => data.cells[cell].curve)
-    .flatMap((cell, index) => trainingTraces(cell, series[index]))
-    .sort((a, b) => a.line.width - b.line.width); // validation over training, whichever cell came first
-  const plan = layout(view.x === "wall" ? "training seconds" : "tokens", "loss, nats/token", 420);
-  plan.yaxis.range = lossRange(traces) ?? undefined;
-  await chart(plotly, "chart-training", traces, plan, `Training and validation loss of ${cells.length} cells`);
-  for (const about of data.charts) await drawLengths(plotly, cells, about);
-  byId("curves-hint").textContent = `Curves of ${cells.length} picked cells. Drag to zoom.`;
-}
-
-async function drawLengths(plotly, cells, about) {
-  const traces = cells.map((cell) => lengthTrace(cell, about)).filter((trace) => trace.x.length);
-  const lengths = [...new Set(traces.flatMap((trace) => trace.x))].sort((a, b) => a - b);
-  const axis = { type: "log", tickmode: "array", tickvals: lengths, ticktext: lengths.map(lengthName) };
-  await chart(
-    plotly,
-    `chart-${about.probe}`,
-    traces,
-    layout("context length, tokens", about.unit, 280, axis),
-    `${about.title}, ${traces.length} cells over context length`,
-  );
-}
-
-async function chart(plotly, id, traces, layout, label) {
-  const box = byId(id);
-  box.setAttribute("aria-label", `${label}; the numbers are in a table below and under each cell's name`);
-  await plotly.react(box, traces, layout, CHART);
-  box.dataset.traces = traces.length;
+  const lines = curved.flatMap((cell, index) => trainingSeries(cell, series[index])).filter(({ x }) => x.length);
+  lines.sort((a, b) => a.width - b.width); // validation over training, whichever cell came first
+  drawChart("chart-training", {
+    series: lines, height: 400, log: view.log, range: lines.length ? lateRange(lines) : null, key: `${view.x} ${view.log} ${cells}`,
+    xTitle: view.x === "wall" ? "training seconds" : "tokens of training", yTitle: "loss, nats per token",
+    label: `Training and validation loss of ${cells.length} cells`, empty: "No training curve is recorded.",
+  }); // prettier-ignore
+  const entries = cells.map((cell) => ({ name: cellName(cell), group: data.cells[cell].id, ...strokeOf(cell) }));
+  byId("training-legend").replaceChildren(legend(["chart-training", ...data.charts.map(({ probe }) => `chart-${probe}`)], entries));
+  part("difference", [cells, data.cells.map(({ curve }) => curve?.points), view.picked], () => differenceParts(series));
+  for (const chart of data.charts) {
+    const points = cells.map((cell) => lengthSeries(cell, chart)).filter(({ x }) => x.length);
+    const lengths = [...new Set(points.flatMap(({ x }) => x))].sort((a, b) => a - b);
+    drawChart(`chart-${chart.probe}`, {
+      series: points, height: 260, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, key: String(cells),
+      xTitle: "context length, tokens", yTitle: chart.unit, label: `${chart.title}, ${points.length} cells over context length`, empty: "Not measured in these cells.",
+    }); // prettier-ignore
+  }
+  byId("curves-hint").textContent = `Curves of ${cells.length} picked cells. Drag to enlarge, double-click to show all.`;
 }

@@ -4,8 +4,7 @@
 // that effects and curves are fetched too. Nothing of the reader's place is lost: tab, filters, picked cells, order, scroll.
 
 function buildTabs() {
-  const tabs = tabsNow().map((name) =>
-    make("button", {
+  const tabs = currentTabs().map((name) => make("button", {
       type: "button",
       role: "tab",
       id: `tab-${name}`,
@@ -18,7 +17,7 @@ function buildTabs() {
 }
 
 function moveTab(event) {
-  const names = tabsNow();
+  const names = currentTabs();
   const place = names.indexOf(view.tab);
   const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: names.length - 1 }[event.key];
   if (to === undefined) return;
@@ -28,14 +27,13 @@ function moveTab(event) {
 }
 
 function drawTabs() {
-  for (const name of tabsNow()) {
+  for (const name of currentTabs()) {
     const chosen = name === view.tab;
     byId(`tab-${name}`).setAttribute("aria-selected", chosen);
     byId(`tab-${name}`).tabIndex = chosen ? 0 : -1;
     byId(`panel-${name}`).hidden = !chosen;
   }
   byId("tab-curves").textContent = view.picked.length ? `Curves (${view.picked.length})` : "Curves";
-  byId("page").classList.toggle("whole", !FILTERED.includes(view.tab));
 }
 
 function drawPicked() {
@@ -47,13 +45,11 @@ function drawPicked() {
       "aria-label": `Remove ${slug}`,
       on: { click: () => pick([cell], false) },
     });
-    return make("span", { class: "chip" }, swatch(cell), make("span", { text: slug, title: slug }), remove);
+    return make("span", { class: "chip" }, swatch(cell), make("span", { text: slug, title: cellName(cell) }), remove);
   });
   const clear = make("button", { type: "button", text: "Clear", on: { click: () => change({ picked: [] }) } });
-  const look =
-    view.tab === "curves"
-      ? null
-      : make("button", { type: "button", text: "Show curves", on: { click: () => change({ tab: "curves" }) } });
+  const look = view.tab === "curves"
+      ? null : make("button", { type: "button", text: "Show curves", on: { click: () => change({ tab: "curves" }) } });
   byId("picked").replaceChildren(
     make("strong", { text: `${view.picked.length} picked` }),
     ...chips,
@@ -69,9 +65,10 @@ const DRAW = {
   curves: drawCurves,
   effects: drawEffects,
   beside: drawBeside,
+  figures: drawFigures,
+  failures: drawFailures,
   provenance: drawProvenance,
 };
-const FILTERED = ["cells", "provenance"]; // tabs that search and filters are about
 
 function draw() {
   if (!data.tables[view.seeds]) view.seeds = "mean";
@@ -81,7 +78,8 @@ function draw() {
   drawPicked();
   drawFilters();
   syncRadios();
-  tellMatches(`${cellCount(matching())} of ${data.cells.length} cells match`);
+  byId("matches").textContent = `${matchingCells().size} of ${data.cells.length} cells match`;
+  byId("unfilter").hidden = !isFiltering();
   Promise.resolve(DRAW[view.tab]?.()).catch((error) => trouble(`This part cannot be shown: ${error.message}`));
 }
 
@@ -89,12 +87,7 @@ function buildHead() {
   byId("title").textContent = `${data.sweep}, revision ${data.revision}`;
   const origin = data.printed ? `Numbers printed in ${data.printed}` : `Launched ${data.launched}`;
   byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. ${origin}.`;
-  const careful = data.care.length + (data.answer.care ?? []).length;
-  byId("careful").textContent =
-    careful === 1 ? "1 caution" : `${careful} cautions`;
-  byId("careful").hidden = !careful;
-  byId("footer").textContent =
-    `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
+  byId("footer").textContent = `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
 }
 
 function stateCounts() {
@@ -105,11 +98,6 @@ function stateCounts() {
 
 function listen() {
   byId("tabs").addEventListener("keydown", moveTab);
-  byId("careful").addEventListener("click", () => {
-    change({ tab: "answer" });
-    byId("care")?.scrollIntoView({ block: "start" });
-    byId("care")?.focus({ preventScroll: true });
-  });
   let typing = -Infinity;
   byId("search").addEventListener("input", (event) => {
     // one step back undoes a whole word typed without a pause
@@ -121,8 +109,11 @@ function listen() {
     byId("search").value = "";
     change({ ...structuredClone(START), tab: view.tab, theme: view.theme });
   });
-  byId("copy").addEventListener("click", () =>
-    navigator.clipboard.writeText(location.href).then(
+  byId("unfilter").addEventListener("click", () => {
+    byId("search").value = "";
+    change({ search: "", filters: {}, ranges: {} });
+  });
+  byId("copy").addEventListener("click", () => navigator.clipboard.writeText(location.href).then(
       () => say("The link is copied."),
       () => say("Copy the link from the address bar."),
     ),
@@ -146,34 +137,26 @@ function listen() {
 function take(core, answer) {
   data = core;
   data.answer = answer;
-  data.placeOf = new Map(data.cells.map((cell, index) => [cell.id, index]));
+  data.indexOf = new Map(data.cells.map((cell, index) => [cell.id, index]));
+  data.names = cellNames();
   data.prepared = Object.fromEntries(Object.entries(data.tables).map(([name, table]) => [name, prepared(table)]));
   Object.values(data.prepared).forEach(measureWidths);
 }
 
 const BUILD = {
-  head: [
-    buildHead,
-    (d) => [
-      d.sweep,
-      d.revision,
-      d.launched,
-      d.care.length + (d.answer.care ?? []).length,
-      d.cells.map((cell) => cell.state),
-    ],
-  ],
-  tabs: [buildTabs, tabsNow],
-  answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0]],
+  head: [buildHead, (d) => [ d.sweep, d.revision, d.launched, d.cells.map((cell) => cell.state), ]],
+  tabs: [buildTabs, currentTabs],
+  answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0, d.sweep]],
   cells: [buildCells, (d) => Object.keys(d.tables)],
   notes: [buildNotes, (d) => d.notes],
   filters: [
     forgetFilters,
-    (d) => Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]),
+    (d) => [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), d.answer.best.measures.map(({ heading }) => heading)],
   ],
   curves: [buildCurves, (d) => d.charts],
   effects: [buildEffects, () => 0],
   beside: [buildBeside, (d) => Boolean(d.answer.beside)],
-  failures: [buildFailures, (d) => d.failures],
+  figures: [buildFigures, (d) => d.answer.overview.figures],
   provenance: [buildProvenance, (d) => [d.audit, d.origins, d.grid, d.launched]],
   metrics: [buildMetrics, (d) => d.keys],
 };
@@ -189,8 +172,7 @@ function build() {
 }
 
 /** The folded parts by where they stand and what their heading says: most are made anew with newer data. */
-const folds = () =>
-  [...document.querySelectorAll("details:has(> summary)")].map((fold) => [
+const folds = () => [...document.querySelectorAll("details:has(> summary)")].map((fold) => [
     `${fold.parentElement.closest("[id]")?.id} ${fold.querySelector("summary").textContent}`,
     fold,
   ]);
@@ -204,7 +186,7 @@ function refresh({ core, answer = data.answer }) {
   byId("trouble").hidden = true;
   Grid.all.forEach((grid) => grid.empty());
   take(core, answer);
-  view.picked = ids.map((id) => data.placeOf.get(id)).filter((cell) => cell !== undefined);
+  view.picked = ids.map((id) => data.indexOf.get(id)).filter((cell) => cell !== undefined);
   for (const cell of data.cells) if (before.get(cell.id) !== JSON.stringify(cell.curve)) curves.delete(cell.id);
   effects.forget();
   beside.forget();

@@ -48,8 +48,7 @@ class Grid {
   /** Draws these rows; the reader stays where he was in the same table, and goes to its top in one that he ordered anew. */
   show(columns, rows, order) {
     const focused = this.table.contains(document.activeElement)
-      ? document.activeElement.closest("thead th")?.cellIndex
-      : undefined;
+      ? document.activeElement.closest("thead th")?.cellIndex : undefined;
     const held = this.body?.contains(document.activeElement);
     const same = rows.length === this.rows.length && rows.every((row, index) => row === this.rows[index]);
     const top = this.keep || same ? this.top : 0;
@@ -114,8 +113,7 @@ class Grid {
     const height = window.innerHeight; // the table is never taller, and its own height follows from what is drawn
     const first = Grid.printing ? 0 : Math.max(0, Math.floor(this.viewport.scrollTop / this.height) - OVERSCAN);
     const last = Grid.printing
-      ? this.rows.length
-      : Math.min(this.rows.length, first + Math.ceil(height / this.height) + 2 * OVERSCAN);
+      ? this.rows.length : Math.min(this.rows.length, first + Math.ceil(height / this.height) + 2 * OVERSCAN);
     if (this.drawn?.[0] === first && this.drawn?.[1] === last) return;
     const holds = this.body.contains(document.activeElement);
     this.drawn = [first, last];
@@ -159,8 +157,7 @@ class Grid {
     this.stop?.setAttribute("tabindex", "-1");
     const [first] = this.drawn;
     const seen = Math.ceil(this.viewport.scrollTop / this.height);
-    this.stop =
-      this.target(this.cursor) ??
+    this.stop = this.target(this.cursor) ??
       this.target({ row: Math.max(first, Math.min(seen, this.rows.length - 1)), column: this.cursor.column });
     this.stop?.setAttribute("tabindex", "0");
   }
@@ -195,8 +192,7 @@ class Grid {
     this.reveal();
     this.target(this.cursor)?.focus({ preventScroll: true });
     this.target(this.cursor)
-      ?.closest("td, th")
-      .scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
+      ?.closest("td, th").scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
     this.reveal();
   }
 
@@ -225,5 +221,5 @@ function widthOf(texts, weight) {
 function widest(heading, texts, most = 40, weight = 400) {
   const longest = texts.reduce((length, text) => Math.max(length, text.length), 0);
   const long = [...new Set(texts.filter((text) => text.length >= longest - 1))].slice(0, 50);
-  return Math.min(most, 0.3 + Math.max(widthOf(heading.split(/(?=@)/), 600), widthOf(long, weight)));
+  return Math.min(most, 0.3 + Math.max(widthOf(heading.split(/(?=@)| /), 600), widthOf(long, weight)));
 }

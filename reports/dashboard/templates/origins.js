@@ -1,21 +1,30 @@
-// Failures, provenance and metrics.
+// Figures, failures, provenance and metrics.
 
-function buildFailures() {
+/** The figures of the sweep, each drawn when its tab is opened. */
+function buildFigures() {
+  parts.delete("figure-list");
+  byId("panel-figures").replaceChildren(plain("The figures show all cells, whatever the filters."), make("div", { id: "figure-list" }));
+}
+
+async function drawFigures() {
+  const { figures } = data.answer.overview;
+  const sources = await Promise.all(figures.map(({ name }) => inflateText(`figure-${name}`)));
+  part("figure-list", [figures, sources.map(({ length }) => length)], () => figures.map(({ name, title, text }, index) =>
+    make("figure", { class: "picture", id: `figure-of-${name}` },
+      make("h2", { text: title }),
+      make("img", { src: `data:image/svg+xml,${encodeURIComponent(sources[index])}`, alt: title }),
+      make("figcaption", { text })))); // prettier-ignore
+}
+
+/** Failures of the cells that match. */
+function drawFailures() {
   const { columns, rows, tracebacks, notes } = data.failures;
-  const lines = rows.map((row, index) => [
-    ...row,
-    tracebacks[index]
-      ? make("button", {
-          type: "button",
-          text: "Show",
-          "aria-label": `Traceback of ${row[0]}`,
-          on: { click: () => openSheet(row[0], [make("pre", { text: tracebacks[index] })]) },
-        })
-      : "none",
-  ]);
+  const shown = new Set([...matchingCells()].map((cell) => data.cells[cell].slug));
+  const places = rows.map((_, index) => index).filter((index) => !isFiltering() || shown.has(rows[index][0]));
+  const open = (index) => pressable("Show", () => openSheet(rows[index][0], [make("pre", { text: tracebacks[index] })]), { "aria-label": `Traceback of ${rows[index][0]}` });
   byId("panel-failures").replaceChildren(
     ...notes.map((text) => make("p", { text })),
-    rows.length ? plainTable([...columns, "Traceback"], lines) : "",
+    places.length ? plainTable([...columns, "Traceback"], places.map((index) => [...rows[index], tracebacks[index] ? open(index) : "none"])) : "",
   );
 }
 
@@ -31,22 +40,15 @@ function buildProvenance() {
     make("h2", { text: "Differences between cells" }),
     auditList(),
     make("h2", { text: "Code, machine and software" }),
-    rows.length
-      ? plainTable(
+    rows.length ? plainTable(
           ["Origin", ...columns],
           rows.map((row, index) => [letter(index), ...row]),
-        )
-      : make("p", { text: "No provenance is recorded: no cell has a number yet, or its attempts recorded none." }),
+        ) : make("p", { text: "No provenance is recorded: no cell has a number yet, or its attempts recorded none." }),
     make("h2", { text: "Provenance by cell" }),
     originGrid.viewport,
     make("h2", { text: "Grid" }),
     facts([data.printed ? ["Printed in", data.printed] : ["Launched", data.launched], ["Commit", commitText(data)]]),
-    make(
-      "details",
-      {},
-      make("summary", { text: "Grid file as launched" }),
-      make("pre", { text: data.grid }),
-    ),
+    make("details", {}, make("summary", { text: "Grid file as launched" }), make("pre", { text: data.grid })),
   );
 }
 

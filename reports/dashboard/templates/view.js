@@ -1,9 +1,9 @@
-// The page of one sweep. Data are inflated from the script blocks beside this one; text from them reaches the document
-// through textContent alone. The address after # holds the whole view, so that a link or the back button restores it.
+// The page of one sweep. Data are inflated from the script blocks of the page; text from them reaches the document through
+// textContent alone. The address after # holds the whole view, so that a link or the back button restores it.
 // This first part: small helpers, the view and its address, and which rows it shows, in which order.
 
-const MOST_PICKED = 24; // curves at once: eight colours by three dashes
-const MOST_LISTED = 200; // rows of a plain table before the rest is asked for
+const MAX_PICKED = 24; // curves at once: eight colours by three dashes
+const MAX_LISTED = 200; // rows of a plain table before a button shows the rest
 const SVG = "http://www.w3.org/2000/svg";
 const TABS = {
   answer: "Results",
@@ -11,13 +11,16 @@ const TABS = {
   curves: "Curves",
   effects: "Effects",
   beside: "Compare",
+  figures: "Figures",
   failures: "Failures",
   provenance: "Provenance",
   metrics: "Metrics",
 };
 
-/** The tabs of this page: one that has no sweep beside its own has none for it. */
-const tabsNow = () => Object.keys(TABS).filter((name) => name !== "beside" || data.answer.beside);
+/** The tabs of this page: without another sweep there is nothing to compare, and without figures no gallery. */
+const currentTabs = () => Object.keys(TABS).filter(
+    (name) => (name !== "beside" || data.answer.beside) && (name !== "figures" || data.answer.overview.figures.length),
+  );
 
 // --- small helpers ---
 
@@ -32,15 +35,18 @@ function make(tag, attributes = {}, ...children) {
     else if (name === "on") for (const [event, act] of Object.entries(value)) element.addEventListener(event, act);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.filter((child) => child !== null));
+  element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
 }
 
-function drawing(tag, attributes) {
+function drawing(tag, attributes, ...children) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
   return element;
 }
+
+const pressable = (text, act, more = {}) => make("button", { type: "button", text, on: { click: act }, ...more });
 
 /** The bytes of a block of the page. A page that is served sets `blocks.read` to a function that fetches it instead. */
 const blocks = {
@@ -51,28 +57,23 @@ const blocks = {
 };
 
 const inflate = (id) => blocks.read(id);
+const inflateText = async (id) => new TextDecoder().decode(await inflate(id));
+const inflateJson = async (id) => JSON.parse(await inflateText(id));
 
-async function inflateJson(id) {
-  return JSON.parse(new TextDecoder().decode(await inflate(id)));
-}
-
-/** Calls `act` once however often it is asked for, and hands out the same promise, until `forget` is called. */
+/** Calls `act` at the first call alone and returns the same promise from then on, until `forget` is called. */
 function once(act) {
   let promise = null;
-  const asked = (...given) => (promise ??= act(...given));
-  asked.forget = () => (promise = null);
-  return asked;
+  const cached = (...options) => (promise ??= act(...options));
+  cached.forget = () => (promise = null);
+  return cached;
 }
 
-function compareText(a, b) {
-  return a < b ? -1 : a > b ? 1 : 0;
-}
+const compareText = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+const isNumber = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function lengthName(length) {
-  for (const [unit, size] of [
-    ["M", 2 ** 20],
-    ["K", 2 ** 10],
-  ])
+  for (const [unit, size] of [["M", 2 ** 20], ["K", 2 ** 10]])
     if (length && length % size === 0) return length / size + unit;
   return String(length);
 }
@@ -83,14 +84,16 @@ function digits(value) {
   return typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value);
 }
 
+/** A number with its unit; fractions are printed in %. */
+const withUnit = (value, unit) =>
+  unit === "fraction" && isNumber(value) ? `${digits(100 * value)} %` : `${digits(value)} ${unit}`.trim();
+
+const signed = (value, decimals) =>
+  `${value > 0 ? "+" : ""}${value.toFixed(decimals)}`.replace("-", "\u2212").replace(/^[+\u2212]([0.]+)$/, "$1");
+
 function trouble(text) {
   byId("trouble").textContent = text;
   byId("trouble").hidden = false;
-}
-
-/** Tells how many cells match, beside the filters. */
-function tellMatches(text) {
-  byId("matches").textContent = text;
 }
 
 /** A word on what was just done, read aloud by screen readers. */
@@ -101,69 +104,41 @@ function say(text) {
 // --- the view and its address ---
 
 const START = {
-  tab: "answer",
-  search: "",
-  sort: "",
-  down: false,
-  filters: {},
-  picked: [],
-  seeds: "mean",
-  x: "tokens",
-  theme: "auto",
-  measure: "",
-  axis: "",
-  within: "all",
-  number: "",
-  verdict: "",
-  color: "",
-};
+  tab: "answer", search: "", sort: "", down: false, filters: {}, ranges: {}, picked: [], seeds: "mean", x: "tokens",
+  theme: "auto", measure: "", axis: "", within: "all", number: "", verdict: "", color: "", smooth: "0", log: "",
+}; // prettier-ignore
+const TEXTS = ["search", "sort", "measure", "axis", "within", "number", "verdict", "color", "smooth", "log"];
 let view = structuredClone(START);
 let data = null;
 
 function addressOf(view) {
-  const given = new URLSearchParams();
-  for (const name of [
-    "tab",
-    "search",
-    "sort",
-    "seeds",
-    "x",
-    "theme",
-    "measure",
-    "axis",
-    "within",
-    "number",
-    "verdict",
-  ]) {
-    if (view[name] !== START[name]) given.set(name, view[name]);
-  }
-  if (view.down) given.set("order", "down");
+  const address = new URLSearchParams();
+  for (const name of ["tab", "seeds", "x", "theme", ...TEXTS])
+    if (view[name] !== START[name]) address.set(name, view[name]);
+  if (view.down) address.set("order", "down");
   for (const [group, levels] of Object.entries(view.filters))
-    for (const level of levels) given.append(`only.${group}`, level);
-  for (const cell of view.picked) given.append("pick", data.cells[cell].id);
-  return `#${given}`;
+    for (const level of levels) address.append(`only.${group}`, level);
+  for (const [heading, ends] of Object.entries(view.ranges)) address.set(`range.${heading}`, ends.join("~"));
+  for (const cell of view.picked) address.append("pick", data.cells[cell].id);
+  return `#${address}`;
 }
 
 function viewOf(address) {
-  const given = new URLSearchParams(address.replace(/^#/, ""));
-  const found = structuredClone(START);
-  for (const name of ["search", "sort", "measure", "axis", "within", "number", "verdict", "color"])
-    found[name] = given.get(name) ?? START[name];
-  const among = {
-    tab: tabsNow(),
-    seeds: Object.keys(data.tables),
-    x: ["tokens", "wall"],
-    theme: ["auto", "light", "dark"],
-  };
-  for (const [name, allowed] of Object.entries(among))
-    if (allowed.includes(given.get(name))) found[name] = given.get(name);
-  found.down = given.get("order") === "down";
-  for (const [name, level] of given) if (name.startsWith("only.")) (found.filters[name.slice(5)] ??= []).push(level);
-  found.picked = [...new Set(given.getAll("pick"))]
-    .map((id) => data.placeOf.get(id))
-    .filter((cell) => cell !== undefined)
-    .slice(0, MOST_PICKED);
-  return found;
+  const options = new URLSearchParams(address.replace(/^#/, ""));
+  const restored = structuredClone(START);
+  for (const name of TEXTS) restored[name] = options.get(name) ?? START[name];
+  const choices = { tab: currentTabs(), seeds: Object.keys(data.tables), x: ["tokens", "wall"], theme: ["auto", "light", "dark"] };
+  for (const [name, allowed] of Object.entries(choices))
+    if (allowed.includes(options.get(name))) restored[name] = options.get(name);
+  restored.down = options.get("order") === "down";
+  for (const [name, text] of options) {
+    if (name.startsWith("only.")) (restored.filters[name.slice(5)] ??= []).push(text);
+    const ends = text.split("~").map(Number);
+    if (name.startsWith("range.") && ends.length === 2 && ends.every(Number.isFinite)) restored.ranges[name.slice(6)] = ends;
+  }
+  const cells = options.getAll("pick").map((id) => data.indexOf.get(id));
+  restored.picked = [...new Set(cells.filter((cell) => cell !== undefined))].slice(0, MAX_PICKED);
+  return restored;
 }
 
 /** Takes over what changed, writes the address (a new step of the history, unless `quiet`) and draws. */
@@ -182,64 +157,89 @@ function restore() {
 
 // --- rows, filters, order ---
 
-/** Rows of the chosen table with what filters, search and sorting need of each, made once. */
+/** Rows of the chosen table with what filters, search and sorting need of each, prepared once. */
 function prepared(table) {
-  const groups = table.words.filter((word) => word !== "Seeds");
+  const scales = table.words.filter((word, index) => isScale(table.rows.map((row) => row.words[index])));
+  const groups = table.words.filter((word) => word !== "Seeds" && !scales.includes(word));
   const rows = table.rows.map((row, position) => {
     const cells = row.cells.map((cell) => data.cells[cell]);
     const states = [...new Set(cells.map((cell) => cell.state))];
     const levels = Object.fromEntries(table.words.map((word, index) => [word, [row.words[index]]]));
     const parts = cells.flatMap((cell) => [cell.id, cell.slug, cell.state, cell.cause ?? ""]);
-    return {
-      ...row,
-      position,
-      states,
-      levels: { ...levels, State: states },
-      text: [...parts, ...row.words].join(" ").toLowerCase(),
-    };
+    const text = [...parts, ...row.words, ...row.words.map((level, index) => levelName(table.words[index], level))];
+    return { ...row, position, states, levels: { ...levels, State: states }, text: text.join(" ").toLowerCase() };
   });
-  return { words: table.words, groups: [...groups, "State"], rows };
+  return { words: table.words, scales, groups: [...groups, "State"], rows };
 }
 
-function passes(row, filters, besides = null) {
+/** The heading of a column of levels, and a level below it, in plain words. */
+const headingName = (heading) => data.answer.overview.headings[heading]?.words ?? heading;
+const levelName = (heading, level) => data.answer.overview.headings[heading]?.levels[level] ?? level;
+
+/** The columns of levels that are numbers of a scale, such as the rates of a study: ranges filter these, not boxes. */
+const isScale = (levels) => new Set(levels).size > 8 && levels.every((level) => level !== "" && Number.isFinite(Number(level)));
+
+/** A number of a row in printed units, by the heading of its column; null without one. */
+function printedNumber(row, heading) {
+  if (row.levels[heading]) return Number(row.levels[heading][0]);
+  const index = data.columns.findIndex((column) => column.heading === heading);
+  const value = row.numbers[index]?.[1] ?? null;
+  return value !== null && data.columns[index].percent ? 100 * value : value;
+}
+
+function passes(row, filters, except = null) {
   return Object.entries(filters).every(
-    ([group, wanted]) =>
-      group === besides || !row.levels[group] || wanted.some((level) => row.levels[group].includes(level)),
+    ([group, levels]) => group === except || !row.levels[group] || levels.some((level) => row.levels[group].includes(level)),
   );
 }
 
-function found(row, terms) {
-  return terms.every((term) => row.text.includes(term));
+function inRanges(row, except = null) {
+  return Object.entries(view.ranges).every(([heading, [low, high]]) => {
+    const value = printedNumber(row, heading);
+    return heading === except || (value !== null && value >= low && value <= high);
+  });
 }
 
-function searchTerms() {
-  return view.search.toLowerCase().split(/\s+/).filter(Boolean);
-}
+const hasTerms = (row, terms) => terms.every((term) => row.text.includes(term));
+const searchTerms = () => view.search.toLowerCase().split(/\s+/).filter(Boolean);
+const isFiltering = () => [view.filters, view.ranges].some((one) => Object.keys(one).length) || searchTerms().length > 0;
 
 function matching() {
   const terms = searchTerms();
-  return tableNow().rows.filter((row) => found(row, terms) && passes(row, view.filters));
+  return currentTable().rows.filter((row) => hasTerms(row, terms) && passes(row, view.filters) && inRanges(row));
 }
 
-function cellCount(rows) {
-  return rows.reduce((sum, row) => sum + row.cells.length, 0);
+/** The cells that search, filters and ranges leave: every panel of the page shows these. */
+function matchingCells() {
+  const states = view.filters.State;
+  return new Set(matching().flatMap((row) => row.cells).filter((cell) => !states || states.includes(data.cells[cell].state)));
 }
 
-/** Numbers by value, words by text, in the grid's order where equal; what has no number stands last either way. */
+/** What panels redraw for: it differs if and only if other cells match. */
+const filterKey = () => (isFiltering() ? JSON.stringify([view.search, view.filters, view.ranges, view.seeds]) : "");
+
+/** The column that the table is sorted by before the reader chooses one: that of the main measure, best first. */
+function sorting() {
+  if (view.sort) return { column: view.sort, down: view.down };
+  const main = data.answer.best.measures[0];
+  const column = data.columns.find(({ heading, better }) => heading === main?.heading && better);
+  return column ? { column: column.heading, down: column.better > 0 } : { column: "", down: false };
+}
+
+/** Numbers by value, words by text, in the grid's order where equal; rows without a number come last either way. */
 function sorted(rows) {
-  const number = data.columns.findIndex((column) => column.heading === view.sort);
-  const word = tableNow().words.indexOf(view.sort);
-  if (number < 0 && word < 0 && !["State", "Cell"].includes(view.sort)) return rows;
-  const sign = view.down ? -1 : 1;
+  const { column, down } = sorting();
+  const number = data.columns.findIndex(({ heading }) => heading === column);
+  const word = currentTable().words.indexOf(column);
+  if (number < 0 && word < 0 && !["State", "Cell"].includes(column)) return rows;
+  const sign = down ? -1 : 1;
   if (number >= 0) {
     const value = (row) => row.numbers[number][1];
-    const numbered = rows
-      .filter((row) => value(row) !== null)
-      .sort((a, b) => sign * (value(a) - value(b)) || a.position - b.position);
+    const numbered = rows.filter((row) => value(row) !== null);
+    numbered.sort((a, b) => sign * (value(a) - value(b)) || a.position - b.position);
     return [...numbered, ...rows.filter((row) => value(row) === null)];
   }
-  const text = (row) =>
-    word >= 0 ? row.words[word] : view.sort === "State" ? row.states.join("/") : data.cells[row.cells[0]].slug;
+  const text = (row) => (word >= 0 ? row.words[word] : column === "State" ? row.states.join("/") : data.cells[row.cells[0]].slug);
   const numeric = rows.every((row) => text(row) !== "" && Number.isFinite(Number(text(row))));
   const compare = numeric ? (a, b) => Number(text(a)) - Number(text(b)) : (a, b) => compareText(text(a), text(b));
   return [...rows].sort((a, b) => sign * compare(a, b) || a.position - b.position);
@@ -249,9 +249,7 @@ function sorted(rows) {
 function bestOf(rows) {
   return data.columns.map((column, index) => {
     if (!column.better) return null;
-    const numbers = rows
-      .filter((row) => row.numbers[index][1] !== null)
-      .map((row) => parseFloat(row.numbers[index][0]));
+    const numbers = rows.filter((row) => row.numbers[index][1] !== null).map((row) => parseFloat(row.numbers[index][0]));
     if (new Set(numbers).size < 2) return null;
     const best = numbers.reduce((one, other) => (column.better > 0 ? Math.max(one, other) : Math.min(one, other)));
     // what half of the rows reach distinguishes none of them
@@ -259,4 +257,4 @@ function bestOf(rows) {
   });
 }
 
-const tableNow = () => data.prepared[view.seeds] ?? data.prepared.mean;
+const currentTable = () => data.prepared[view.seeds] ?? data.prepared.mean;

@@ -82,6 +82,7 @@ def finish(store: Store, loss: float) -> None:
     store.finish_attempt(attempt.id, 1, "done")
 
 
+ENDS = "(({min, max}) => [min, max])(charts.get('chart-training').plot.scales.x)"
 SEEN = """() => [scrollY, document.querySelector("#panel-cells .viewport").scrollTop, location.hash,
   document.activeElement.textContent, document.querySelector("#filters").open]"""
 
@@ -120,8 +121,14 @@ def test_what_is_open_and_enlarged_stays_so(visit: Callable[..., Visit], site: S
     seen = visit(f"{site.address}#tab=curves&pick={cell}")
     page = seen.page
     page.wait_for_selector("#chart-training[data-traces]")
-    page.locator("#panel-curves summary").click()
-    page.evaluate("Plotly.relayout('chart-training', {'xaxis.range': [2, 5]})")
+    page.locator("#lengths ~ details summary").click()
+    page.locator("#chart-training .u-over").scroll_into_view_if_needed()
+    box = page.locator("#chart-training .u-over").bounding_box()
+    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.32 * box["height"], steps=5)
+    page.mouse.up()
+    enlarged = page.evaluate(ENDS)
     page.get_by_role("tab", name="Results").click()
     page.locator("#panel-answer summary").first.click()
     finish(store, 1.234)
@@ -132,8 +139,9 @@ def test_what_is_open_and_enlarged_stays_so(visit: Callable[..., Visit], site: S
     store.add_event("told", "something happened", sweep="big")
     seen.version(3)
     page.wait_for_function("() => document.querySelector('#curves-hint').textContent.startsWith('Curves of 1')")
-    assert page.evaluate("document.querySelector('#chart-training').layout.xaxis.range") == [2, 5]
-    assert page.locator("#panel-curves details").get_attribute("open") is not None
+    assert page.evaluate(ENDS) == enlarged
+    assert 0.4 < (enlarged[1] - enlarged[0]) / (20 * 524_288) < 0.6
+    assert page.locator("#lengths ~ details").get_attribute("open") is not None
     assert seen.messages == []
     assert seen.count(f"/3/curve-{cell}") == 0, "a curve that did not change is not asked for again"
 
@@ -144,6 +152,7 @@ def test_live_page_replaces_expired_version(visit: Callable[..., Visit], site: S
     seen = visit(f"{site.address}#tab=cells")
     page = seen.page
     hide(page, True)
+    page.wait_for_timeout(3000)  # what was on its way
     for version in (2, 3, 4):
         finish(store, 1.0 + version / 10) if version == 2 else store.add_event("told", str(version), sweep="big")
 
@@ -203,7 +212,7 @@ def test_live_page_reports_end_of_server_and_keeps_data(visit: Callable[..., Vis
     with serving(open_store(store.path, read_only=True), "big") as site:
         seen = visit(site.address)
     page = seen.page
-    page.wait_for_function("() => document.querySelector('#live-note').textContent.startsWith('Not live any more')")
+    page.wait_for_function("() => document.querySelector('#live-note').textContent.startsWith('No longer live')")
     assert "the server has stopped" in page.locator("#live-note").text_content()
     page.get_by_role("tab", name="Effects").click()
     page.locator("#panel-effects tbody th").first.wait_for()

@@ -1,0 +1,381 @@
+// The first page: the finding, needle accuracy, effects, losses and parallel coordinates, then the best and the design.
+
+const losses = once(() => inflateJson("losses"));
+
+function buildAnswer() {
+  parts.clear();
+  const color = make("select", { id: "loss-axis", on: { change: (event) => change({ color: event.target.value }) } });
+  const { overview, declared, beside } = data.answer;
+  byId("panel-answer").replaceChildren(
+    make("div", { id: "finding" }),
+    make("div", { id: "care", tabindex: -1 }),
+    make("div", { id: "progress" }),
+    panel("needle", "Needle accuracy over context length", needleRows, { kind: "wide" }),
+    panel("effects-matrix", "Effect of each factor", matrixRows, {
+      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its pairs.",
+    }),
+    panel("loss", "Validation loss over training", lossRows, { more: make("label", { class: "small" }, "Colour ", color) }),
+    panel("parallel", "All configurations, factor by factor and measure by measure", parallelRows, {
+      kind: "wide",
+      hint: "A line is a configuration. Drag along the axis of a measure, or press a level, to filter every panel of this page.",
+    }),
+    ...(beside ? [panel("beside-summary", `Comparison with ${beside.reference}`, null)] : []),
+    ...(declared.length ? [panel("declared", "Declared contrasts", () => [DECLARED, declared], { kind: "wide" })] : []),
+    panel("best", "Best configurations", bestRows, { kind: "wide" }),
+    panel("design", "Design", null, { kind: "wide" }),
+  );
+  byId("panel-answer").dataset.figures = overview.figures.length;
+}
+
+async function drawAnswer() {
+  const { best, declared, forest, needle, overview, beside } = data.answer;
+  part("finding", [overview.finding, isFiltering()], () => findingParts(overview.finding));
+  part("care", [...data.care, ...(data.answer.care ?? [])], careParts);
+  part("progress", data.progress, progressParts);
+  part("needle", [needle, filterKey()], () => needleParts(needle, "needle", overview));
+  part("effects-matrix", [forest, filterKey()], () => matrixParts(forest));
+  part("parallel", [data.tables[view.seeds], filterKey()], parallelParts);
+  if (beside) part("beside-summary", beside, besideParts);
+  part("best", [best, filterKey()], () => bestParts(matchingBest(best)));
+  if (declared.length) part("declared", declared, () => [plainTable(DECLARED, declared), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })]);
+  part("design", data.asked, designParts);
+  await drawLosses();
+}
+
+const DECLARED = ["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "Verdict"];
+
+// --- the finding, cautions, progress, design ---
+
+function findingParts({ text, more }) {
+  const whole = isFiltering() ? make("p", { class: "hint", text: "Of all cells, whatever the filters." }) : null;
+  return [make("p", { class: "finding", text }), ...more.map((line) => make("p", { text: line })), whole];
+}
+
+function careParts(lines) {
+  if (!lines.length) return [plain("No cautions: the cells differ only in their axes, and none is missing.")];
+  const count = lines.length === 1 ? "1 caution" : `${lines.length} cautions`;
+  return [make("details", {}, make("summary", { text: `${count} on these numbers` }), make("ul", {}, ...lines.map((text) => make("li", { text }))))];
+}
+
+const stateClass = (word) => `state-${word.replaceAll(" ", "-")}`;
+
+/** Cells by state: only those done fill the bar; those that run are hatched, what waits stays empty. */
+function progressParts({ counts, running, left, runs }) {
+  const total = counts.reduce((sum, [, count]) => sum + count, 0);
+  if (counts.length === 1 && counts[0][0] === "done" && !runs) return [];
+  const text = counts.map(([word, count]) => `${count} ${word}`).join(", ");
+  const bar = make("div", { class: "progress", role: "img", "aria-label": `Of ${total} cells: ${text}` });
+  for (const [word, count] of counts) {
+    const share = make("span", { class: `share ${stateClass(word)}`, title: `${count} ${word}` });
+    share.style.width = `${(100 * count) / total}%`;
+    bar.append(share);
+  }
+  const eta = left ? `About ${left} left at the current speed.` : runs ? "Remaining time not known yet." : "";
+  const rows = running.map(({ slug, doing, left }) => [slug, doing, left ? `${left} left` : ""]);
+  return [
+    bar,
+    make("p", { text: `Of ${total} cells: ${text}. ${eta}` }),
+    rows.length ? plainTable(["Running", "Activity", "Time"], rows) : null,
+  ];
+}
+
+function designParts({ axes, facts: more }) {
+  const rows = axes.map(({ words, levels }) => [words.includes(".") ? words : words[0].toUpperCase() + words.slice(1), levels.join(" · ")]);
+  return [facts([...rows, ...more])];
+}
+
+// --- needle accuracy ---
+
+/** Panels with means over the cells that match; the intervals are of all cells, and stand only where all match. */
+function needlePanels({ panels }, { groups, group }) {
+  if (!isFiltering() || !group.length) return panels; // filters know nothing of another sweep
+  const cells = matchingCells();
+  const chart = data.charts.find(({ probe }) => probe === "needle");
+  const values = new Map(); // "group length" -> shares of the matching cells
+  for (const cell of cells)
+    for (const { length, value } of lengthPoints(cell, chart)) {
+      const name = `${group[cell]} ${length}`;
+      if (isNumber(value)) values.set(name, [...(values.get(name) ?? []), 100 * value]);
+    }
+  const pointsOf = (index, points) => points.flatMap(([length]) => {
+      const shares = values.get(`${index} ${length}`);
+      return shares ? [[length, average(shares), null, null, shares.length]] : [];
+    });
+  return panels.map((panel) => ({
+    ...panel,
+    lines: panel.lines.map((line) => ({ ...line, points: pointsOf(groups.findIndex(([title, name]) => title === panel.title && name === line.name), line.points) })),
+  }));
+}
+
+function needleParts(needle, id, overview) {
+  if (needle.why) return [plain(needle.why)];
+  const panels = needlePanels(needle, overview);
+  const names = [...new Set(needle.panels.flatMap(({ lines }) => lines.map(({ name }) => name)))];
+  const lengths = needleLengths(needle.panels);
+  const lineName = (name) => overview.lines[name] ?? name;
+  const lookOf = (name) => {
+    const { dash, open, mark } = overview.looks[name] ?? { dash: [], open: false, mark: 0 };
+    return { dash, points: open ? "open" : "fill", mark };
+  };
+  const ids = panels.map((_, index) => `${id}-chart-${index}`);
+  setTimeout(() => {
+    panels.forEach(({ title, lines }, index) => {
+      if (!byId(ids[index])) return;
+      const series = lines.map(({ name, points }) => ({
+        name: lineName(name), group: name, color: panels.length > 1 ? mixerColor(title) : lineColor(names.indexOf(name)),
+        ...lookOf(name),
+        x: points.map(([length]) => length), y: points.map(([, value]) => value),
+        low: points.map(([, , low]) => low), high: points.map(([, , , high]) => high),
+      })); // prettier-ignore
+      if (needle.ceiling?.length)
+        series.push({ name: "constant answer", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2, x: needle.ceiling.map(([x]) => x), y: needle.ceiling.map(([, y]) => y) });
+      drawChart(ids[index], {
+        series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained, yText: (value) => `${Number(value.toFixed(1))}`,
+        xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %", range: [0, needleTop(needle.panels)], key: title,
+        label: `Needle accuracy of ${title} over context length`, empty: "No matching cell.",
+      }); // prettier-ignore
+    });
+  });
+  const entries = names.map((name, index) => ({ name: lineName(name), group: name, color: panels.length > 1 ? ink("--ink") : lineColor(index), ...lookOf(name) }));
+  if (needle.ceiling?.length) entries.push({ name: `constant answer, ${ceilingText(needle.ceiling)}`, group: "constant", color: ink("--quiet"), dash: [2, 3] });
+  const trained = isNumber(needle.trained) && lengths.includes(needle.trained) ? ` Dashed upright line: training length, ${lengthName(needle.trained)}.` : "";
+  const bars = isFiltering() ? "Means over the matching cells, without intervals." : needle.note;
+  return [
+    make("div", { class: "panels" }, ...panels.map(({ title }, index) => make("figure", {}, make("figcaption", { text: title }), make("div", { id: ids[index] })))),
+    legend(ids, entries),
+    make("p", { class: "hint", text: `${bars}${trained}` }),
+  ];
+}
+
+const needleLengths = (panels) => [...new Set(panels.flatMap(({ lines }) => lines.flatMap(({ points }) => points.map(([x]) => x))))].sort((a, b) => a - b);
+
+/** The top of the axis: 100 %, or the next of 25 and 50 above everything where all is low. */
+function needleTop(panels) {
+  const most = Math.max(...panels.flatMap(({ lines }) => lines.flatMap(({ points }) => points.map(([, y, , high]) => high ?? y))));
+  return [25, 50, 100].find((top) => most <= 0.96 * top) ?? 100;
+}
+
+function ceilingText(ceiling) {
+  const ends = [Math.min, Math.max].map((of) => digits(Number(of(...ceiling.map(([, share]) => share)).toFixed(1))));
+  return ends[0] === ends[1] ? `${ends[0]} %` : `${ends.join(" to ")} %`;
+}
+
+function needleRows(needle = data.answer.needle) {
+  const lines = needlePanels(needle, data.answer.overview).flatMap(({ title, lines }) =>
+    lines.flatMap(({ name, points }) =>
+      points.map(([length, value, low, high, cells]) => [title, data.answer.overview.lines[name] ?? name, length, ...[value, low, high].map((one) => (isNumber(one) ? one.toFixed(1) : "")), cells]),
+    ),
+  );
+  return [["Mixer", "Line", "Context length", "Needle accuracy, %", "95% low", "95% high", "Cells"], lines];
+}
+
+// --- effects: factor by measure ---
+
+/** The effects over the whole sweep, by factor and by measure: [{axis, level, reference, cells: row or null a measure}]. */
+function matrixLines({ measures, rows }) {
+  const lines = new Map();
+  for (const row of rows.filter(({ where }) => !where)) {
+    const key = [row.axis, row.level, row.reference].join("\n");
+    if (!lines.has(key)) lines.set(key, { ...row, cells: measures.map(() => null) });
+    lines.get(key).cells[row.measure] = row;
+  }
+  return [...lines.values()];
+}
+
+/** The mean difference over pairs of matching cells that agree on all other axes and the seed: {mean, pairs}, or null. */
+function pairedDifference({ axis, level, reference }, measure) {
+  const factor = data.answer.overview.axes.find(({ words }) => words === axis);
+  const column = data.columns.find(({ heading }) => heading === measure.heading);
+  if (!factor || !column) return null;
+  const sides = [level, reference].map((label) => factor.levels[factor.labels.indexOf(label)]);
+  const byRest = new Map();
+  for (const cell of matchingCells()) {
+    const { axes, seed } = data.cells[cell];
+    const side = sides.indexOf(axes[factor.name] ?? "-");
+    const value = side < 0 ? null : valueOf(cell, column)?.[1];
+    if (!isNumber(value)) continue;
+    const key = JSON.stringify([{ ...axes, [factor.name]: "", seed: "" }, seed]);
+    if (!byRest.has(key)) byRest.set(key, []);
+    byRest.get(key)[side] = value;
+  }
+  const differences = [...byRest.values()].filter(([one, two]) => isNumber(one) && isNumber(two)).map(([one, two]) => one - two);
+  return differences.length ? { mean: average(differences) * (column.percent ? 100 : 1), pairs: differences.length } : null;
+}
+
+function matrixParts(forest) {
+  if (forest.why) return [plain(forest.why)];
+  const lines = matrixLines(forest);
+  const filtered = isFiltering();
+  const numbers = lines.map((line) => line.cells.map((cell, index) => (cell && filtered ? pairedDifference(line, forest.measures[index]) : cell)));
+  const most = forest.measures.map((_, index) => Math.max(...numbers.map((row) => Math.abs(row[index]?.mean ?? 0))) || 1);
+  const cellOf = (line, place, measure, index) => {
+    const all = line.cells[index];
+    const now = numbers[place][index];
+    if (!all || !now || now.mean === null) return make("td", { text: "\u2013", "aria-label": "no pairs" });
+    const sure = all.sure && !filtered;
+    const side = measure.better * now.mean;
+    const shade = Math.min(4, Math.ceil((4 * Math.abs(now.mean)) / most[index]));
+    const kind = !side ? "" : ` heat-${side > 0 ? "good" : "poor"}-${filtered || sure ? shade : Math.min(1, shade)}`;
+    const value = filtered ? signed(now.mean, measure.percent ? 1 : 3) : all.mean_text.replace("-", "\u2212");
+    const second = filtered ? `${now.pairs} pairs` : all.low === null ? `${all.pairs} pairs` : `${all.low_text} to ${all.high_text}`.replaceAll("-", "\u2212");
+    const mixed = all.mixed && !filtered ? ", differs between strata" : "";
+    const text = `${measure.heading}: ${line.level} against ${line.reference}, ${value} (${second})${sure ? ", significant" : ""}${mixed}`;
+    const press = make("button", { type: "button", class: sure ? "sure" : null, "aria-label": text, title: mixed ? "differs between strata; press for each" : null, on: { click: () => showStrata(line, index, forest) } });
+    press.append(make("span", { text: `${value}${sure ? " \u25cf" : ""}${mixed ? " \u2248" : ""}` }), make("small", { text: second }));
+    return make("td", { class: `n${kind}` }, press);
+  };
+  let axis = null;
+  const body = lines.flatMap((line, place) => {
+    const first = line.axis !== axis;
+    axis = line.axis;
+    const head = make("th", { scope: "row" }, line.level, make("small", { text: `against ${line.reference}` }));
+    const row = make("tr", {}, head, ...forest.measures.map((measure, index) => cellOf(line, place, measure, index)));
+    return first ? [make("tr", { class: "family" }, make("th", { scope: "rowgroup", colspan: forest.measures.length + 1, text: line.axis })), row] : [row];
+  });
+  const headings = forest.measures.map(({ heading, unit, better }) => make("th", { scope: "col", class: "n" }, heading, make("small", { text: `${unit === "%" ? "points" : unit.replace("nats/token", "nats")}, ${better < 0 ? "less" : "more"} is better` })));
+  return [
+    make("div", { class: "scroll", role: "region", "aria-label": "Effects, factor by measure", tabindex: 0 },
+      make("table", { class: "matrix" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: "Factor" }), ...headings)), make("tbody", {}, ...body))),
+    filtered ? make("p", { class: "hint", text: "Filtered: means over the pairs of matching cells, without a test." }) : null,
+    !filtered && lines.some(({ cells }) => cells.some((cell) => cell?.mixed)) ? make("p", { class: "hint", text: "\u2248 The effect differs between mixers or memories: press it for each." }) : null,
+  ]; // prettier-ignore
+}
+
+/** An effect in every stratum, and the way to its pairs. */
+function showStrata(line, index, { measures, rows }) {
+  const measure = measures[index];
+  const same = rows.filter((row) => row.measure === index && row.axis === line.axis && row.level === line.level && row.reference === line.reference);
+  openSheet(`${measure.heading}: ${line.level} against ${line.reference}`, [
+    plainTable(
+      ["Where", "Pairs", measure.unit === "%" ? "Mean, points" : `Mean, ${measure.unit}`, "95% interval", "Significant"],
+      same.map((row) => [row.where || "the whole sweep", String(row.pairs), row.mean_text, row.low === null ? "" : `${row.low_text} to ${row.high_text}`, row.sure ? "yes" : "no"]),
+    ),
+    pressable("Show all effects and their pairs", () => (byId("sheet").close(), change({ tab: "effects", measure: measure.heading }))),
+  ]);
+}
+
+function matrixRows() {
+  const { measures, rows } = data.answer.forest;
+  const headings = ["Measure", "Factor", "Level", "Reference", "Within", "Pairs", "Mean", "95% low", "95% high", "Significant"];
+  return [headings, rows.map((row) => [measures[row.measure].heading, row.axis, row.level, row.reference, row.where || "all", row.pairs, row.mean_text, row.low_text, row.high_text, row.sure ? "yes" : "no"])];
+}
+
+// --- losses of all cells ---
+
+/** [label, cells] of every level of an axis: one group of all where no axis varies. */
+function levelsOf(axis) {
+  if (!axis) return [["all cells", new Set(data.cells.keys())]];
+  return axis.levels.map((level, index) => [axis.labels[index], new Set(data.cells.keys().filter((cell) => (data.cells[cell].axes[axis.name] ?? "-") === level))]);
+}
+
+/** The mean over the lines that reach the end of training: a cell on its way, or cut off, would move it sideways. */
+function meanLine(lines, { grids }, end) {
+  const whole = lines.filter(([, grid]) => grids[grid].at(-1) >= 0.999 * end);
+  if (whole.length < 2 || new Set(whole.map(([, grid]) => grid)).size > 1) return null;
+  const [[, grid, first]] = whole;
+  const mean = first.map((_, index) => (whole.some(([, , loss]) => loss[index] === null) ? null : average(whole.map(([, , loss]) => loss[index]))));
+  return { x: grids[grid], y: mean, count: whole.length };
+}
+
+async function drawLosses() {
+  const all = await losses();
+  if (view.tab !== "answer") return;
+  const { axes } = data.answer.overview;
+  const axis = axes.find(({ name }) => name === view.color) ?? axes[0] ?? null;
+  options("loss-axis", axes.map(({ name, words }) => [name, words]), axis?.name);
+  byId("loss-axis").parentElement.hidden = !axes.length;
+  part("loss", [all.lines.length, data.cells.map(({ id, curve }) => [id, curve?.points]), axis, filterKey()], () => lossParts(all, axis));
+}
+
+function lossParts(all, axis) {
+  if (!all.lines.length && !all.training.length) return [plain("No attempt has recorded a loss during training.")];
+  const cells = isFiltering() ? matchingCells() : null;
+  const levels = levelsOf(axis).map(([name, members], index) => ({ name, members, color: axis?.name === "attn_type" ? mixerColor(name) : lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] }));
+  const level = (cell) => levels.find(({ members }) => members.has(cell));
+  const kept = (lines) => lines.filter(([cell]) => !cells || cells.has(cell));
+  const [val, train] = [kept(all.lines), kept(all.training)];
+  const share = Math.max(0.12, Math.min(0.6, 12 / Math.max(1, val.length)));
+  const series = (lines, kind) => lines.map(([cell, grid, loss]) => ({
+      name: `${cellName(cell)}${kind}`, group: level(cell)?.name, color: faded(level(cell)?.color ?? ink("--quiet"), kind ? 0.9 : share), dash: level(cell)?.dash,
+      width: 1, x: all.grids[grid], y: loss, pick: () => showCell(cell), points: loss.length === 1 ? "small" : null,
+    })); // prettier-ignore
+  const ends = val.map(([, grid]) => all.grids[grid].at(-1));
+  const means = levels.flatMap((one) => {
+    const mean = meanLine(val.filter(([cell]) => one.members.has(cell)), all, Math.max(...ends));
+    return mean ? [{ ...mean, name: `mean of ${one.name} (${mean.count} complete cells)`, group: one.name, color: one.color, dash: one.dash, width: 3 }] : [];
+  });
+  const lines = [...series(train, ", training loss"), ...series(val, ""), ...means];
+  const present = levels.filter(({ members }) => [...val, ...train].some(([cell]) => members.has(cell)));
+  setTimeout(() => drawChart("loss-chart", {
+    series: lines, height: 300, range: lateRange(lines), xTitle: "tokens of training", yTitle: "loss, nats per token", key: axis?.name,
+    label: `Validation loss over training tokens of ${val.length} cells`, empty: "No matching cell has a loss.",
+  })); // prettier-ignore
+  const running = train.length ? ` Training loss of ${train.length} cells that have no validation loss yet.` : "";
+  return [
+    make("div", { id: "loss-chart" }),
+    legend(["loss-chart"], present.map(({ name, color, dash }) => ({ name, group: name, color, dash }))),
+    make("p", { class: "hint", text: `${means.length ? "Thick: means over the complete cells of a level." : ""}${running} Drag to enlarge, double-click to show all.` }),
+  ];
+}
+
+/** From the least to the largest loss after the first tenth of training, which would flatten all that follows. */
+function lateRange(lines) {
+  const end = Math.max(...lines.map(({ x }) => x.at(-1)));
+  const late = lines.flatMap(({ x, y }) => Array.from(y).filter((value, index) => isNumber(value) && x[index] >= end / 10));
+  if (late.length < 2) return null;
+  const [low, high] = late.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+  const margin = 0.06 * (high - low) || 0.1;
+  return [low - margin, high + margin];
+}
+
+async function lossRows() {
+  const all = await losses();
+  const cells = matchingCells();
+  const lines = [["validation", all.lines], ["training", all.training]].flatMap(([kind, lines]) =>
+    lines.filter(([cell]) => cells.has(cell)).flatMap(([cell, grid, loss]) => loss.map((value, index) => [data.cells[cell].slug, kind, all.grids[grid][index], value ?? ""])));
+  return [["Cell", "Loss", "Tokens", "Nats per token"], lines];
+}
+
+// --- best configurations ---
+
+const chanceText = (share) => (!isNumber(share) ? "" : share < 0.005 ? "<1%" : share > 0.995 ? ">99%" : `${Math.round(100 * share)}%`);
+
+/** The rankings, or where filters leave some configurations only, their five best without intervals and probabilities. */
+function matchingBest(best) {
+  if (!isFiltering()) return best;
+  const places = new Map(currentTable().words.map((heading, index) => [index, heading]));
+  const measures = best.measures.map((measure) => {
+    const rows = matching().filter((row) => isNumber(printedNumber(row, measure.heading)));
+    rows.sort((a, b) => measure.better * (printedNumber(b, measure.heading) - printedNumber(a, measure.heading)));
+    const column = data.columns.findIndex(({ heading }) => heading === measure.heading);
+    const names = (row) => row.words.map((level, index) => [places.get(index), level]).filter(([heading, level]) => heading !== "Seeds" && !["off", "baseline"].includes(level));
+    const ranked = rows.slice(0, 5).map((row) => ({
+      cells: row.cells.map((cell) => data.cells[cell].id), text: row.numbers[column][0], interval: "", chance: null,
+      words: names(row).map(([heading, level]) => (level === "on" ? `with ${headingName(heading).toLowerCase()}` : levelName(heading, level))),
+    })); // prettier-ignore
+    return { ...measure, rows: ranked, of: rows.length, how: "Of the matching cells; without intervals." };
+  });
+  return { ...best, measures };
+}
+
+function bestParts({ measures, why }) {
+  if (why) return [plain(why)];
+  const ranking = ({ heading, unit, better, rows, of, how }) => {
+    const chances = rows.some(({ chance }) => isNumber(chance));
+    const lines = rows.map(({ cells, words, text, interval, chance }) => [
+      pressable(words.join(", "), () => showCell(data.indexOf.get(cells[0])), { class: "words" }),
+      make("strong", { text }), interval, ...(chances ? [chanceText(chance)] : []),
+    ]); // prettier-ignore
+    const more = `${rows.length < of ? `First ${rows.length} of ${of} configurations; unlisted` : "Unlisted"} factors are off. `;
+    return make("div", { class: "ranking" },
+      make("h3", { text: `${heading}: ${better < 0 ? "less" : "more"} is better` }),
+      rows.length ? plainTable(["Configuration", unit === "%" ? "%" : unit, "95% interval", ...(chances ? ["P(best)"] : [])], lines) : null,
+      make("p", { class: "hint", text: `${rows.length ? more : ""}${how}` })); // prettier-ignore
+  };
+  return [make("div", { class: "rankings" }, ...measures.map(ranking))];
+}
+
+function bestRows() {
+  const lines = matchingBest(data.answer.best).measures.flatMap(({ heading, rows }) => rows.map(({ words, text, interval, chance }, index) => [heading, index + 1, words.join(", "), text, interval, chanceText(chance)]));
+  return [["Measure", "Place", "Configuration", "Value", "95% interval", "P(best)"], lines];
+}

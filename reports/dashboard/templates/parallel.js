@@ -1,0 +1,125 @@
+// Parallel coordinates: a line a row of the table, an axis a factor or measure; a brush on an axis filters the whole page.
+
+const PARALLEL_HEIGHT = 250;
+
+/** Factors of the table that vary, then the main measures: [{heading, name, levels}] or [{heading, name, ends}]. */
+function parallelAxes() {
+  const table = currentTable();
+  const factors = table.words.flatMap((heading, index) => {
+    const levels = [...new Set(table.rows.map((row) => row.words[index]))];
+    return heading === "Seeds" || table.scales.includes(heading) || levels.length < 2 ? [] : [{ heading, name: headingName(heading), levels, labels: levels.map((level) => levelName(heading, level)) }];
+  });
+  const scales = table.scales.map((heading) => ({ heading, better: 1, unit: "" }));
+  const measures = [...scales, ...data.answer.best.measures].flatMap(({ heading, better, unit }) => {
+    const values = table.rows.map((row) => printedNumber(row, heading)).filter(isNumber);
+    const ends = [Math.min(...values), Math.max(...values)];
+    return values.length > 1 && ends[0] < ends[1] ? [{ heading, name: unit ? `${heading}, ${unit}` : headingName(heading), ends, better }] : [];
+  });
+  return [...factors, ...measures];
+}
+
+/** The height of a row on an axis, 0 at the bottom and 1 at the top, where the better end is; null without a number. */
+function heightOn(axis, row) {
+  if (axis.levels) {
+    const index = axis.levels.indexOf(row.levels[axis.heading][0]);
+    return axis.levels.length < 2 ? 0.5 : 1 - index / (axis.levels.length - 1);
+  }
+  const value = printedNumber(row, axis.heading);
+  if (value === null) return null;
+  const share = (value - axis.ends[0]) / (axis.ends[1] - axis.ends[0]);
+  return axis.better < 0 ? 1 - share : share;
+}
+
+function parallelParts() {
+  const axes = parallelAxes();
+  const table = currentTable();
+  if (axes.length < 2) return [plain("Fewer than two factors or measures vary.")];
+  const x = (index) => (100 * (index + 0.5)) / axes.length;
+  const y = (share) => PARALLEL_HEIGHT * (0.96 - 0.92 * share);
+  const shown = new Set(matching());
+  const mixer = table.words.indexOf("Type");
+  const picture = drawing("svg", { viewBox: `0 0 100 ${PARALLEL_HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${shown.size} of ${table.rows.length} configurations match; the numbers are in the table` });
+  const rows = [...table.rows].sort((a, b) => shown.has(a) - shown.has(b));
+  const tip = make("p", { class: "hint tip-line", role: "status", text: " " });
+  for (const row of rows) {
+    let pen = "M";
+    const path = axes.map((axis, index) => {
+      const share = heightOn(axis, row);
+      if (share === null) return (pen = "M"), "";
+      const step = `${pen}${x(index).toFixed(2)} ${y(share + wobble(axis, row)).toFixed(1)}`;
+      pen = "L";
+      return step;
+    });
+    const line = drawing("path", { d: path.join(""), class: shown.has(row) ? "course" : "course off", "vector-effect": "non-scaling-stroke" });
+    if (shown.has(row)) {
+      line.style.stroke = mixer < 0 ? lineColor(0) : mixerColor(levelName("Type", row.words[mixer]));
+      line.addEventListener("pointerenter", () => (tip.textContent = rowSummary(row, axes)));
+      line.addEventListener("click", () => showCell(row.cells[0]));
+    }
+    picture.append(line);
+  }
+  if (shown.size > 60) picture.classList.add("dense");
+  const box = make("div", { class: "parallel-box" }, picture);
+  box.style.height = `${PARALLEL_HEIGHT}px`;
+  axes.forEach((axis, index) => box.append(...axisParts(axis, x(index), 100 / axes.length, y, box)));
+  return [make("div", { class: "scroll" }, make("div", { class: "parallel" }, make("div", { class: "parallel-names" }, ...axes.map((axis) => make("strong", { text: axis.name }))), box)), tip];
+}
+
+/** A small displacement by which lines at the same level fan out; none on the axis of a measure. */
+const wobble = (axis, row) => (axis.levels ? ((row.position * 7) % 11) * 0.004 - 0.02 : 0);
+
+const rowSummary = (row, axes) => axes.map((axis) => (axis.levels ? `${axis.name} ${levelName(axis.heading, row.levels[axis.heading][0])}` : `${axis.name} ${digits(printedNumber(row, axis.heading))}`)).join(" · ");
+
+/** The upright line of an axis, its levels as buttons or its ends as numbers, and the brush of a measure. */
+function axisParts(axis, left, width, y, box) {
+  const at = (element, share) => {
+    element.style.left = `${left}%`;
+    if (element.classList.contains("tick")) element.style.maxWidth = `${0.96 * width}%`;
+    if (share !== null) element.style.top = `${y(share)}px`;
+    return element;
+  };
+  const rule = at(make("div", { class: axis.levels ? "axis-rule" : "axis-rule brushed", "data-axis": axis.heading, title: axis.levels ? null : "Drag to filter; double-click to show all" }), null);
+  if (axis.levels)
+    return [rule, ...axis.labels.map((label, index) => {
+      const level = axis.levels[index];
+      const on = (view.filters[axis.heading] ?? []).includes(level);
+      const press = pressable(label, () => filter(axis.heading, level, !on), { class: "tick", "aria-pressed": on, "aria-label": `Only ${axis.name} ${label}` });
+      return at(press, 1 - index / Math.max(1, axis.levels.length - 1));
+    })]; // prettier-ignore
+  const [bottom, top] = axis.better < 0 ? [axis.ends[1], axis.ends[0]] : axis.ends;
+  const band = at(make("div", { class: "band", hidden: true }), null);
+  const value = (share) => bottom + share * (top - bottom);
+  const shareAt = (event) => Math.max(-0.04, Math.min(1.04, (0.96 - (event.clientY - box.getBoundingClientRect().top) / PARALLEL_HEIGHT) / 0.92));
+  const show = (one, two) => {
+    band.hidden = false;
+    band.style.top = `${y(Math.max(one, two))}px`;
+    band.style.height = `${y(Math.min(one, two)) - y(Math.max(one, two))}px`;
+  };
+  const range = view.ranges[axis.heading];
+  if (range) show(...range.map((end) => Math.max(-0.04, Math.min(1.04, (end - bottom) / (top - bottom)))));
+  rule.addEventListener("pointerdown", (event) => {
+    const from = shareAt(event);
+    rule.setPointerCapture(event.pointerId);
+    rule.onpointermove = (move) => show(from, shareAt(move));
+    rule.onpointerup = (up) => {
+      rule.onpointermove = rule.onpointerup = null;
+      const to = shareAt(up);
+      if (Math.abs(to - from) > 0.02) setRange(axis.heading, [value(from), value(to)].sort((a, b) => a - b).map((end) => Number(end.toPrecision(5))));
+    };
+  });
+  rule.addEventListener("dblclick", () => setRange(axis.heading, null));
+  return [rule, band, ...[[bottom, 0], [top, 1]].map(([end, share]) => at(make("span", { class: "tick", text: digits(Number(end.toPrecision(4))) }), share))];
+}
+
+/** Keeps only rows whose number of this heading lies between the ends; null shows all. */
+function setRange(heading, ends) {
+  const ranges = { ...view.ranges, [heading]: ends };
+  if (!ends) delete ranges[heading];
+  change({ ranges });
+}
+
+function parallelRows() {
+  const axes = parallelAxes();
+  const lines = matching().map((row) => [rowName(row), ...axes.map((axis) => (axis.levels ? levelName(axis.heading, row.levels[axis.heading][0]) : digits(printedNumber(row, axis.heading))))]);
+  return [["Configuration", ...axes.map(({ name }) => name)], lines];
+}
