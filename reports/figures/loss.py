@@ -495,11 +495,13 @@ def _y_limits(frame: pd.DataFrame, columns: Sequence[str], x: str, *, log: bool)
     if (top := _y_top(frame, columns[0])) is not None:
         return 0, top
     ends = frame.groupby("cell")[x].transform("max")
-    late = frame[frame[x] >= (1 - SHOWN_SHARE) * ends][list(columns)].stack().dropna()
-    if log or late.empty:
+    late = frame[frame[x] >= (1 - SHOWN_SHARE) * ends][list(columns)].to_numpy(dtype=float).ravel()
+    late = late[np.isfinite(late)]
+    if log or not len(late):
         return None
-    room = 0.05 * (late.max() - late.min()) or 0.05 * abs(float(late.max()))
-    return float(late.min() - room), float(late.max() + room)
+    low, high = float(late.min()), float(late.max())
+    room = 0.05 * (high - low) or 0.05 * abs(high)
+    return low - room, high + room
 
 
 def _y_top(frame: pd.DataFrame, column: str) -> float | None:
@@ -642,7 +644,7 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
         stride = max(1, len(line) // 6)
         look = {"markevery": (rank % stride, stride), "linewidth": drawing.line_width(1.2)} | styles[key][1]
-        halo = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
+        halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
         axes.plot(line[x] / scale, line["value"], zorder=3 + 0.02 * rank, **halo)
         axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank, **look)
 
