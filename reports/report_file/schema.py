@@ -22,7 +22,7 @@ PictureFormat = Literal["pdf", "svg", "png", "pgf"]
 
 
 class _Part(BaseModel):
-    """What every item and the file itself have: unknown keys are errors."""
+    """Base of every item and of the file itself: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

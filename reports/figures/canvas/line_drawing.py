@@ -71,7 +71,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
     )
     every_mixer = frame[columns["attn_type"]] if "attn_type" in columns else pd.Series([mixer] if mixer else panels)
     inks = style.mixer_inks(map(str, every_mixer))
-    styles = {}
+    styles: dict[str, LineStyle] = {}
     for row in lines.to_dict("records"):
         levels = {axis: str(row[column]) for axis, column in columns.items()}
         own = levels.get("attn_type", mixer)
@@ -222,11 +222,11 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
             continue
         for line in styles.values():
             level = dict(line.levels)[axis]
-            inks = {ink for other in styles.values() if (axis, level) in other.levels for ink in other.inks.values()}
+            inks = {ink for mate in styles.values() if (axis, level) in mate.levels for ink in mate.inks.values()}
             sole = inks.pop() if len(inks) == 1 else style.INK
             look = replace(line, inks={"": sole}).line("")
-            used_dashes = {other.dash for other in styles.values() if (axis, level) in other.levels}
-            used_marks = {other.marker for other in styles.values() if (axis, level) in other.levels}
+            used_dashes = {mate.dash for mate in styles.values() if (axis, level) in mate.levels}
+            used_marks = {mate.marker for mate in styles.values() if (axis, level) in mate.levels}
             if several and len(used_dashes) > 1:
                 look |= {"linestyle": "none"} if len(used_marks) == 1 and axis != "attn_type" else {"linestyle": "-"}
                 look |= {"markerfacecolor": look["color"]}
