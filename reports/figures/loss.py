@@ -391,11 +391,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     ends = final_points(sound, column, x)
     units = UNITS if x == "tokens" else TIMES
     unit, scale = next((candidate for candidate in units if frame[x].max() >= candidate[1]), units[-1])
-    axes_of_groups, beside = figure_data.draw_options["axes"], figure_data.draw_options["beside"]
-    styles = group_styles(frame, axes_of_groups, beside)
+    axes_of_groups, reference = figure_data.draw_options["axes"], figure_data.draw_options["beside"]
+    styles = group_styles(frame, axes_of_groups, reference)
     firsts = list(dict.fromkeys(frame["first"]))
-    by_mixer = len(firsts) > 1 and (axes_of_groups[:1] == ("attn_type",) or beside is not None)
-    titles = [first if first == beside else drawing.level_label(first) for first in firsts] if by_mixer else [""]
+    by_mixer = len(firsts) > 1 and (axes_of_groups[:1] == ("attn_type",) or reference is not None)
+    titles = [first if first == reference else drawing.level_label(first) for first in firsts] if by_mixer else [""]
     figure = drawing.page(
         (drawing.PANEL_HEIGHT * drawing.rows_of(len(titles)) if by_mixer else 2.4) + 0.2,
         drawing.width_of(len(titles)) if by_mixer else 4.8,
@@ -407,7 +407,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         panel_rows = frame[frame["first"] == first] if by_mixer else frame
         panel_ends = {key: end for key, end in ends.items() if key in groups}
         if by_mixer:
-            _draw_others(axes, means if len(means) else frame, x, first, column, scale)
+            _draw_context(axes, means if len(means) else frame, x, first, column, scale)
         _draw_cells(axes, panel_rows, x, column, styles, scale, look.highlight)
         _draw_training_loss(axes, behind[behind["first"] == first] if by_mixer else behind, x, styles, scale)
         _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale)
@@ -434,7 +434,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             ],
         )
     drawing.outer_labels(figure, unit, f"{'validation' if column == 'val_loss' else 'training'} loss (nats per token)")
-    handles = _legend_handles(frame, ends, styles, axes_of_groups if by_mixer and beside is None else None)
+    handles = _legend_handles(frame, ends, styles, axes_of_groups if by_mixer and reference is None else None)
     if len(behind):
         handles["training loss"] = drawing.key(
             color=drawing.GREY, linestyle=(0, (1, 1.5)), linewidth=drawing.line_width(0.8)
@@ -495,11 +495,13 @@ def _y_limits(frame: pd.DataFrame, columns: Sequence[str], x: str, *, log: bool)
     if (top := _y_top(frame, columns[0])) is not None:
         return 0, top
     ends = frame.groupby("cell")[x].transform("max")
-    late = frame[frame[x] >= (1 - SHOWN_SHARE) * ends][list(columns)].stack().dropna()
-    if log or late.empty:
+    late = frame[frame[x] >= (1 - SHOWN_SHARE) * ends][list(columns)].to_numpy(dtype=float).ravel()
+    late = late[np.isfinite(late)]
+    if log or not len(late):
         return None
-    room = 0.05 * (late.max() - late.min()) or 0.05 * abs(float(late.max()))
-    return float(late.min() - room), float(late.max() + room)
+    low, high = float(late.min()), float(late.max())
+    room = 0.05 * (high - low) or 0.05 * abs(high)
+    return low - room, high + room
 
 
 def _y_top(frame: pd.DataFrame, column: str) -> float | None:
@@ -590,7 +592,7 @@ def _legend_handles(
     return handles
 
 
-def _draw_others(axes: Axes, curves: pd.DataFrame, x: str, first: str, column: str, scale: float) -> None:
+def _draw_context(axes: Axes, curves: pd.DataFrame, x: str, first: str, column: str, scale: float) -> None:
     """Draw the curves of all groups that a panel is not about, thin and grey: mean lines, or cells where there is none.
 
     Args:
@@ -641,8 +643,10 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
     for rank, key in enumerate(styles):
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
         stride = max(1, len(line) // 6)
-        look = {"markevery": (rank % stride, stride), "linewidth": drawing.line_width(1.2)} | styles[key][1]
-        halo = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
+        look: dict[str, Any] = {"markevery": (rank % stride, stride), "linewidth": drawing.line_width(1.2)} | styles[
+            key
+        ][1]
+        halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
         axes.plot(line[x] / scale, line["value"], zorder=3 + 0.02 * rank, **halo)
         axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank, **look)
 

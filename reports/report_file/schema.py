@@ -22,7 +22,7 @@ PictureFormat = Literal["pdf", "svg", "png", "pgf"]
 
 
 class _Part(BaseModel):
-    """What every item and the file itself have: unknown keys are errors."""
+    """Base of every item and of the file itself: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -147,9 +147,8 @@ def _message(path: Path, document: Any, error: Any) -> str:
     problem = str(error["msg"]).removeprefix("Value error, ")
     problem = problem[:1].lower() + problem[1:]
     if error["type"] == "extra_forbidden":
-        model: type[BaseModel] = {"table": TableItem, "figure": FigureItem}.get(
-            _kind(_plain(_value_at(document, where[:-1]))) or "", ReportFile
-        )
+        models: dict[str | None, type[BaseModel]] = {"table": TableItem, "figure": FigureItem, None: ReportFile}
+        model = models[_kind(_plain(_value_at(document, where[:-1])))]
         problem = f"unknown key; allowed: {', '.join(model.model_fields)}" + did_you_mean(
             str(where[-1]), list(model.model_fields)
         )

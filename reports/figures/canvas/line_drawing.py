@@ -71,7 +71,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
     )
     every_mixer = frame[columns["attn_type"]] if "attn_type" in columns else pd.Series([mixer] if mixer else panels)
     inks = style.mixer_inks(map(str, every_mixer))
-    styles = {}
+    styles: dict[str, LineStyle] = {}
     for row in lines.to_dict("records"):
         levels = {axis: str(row[column]) for axis, column in columns.items()}
         own = levels.get("attn_type", mixer)
@@ -85,8 +85,12 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
                 dash = index % len(style.DASHES)
             elif axis not in ("attn_type", "memory"):
                 marker = index % len(style.MARKERS)
+        own_inks = {panel: style.regularizer_ink(inks[str(own or panel)], shade) for panel in panels}
+        if own is None and not set(panels) & set(style.MIXER_INKS):
+            # panels that are not mixers, such as tasks: lines differ in ink, too
+            own_inks = dict.fromkeys(panels, style.SERIES_INKS[len(styles) % len(style.SERIES_INKS)])
         styles[str(row["line"])] = LineStyle(
-            inks={panel: style.regularizer_ink(inks[str(own or panel)], shade) for panel in panels},
+            inks=own_inks,
             levels=tuple(levels.items()), dash=dash, marker=marker,
         )  # fmt: skip
     return styles
@@ -128,13 +132,17 @@ def draw_lines_with_means(
         if len(line) > 2 * MARKS_PER_LINE:
             stride = len(line) // MARKS_PER_LINE
             look["markevery"] = (rank * stride // max(1, len(styles)), stride)
-        halo = {"color": style.BACKGROUND, "linewidth": drawing.line_width(3.0), "zorder": above - 0.005}
+        halo: dict[str, Any] = {
+            "color": style.BACKGROUND,
+            "linewidth": drawing.line_width(3.0),
+            "zorder": above - 0.005,
+        }
         axes.plot(line["length"], scale * line["value"], **halo)
         axes.plot(line["length"], scale * line["value"], zorder=above, **look)
         banded = line[has_band(line)]
         if len(banded):
             low, high = (scale * banded[side].astype(float) for side in ("low", "high"))
-            shade = {"alpha": min(0.16, 0.5 / len(styles)), "linewidth": 0, "zorder": 2}
+            shade: dict[str, Any] = {"alpha": min(0.16, 0.5 / len(styles)), "linewidth": 0, "zorder": 2}
             axes.fill_between(banded["length"], low, high, color=look["color"], **shade)
     _draw_highlighted(axes, cells[cells["cell"].isin(list(highlighted))], styles, scale, highlighted)
 
@@ -185,7 +193,7 @@ def _draw_highlighted(
             else ((style.INK, 1.2, 3.4),)
         )
         for ink, width, above in own:
-            line = {"color": ink, "linewidth": drawing.line_width(width), "zorder": above}
+            line: dict[str, Any] = {"color": ink, "linewidth": drawing.line_width(width), "zorder": above}
             axes.plot(curve["length"], scale * curve["value"], **line)
         end = curve.iloc[-1]
         axes.plot(end["length"], scale * end["value"], marker=".", color=style.INK, zorder=3.6)
@@ -214,11 +222,11 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
             continue
         for line in styles.values():
             level = dict(line.levels)[axis]
-            inks = {ink for other in styles.values() if (axis, level) in other.levels for ink in other.inks.values()}
+            inks = {ink for mate in styles.values() if (axis, level) in mate.levels for ink in mate.inks.values()}
             sole = inks.pop() if len(inks) == 1 else style.INK
             look = replace(line, inks={"": sole}).line("")
-            used_dashes = {other.dash for other in styles.values() if (axis, level) in other.levels}
-            used_marks = {other.marker for other in styles.values() if (axis, level) in other.levels}
+            used_dashes = {mate.dash for mate in styles.values() if (axis, level) in mate.levels}
+            used_marks = {mate.marker for mate in styles.values() if (axis, level) in mate.levels}
             if several and len(used_dashes) > 1:
                 look |= {"linestyle": "none"} if len(used_marks) == 1 and axis != "attn_type" else {"linestyle": "-"}
                 look |= {"markerfacecolor": look["color"]}

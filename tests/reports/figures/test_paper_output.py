@@ -13,6 +13,7 @@ from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions, millimetres
 from atma_sweep.reports.figures.canvas.scales import tick_label
 from atma_sweep.reports.figures.files import drawn, rendered
+from atma_sweep.reports.figures.pgf import pgf_content
 from atma_sweep.reports.render import style
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.paper import open_published
@@ -42,9 +43,13 @@ def test_pgf_has_texts_and_trace(published: Store, tmp_path: Path) -> None:
     assert len(check_file(file, published)) == 1
 
 
-def test_pgf_refuses_raster_parts(every: Store) -> None:
-    with pytest.raises(ReportError, match="raster parts, which PGF cannot hold"):
-        rendered(make_figure("items", every, "all"), "pgf")
+def test_pgf_refuses_raster_parts() -> None:
+    with drawing.settings():
+        figure = drawing.page(2.0, 2.0)
+        figure.add_subplot().imshow([[0.0, 1.0]])
+        drawing.finalize_layout(figure)
+        with pytest.raises(ReportError, match="figure map has raster parts, which PGF cannot hold"):
+            pgf_content(figure, None, "map")
 
 
 def test_bare_figure_writes_its_caption_beside(tmp_path: Path) -> None:
@@ -53,7 +58,7 @@ def test_bare_figure_writes_its_caption_beside(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*arguments, "--out", str(out)]).exit_code == 0
     caption = (tmp_path / "n.txt").read_text()
     assert caption.startswith("Needle accuracy over context length. Thick lines: means over")
-    assert "Needle accuracy" not in re.sub(r"<metadata>.*?</metadata>", "", out.read_text(), flags=re.DOTALL)
+    assert "Needle accuracy" not in re.sub(r"<(metadata|title)>.*?</\1>", "", out.read_text(), flags=re.DOTALL)
     assert float(re.search(r'width="([\d.]+)pt"', out.read_text())[1]) == pytest.approx(120 / 25.4 * 72, abs=0.1)  # type: ignore[index]
 
 

@@ -226,7 +226,7 @@ class TestMemoryRecall:
         (legend,) = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == list(names.values())
         alone, context = figure.axes
-        inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2}
+        inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2} - {"#ffffff"}
         assert len(inks) == 5 + 1, "every memory has a colour of its own, and so has chance"
         assert not set(figure_data.frame[figure_data.frame["first"] == "off"]["panel"]) - {"in context"}
         chance = next(line for line in alone.lines if line.get_color() == drawing.GREY)
