@@ -137,7 +137,7 @@ def scan_backward(
             g_s = torch.addcmul(g_momenta[i], old[i], g_s)
             if pair_weights_NGS is not None:
                 g_s = g_s - to[i] * g_m
-        assert g_e is not None, "steps are orthogonal to a momentum alone"
+        assert g_e is not None, "orthogonalised steps need a momentum"
         g_wrong[i] = g_e
         g_m = torch.baddbmm(torch.addcmul(g_memories[i], keep[i], g_m), g_e.mT, k)
 

@@ -92,7 +92,7 @@ def _seed_caveats(data: SweepData) -> Iterator[str]:
     """
     if data.printed_runs:
         yield (
-            f"Numbers are means over up to {counted(data.printed_runs, 'run')}; numbers of single runs are not printed."
+            f"Published numbers: means over up to {counted(data.printed_runs, 'run')}; those of single runs were not published."
         )
         return
     sizes = [len(cells) for cells in data.configurations().values()]

@@ -115,7 +115,7 @@ def needle_model_table(store: Store, data: SweepData) -> Table:
             lines.append(
                 TableRow(labels=(model.column.heading, str(row["term"])), entries=tuple(entries), origins=origins)
             )
-    title = "Binomial model of needle trials"
+    title = "Binomial model of needle accuracy"
     scales = [f"{model.column.heading} {model.scale:.2f}" for model in models if model.scale > 0]
     notes = [sweep_note(data), NEEDLE_NOTE]
     if scales:

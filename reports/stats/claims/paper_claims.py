@@ -944,11 +944,11 @@ CLAIMS = (
     Claim("best-loss", "It has the best 64K perplexity (1.96).", check_best_loss),
     Claim(
         "distractor",
-        "With memory, the distractor loss lowers needle accuracy at the longest length.",
+        "With polar attention and memory, the distractor loss lowers needle accuracy at the longest length.",
         check_axis_hurts("distractor"),
     ),
     Claim(
-        "window", "With memory, the window lowers needle accuracy at the longest length.", check_axis_hurts("window")
+        "window", "With polar attention and memory, the window lowers needle accuracy at the longest length.", check_axis_hurts("window")
     ),
     Claim("simplest", "Without distractor loss and window, needle accuracy is best.", check_simplest),
     Claim("collapse", "Softmax attention with memory collapses to 16% at 64K.", check_collapse),
