@@ -413,13 +413,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale)
         if x != "tokens":
             _draw_ends(axes, panel_ends, styles, scale)
-        room = drawing.ticks_that_fit(axes)
-        if log:
-            axes.set(xscale="log", yscale="log")
-            drawing.log_ticks(axes.xaxis, room, (1, 3) if room > 3 else (1,))
-            drawing.log_ticks(axes.yaxis, 8, (1, 2, 3, 4, 5, 6, 8))
-        else:
-            axes.locator_params(axis="x", nbins=room)
+        _set_scales(axes, log=log)
         if limits is not None:
             axes.set_ylim(*limits)
         _draw_highlighted(axes, panel_rows, x, column, scale, named_cells(figure_data, look))
@@ -435,15 +429,36 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         )
     drawing.outer_labels(figure, unit, f"{'validation' if column == 'val_loss' else 'training'} loss (nats per token)")
     handles = _legend_handles(frame, ends, styles, axes_of_groups if by_mixer and reference is None else None)
-    if len(behind):
-        handles["training loss"] = drawing.key(
-            color=drawing.GREY, linestyle=(0, (1, 1.5)), linewidth=drawing.line_width(0.8)
-        )
-    if by_mixer:
-        handles["other panels' means" if len(means) else "other panels' cells"] = drawing.key(
-            color=drawing.FAINT, linewidth=drawing.line_width(0.8)
-        )
+    handles |= _context_handles(len(behind) > 0, len(means) > 0, by_mixer)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4 if by_mixer else 3)
+
+
+def _context_handles(has_training_loss: bool, has_means: bool, by_mixer: bool) -> dict[str, Any]:
+    """Return the legend handles of the training loss and of the grey lines of other panels, by label; each if drawn."""
+    handles = {}
+    if has_training_loss:
+        dotted: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.5))}
+        handles["training loss"] = drawing.key(**dotted, linewidth=drawing.line_width(0.8))
+    if by_mixer:
+        label = "other panels' means" if has_means else "other panels' cells"
+        handles[label] = drawing.key(color=drawing.FAINT, linewidth=drawing.line_width(0.8))
+    return handles
+
+
+def _set_scales(axes: Axes, *, log: bool) -> None:
+    """Set the scales of a panel and as many x ticks as fit.
+
+    Args:
+        axes: The panel.
+        log: Whether both axes are logarithmic.
+    """
+    room = drawing.ticks_that_fit(axes)
+    if log:
+        axes.set(xscale="log", yscale="log")
+        drawing.log_ticks(axes.xaxis, room, (1, 3) if room > 3 else (1,))
+        drawing.log_ticks(axes.yaxis, 8, (1, 2, 3, 4, 5, 6, 8))
+    else:
+        axes.locator_params(axis="x", nbins=room)
 
 
 def smoothed_enough(frame: pd.DataFrame) -> bool:
