@@ -13,7 +13,7 @@ from ..results.console.text import counted, markdown_escaped
 from ..results.errors import StoreError
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of
-from .dashboard.overview import Picture
+from .dashboard.overview import GalleryPicture
 from .dashboard.page import write_dashboard
 from .figures import FIGURES, figure_name, make_figure
 from .figures.canvas.base import FigureData
@@ -22,7 +22,7 @@ from .figures.files import FORMATS, renderings
 from .render import SUFFIXES, rendered_files
 from .render.appendix import appendix_text, empty_reason, file_name
 from .render.gallery import gallery_text
-from .sweep_data import ExtraLengths, ReportError, cached_reads, load_sweep_data
+from .sweep_data import ExtraLengths, ReportError, SweepData, cached_reads, load_sweep_data
 from .table import Table
 from .tables import TABLES, make_table
 
@@ -100,30 +100,16 @@ def write_report_folder(
     # tables and figures about studies are not listed as skipped for other sweeps
     searched = search_of(store, name) is not None
     figures = [figure for figure in figures if searched or not FIGURES[figure_name(figure)].study]
-    tables: dict[str, Table] = {}
     wanted = {"reference": reference, "seeds": seeds, "all_rows": all_rows, "lengths": lengths}
-    for number, spec in TABLES.items():
-        if (number == "compare" and name == reference) or (spec.study and not searched):
-            continue
-        if spec.probes and not data.has_any(spec.probes):
-            written.skipped[number] = f"sweep {name} has no measurement of {' or '.join(spec.probes)}"
-            continue
-        try:
-            tables[number] = make_table(number, store, name, **spec.select_options(wanted))
-        except (ReportError, StoreError) as error:
-            written.skipped[number] = str(error)
-            continue
-        for format in formats:
-            for path, text in rendered_files(
-                tables[number], out / f"{file_name(number)}{FORMAT_SUFFIXES[format]}", format
-            ).items():
-                _write(path, text, written)
+    tables = _write_tables(store, data, out, formats, written, wanted, is_study=searched)
     pictures = _write_figures(store, name, figures, out, written, {"lengths": lengths, **(options or {})}, look)
     if "tex" in formats:
         _write(out / "appendix.tex", appendix_text(name, tables, list(pictures.values()), written.skipped), written)
     if "html" in formats:
         gallery = [
-            Picture(figure.name, figure.title, " ".join(figure.notes), (out / f"figure-{figure.name}.svg").read_bytes())
+            GalleryPicture(
+                figure.name, figure.title, " ".join(figure.notes), (out / f"figure-{figure.name}.svg").read_bytes()
+            )
             for figure in pictures.values()
         ]
         write_dashboard(store, out / DASHBOARD, name, lengths=lengths, pictures=gallery)
@@ -135,6 +121,50 @@ def write_report_folder(
     _write(out / "index.md", _index_markdown(*index), written)
     _write(out / "index.html", gallery_text(*index), written)
     return written
+
+
+def _write_tables(
+    store: Store,
+    data: SweepData,
+    out: Path,
+    formats: Sequence[str],
+    written: WrittenFiles,
+    options: Mapping[str, Any],
+    *,
+    is_study: bool,
+) -> dict[str, Table]:
+    """Write every table that can be made in every format, and return them by name.
+
+    Reasons of the others are added to `written.skipped`, except for tables about studies without `is_study` and for the
+    comparison of the reference with itself.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        out: The folder.
+        formats: Formats of tables.
+        written: Receives the written files and the reasons.
+        options: Options of tables (reference, seeds, all_rows, lengths); each table gets those that it accepts.
+        is_study: Write the tables about studies too.
+    """
+    tables: dict[str, Table] = {}
+    for number, spec in TABLES.items():
+        if (number == "compare" and data.sweep == options["reference"]) or (spec.study and not is_study):
+            continue
+        if spec.probes and not data.has_any(spec.probes):
+            written.skipped[number] = f"sweep {data.sweep} has no measurement of {' or '.join(spec.probes)}"
+            continue
+        try:
+            tables[number] = make_table(number, store, data.sweep, **spec.select_options(options))
+        except (ReportError, StoreError) as error:
+            written.skipped[number] = str(error)
+            continue
+        for format in formats:
+            for path, text in rendered_files(
+                tables[number], out / f"{file_name(number)}{FORMAT_SUFFIXES[format]}", format
+            ).items():
+                _write(path, text, written)
+    return tables
 
 
 def _write_figures(

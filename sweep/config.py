@@ -200,7 +200,11 @@ class TrainConfig(Config):
     distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
     distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0, le=MAX_FLOAT)
     distractor_count: Int | None = knob(
-        None, "Random vectors per row that the distractor loss turns into extra keys; null: seq_len.", identity=None, ge=0, le=MAX_LENGTH
+        None,
+        "Random vectors per row that the distractor loss turns into extra keys; null: seq_len.",
+        identity=None,
+        ge=0,
+        le=MAX_LENGTH,
     )
     deterministic: Flag = knob(
         False, "Use only bit-reproducible operations; slower on CUDA. The CPU is always reproducible.", identity=False

@@ -50,7 +50,7 @@ def test_readers_without_a_database_offer_printed_sweeps(run: Run, line: list[st
     code, out, err = run(*line)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "launch a grid first" in err
-    assert "without one there is --sweep printed-v2, the numbers of the paper" in err
+    assert "these sweeps need no database: printed-v2 (the paper's numbers)" in err
     assert all(name in err for name in (*names.PUBLISHED, *names.SHIPPED))
 
 

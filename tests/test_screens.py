@@ -110,10 +110,10 @@ def sweep(folder: Path) -> None:
     store.close()
 
 
-def words(text: str) -> set[str]:
-    """Return the words of a screen without those of lines, bars and sparklines, and without commas after them.
+def parts(text: str) -> set[str]:
+    """Return the parts of a screen without those of lines, bars and sparklines, and without commas after them.
 
-    A heading such as Clean@2K is two words, between which tables break it.
+    A heading such as Clean@2K is two parts, between which tables break it.
     """
     return {word.strip(",.;:") for word in text.replace("@", " @").split() if not re.search("[─━▁-█]", word)} - {""}
 
@@ -121,15 +121,15 @@ def words(text: str) -> set[str]:
 def assert_fits(draw: Callable[[int], str], width: int, *, may_hide: bool = False) -> None:
     """Assert that a screen fits a width with every word of the widest rendering, or with none of its own."""
     wide, narrow = draw(WIDE), draw(width)
-    assert words(wide)
+    assert parts(wide)
     longest = max(narrow.splitlines(), key=len)
     assert len(longest) <= width, longest
     if may_hide:
         note = "hidden column columns The same in every row --format csv or a wider terminal shows all"
-        assert words(narrow) - words(wide) - words(note) <= {str(n) for n in range(99)}
+        assert parts(narrow) - parts(wide) - parts(note) <= {str(n) for n in range(99)}
     else:
         # headings above running cells, for which sentences have no word
-        assert words(wide) - words(narrow) <= {"cell", "time"}
+        assert parts(wide) - parts(narrow) <= {"cell", "time"}
 
 
 COMMANDS = {
@@ -222,8 +222,8 @@ def test_screen_of_a_launch_fits(screen: Callable[..., str], width: int) -> None
     )
 
 
-def test_time_left_of_a_launch_is_the_closed_form(screen: Callable[..., str]) -> None:
-    """Of 12M tokens 2M + 1M + 2M are trained; one cell has 1M left, and 6M wait for two workers."""
+def test_remaining_time_is_the_closed_form(screen: Callable[..., str]) -> None:
+    """5M (2M + 1M + 2M) of 12M tokens are trained; one cell has 1M left, and 6M wait for two workers."""
     progress = running_launch(80).progress()
     assert (progress.tokens_done, progress.tokens) == (5_000_000, 12_000_000)
     # the finished cell took 1000 s for 2M tokens, so a waiting cell trains 2000 tokens/s; the running one has 2000, too

@@ -28,7 +28,7 @@ MAX_STRATA = 6  # strata that the line below the finding lists
 
 
 @dataclass(frozen=True)
-class Picture:
+class GalleryPicture:
     """A figure of the gallery: `name` as on the command line, `title`, `caption` (sentences) and `svg` (a document)."""
 
     name: str
@@ -37,7 +37,9 @@ class Picture:
     svg: bytes
 
 
-def overview_block(data: SweepData, answer: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> dict[str, Any]:
+def overview_block(
+    data: SweepData, answer: Mapping[str, Any], pictures: Sequence[GalleryPicture] = ()
+) -> dict[str, Any]:
     """Return the JSON of the first screen that the other parts of the answer do not have.
 
     Args:

@@ -35,7 +35,7 @@ from .core_block import core_block
 from .curves import load_curves, losses_block
 from .effects import effects_block
 from .main_results import answer_block
-from .overview import Picture, css_variables, overview_block
+from .overview import GalleryPicture, css_variables, overview_block
 
 SCRIPTS = (
     "view.js", "chart.js", "grid.js", "cells.js", "curves.js", "overview.js", "parallel.js", "effects.js",
@@ -51,7 +51,7 @@ def write_dashboard(
     *,
     lengths: ExtraLengths = None,
     compare: str | None = None,
-    pictures: Sequence[Picture] = (),
+    pictures: Sequence[GalleryPicture] = (),
 ) -> int:
     """Write the page to a file and return its size in bytes.
 
@@ -100,7 +100,7 @@ def build_blocks(
     *,
     lengths: ExtraLengths = None,
     compare: str | None = None,
-    pictures: Sequence[Picture] = (),
+    pictures: Sequence[GalleryPicture] = (),
 ) -> tuple[str, dict[str, bytes]]:
     """Return the title of a page and the content of its blocks by id: JSON in UTF-8, and packed curves.
 

@@ -104,9 +104,9 @@ def luminance(colours: np.ndarray) -> np.ndarray:
     return weighted
 
 
-def contrast(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+def contrast(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the contrast ratio (WCAG 2), 1 to 21, of colours [..., 3] with channels from 0 to 1."""
-    a, b = luminance(one), luminance(two)
+    a, b = luminance(first), luminance(second)
     return (np.maximum(a, b) + 0.05) / (np.minimum(a, b) + 0.05)
 
 
@@ -187,12 +187,12 @@ def unlisted_values(figure: Any, frame: pd.DataFrame, more: Sequence[float] = ()
 
 def _are_listed(numbers: np.ndarray, listed: np.ndarray) -> np.ndarray:
     """Return a mask of the numbers that equal a listed one up to 1e-6 of it and a factor of SCALES."""
-    found = np.zeros(numbers.shape, dtype=bool)
+    is_plotted = np.zeros(numbers.shape, dtype=bool)
     if not len(listed):
-        return found
+        return is_plotted
     for scale in SCALES:
         scaled = numbers / scale
         index = np.searchsorted(listed, scaled).clip(1, max(1, len(listed) - 1))
         for neighbour in (index - 1, np.minimum(index, len(listed) - 1)):
-            found |= np.isclose(scaled, listed[neighbour], rtol=1e-6, atol=1e-9)
-    return found
+            is_plotted |= np.isclose(scaled, listed[neighbour], rtol=1e-6, atol=1e-9)
+    return is_plotted

@@ -81,11 +81,11 @@ class Source:
         preferred = [PREFERRED[name]] if name in PREFERRED else []
         for sweep in (*preferred, *SWEEPS, *self.invented):
             try:
-                made = make(name, self.store(sweep), sweep)
+                item = make(name, self.store(sweep), sweep)
             except ReportError:
                 continue
-            if not isinstance(made, Table) or made.rows:
-                return sweep, made
+            if not isinstance(item, Table) or item.rows:
+                return sweep, item
         return None
 
 
@@ -104,17 +104,17 @@ def write_picture(figure_data: FigureData, path: Path) -> None:
 
 def caption_of(source: Source, name: str) -> str:
     """Return the caption of a figure as the page has it."""
-    found = source.first(name, make_figure)
-    assert found is not None, f"no sweep shows the figure {name}"
-    return caption(found[1])
+    sample = source.first(name, make_figure)
+    assert sample is not None, f"no sweep shows the figure {name}"
+    return caption(sample[1])
 
 
 def figure_section(source: Source, name: str) -> list[str]:
     """Return the lines of a figure's section, and write its picture."""
     lines = [f"### {name}", "", _sentence(FIGURES[name].shows), ""]
-    found = source.first(name, make_figure)
-    assert found is not None, f"no sweep shows the figure {name}"
-    sweep, figure_data = found
+    sample = source.first(name, make_figure)
+    assert sample is not None, f"no sweep shows the figure {name}"
+    sweep, figure_data = sample
     write_picture(figure_data, IMAGES / f"{name}.png")
     lines += [f"![{FIGURES[name].shows}](images/gallery/{name}.png)", ""]
     if sweep in source.invented:
@@ -140,8 +140,8 @@ def table_section(source: Source, name: str) -> list[str]:
         _sentence(TABLES[name].shows),
         "",
     ]
-    found = source.first(name, make_table)
-    if found is None:
+    sample = source.first(name, make_table)
+    if sample is None:
         return [
             *lines,
             "No sweep that comes along has what this table needs.",
@@ -151,7 +151,7 @@ def table_section(source: Source, name: str) -> list[str]:
             "```",
             "",
         ]
-    sweep, table = found
+    sweep, table = sample
     if sweep in source.invented:
         lines += ["**Invented data**: no sweep that comes along has what this table needs. Of a sweep of your own:", ""]
     across, down = len(table.columns), len(table.rows)

@@ -702,7 +702,8 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
         else f"true among {len(plain_losses)} plain cells only"
     )
     text = (
-        f"{format_number(plain_loss, 2)} at {format_length(length)}, {'lowest' if inside else 'not the lowest'} of the {len(plain_losses)} plain cells; "
+        f"{MAIN_MIXER} + memory {format_number(plain_loss, 2)} at {format_length(length)}, {'lowest' if inside else 'not the lowest'} of the "
+        f"{len(plain_losses)} plain cells (no distractor, window or regularizer; with or without memory); "
         f"lowest of all is {format_number(lowest, 3)} ({name})"
     )
     if lower > 1:
@@ -948,7 +949,9 @@ CLAIMS = (
         check_axis_hurts("distractor"),
     ),
     Claim(
-        "window", "With polar attention and memory, the window lowers needle accuracy at the longest length.", check_axis_hurts("window")
+        "window",
+        "With polar attention and memory, the window lowers needle accuracy at the longest length.",
+        check_axis_hurts("window"),
     ),
     Claim("simplest", "Without distractor loss and window, needle accuracy is best.", check_simplest),
     Claim("collapse", "Softmax attention with memory collapses to 16% at 64K.", check_collapse),

@@ -295,10 +295,10 @@ def test_large_curves_are_thinned_and_counted(empty: Store, monkeypatch: pytest.
     page = Page(dashboard(empty))
     curve = page.core()["cells"][0]["curve"]
     assert (curve["points"], curve["all"]) == (300, [300, 6])
-    kept, validations = curve["kept"]
-    assert (100 < kept <= 125, validations) == (True, 6)
+    shown, validations = curve["kept"]
+    assert (100 < shown <= 125, validations) == (True, 6)
     name = f"curve-{page.core()['cells'][0]['id']}"
-    train, _ = read_series(decode_block(page.blocks[name]), kept)
+    train, _ = read_series(decode_block(page.blocks[name]), shown)
     assert train.tokens[-1] == 300 * 524_288
 
 

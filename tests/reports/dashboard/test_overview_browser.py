@@ -18,8 +18,8 @@ def printed_needles(path: Path, **levels: str) -> dict[tuple[str, ...], float]:
     cells = Page(path.read_text()).core()
     key = next(
         index
-        for index, one in enumerate(cells["keys"])
-        if (one["probe"], one["metric"], one["length"]) == ("needle", "digit_accuracy", 65536)
+        for index, key in enumerate(cells["keys"])
+        if (key["probe"], key["metric"], key["length"]) == ("needle", "digit_accuracy", 65536)
     )
     return {
         tuple(cell["axes"][axis] for axis in axes if axis not in levels): 100 * value[1]
@@ -124,9 +124,9 @@ def test_legend_hover_and_csv_of_a_chart(visit: Any, printed_page: Path) -> None
     assert len(table) == 3 * 4 * 6
     truth = fmean(printed_needles(printed_page, attn_type="nope", memory="on", window="on").values())
     line = next(
-        one
-        for one in table
-        if (one["Mixer"], one["Line"], one["Context length"]) == ("NoPE", "with memory, with window", "65536")
+        row
+        for row in table
+        if (row["Mixer"], row["Line"], row["Context length"]) == ("NoPE", "with memory, with window", "65536")
     )
     assert float(line["Needle accuracy, %"]) == pytest.approx(truth, abs=0.05)
 
@@ -134,8 +134,8 @@ def test_legend_hover_and_csv_of_a_chart(visit: Any, printed_page: Path) -> None
 @pytest.mark.thorough
 def test_two_picked_cells_show_their_difference(visit: Any, printed_page: Path) -> None:
     core = Page(printed_page.read_text()).core()
-    one, two = core["cells"][0]["id"], core["cells"][50]["id"]
-    page = visit(f"{printed_page.as_uri()}#tab=curves&pick={one}&pick={two}")
+    first, second = core["cells"][0]["id"], core["cells"][50]["id"]
+    page = visit(f"{printed_page.as_uri()}#tab=curves&pick={first}&pick={second}")
     page.wait_for_selector("#difference td")
     numbers = {row["cells"][0]: row["numbers"] for row in core["tables"]["mean"]["rows"]}
     lines = [line.locator("td").all_text_contents() for line in page.locator("#difference tbody tr").all()]

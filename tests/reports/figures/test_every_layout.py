@@ -34,11 +34,11 @@ def _fill_studies(store: Store) -> None:
     studied.two(store)
 
 
-MADE: dict[str, Callable[[Store], Any]] = {
+SYNTHETIC: dict[str, Callable[[Store], Any]] = {
     "all": fill_every, "twice": fill_replicated, "probed": fill_probed, "rates": swept, "tuned": _fill_studies, "both": _fill_studies,
 }  # fmt: skip
-"""Sweeps made by test factories, by name: every kind of number, replicates, probes, a numeric axis, and two studies."""
-PAIRS = [(figure, sweep) for figure in FIGURES for sweep in (*PUBLISHED, *SHIPPED, *MADE)]
+"""Sweeps synthetic by test factories, by name: every kind of number, replicates, probes, a numeric axis, and two studies."""
+PAIRS = [(figure, sweep) for figure in FIGURES for sweep in (*PUBLISHED, *SHIPPED, *SYNTHETIC)]
 DAILY = (("effects", "printed-v2"), ("seeds", "twice"), ("attention-map", "probed"), ("slices", "tuned"))
 """What the first tier draws; the second draws all."""
 
@@ -50,14 +50,16 @@ def store_of(tmp_path_factory: pytest.TempPathFactory, blank: Any) -> Callable[[
     published = functools.cache(open_published)
 
     @functools.cache
-    def made(name: str) -> Store:
+    def synthetic(name: str) -> Store:
         path = folder / f"{name}.db"
         path.write_bytes(blank.read_bytes())
         store = open_store(path)
-        MADE[name](store)
+        SYNTHETIC[name](store)
         return store
 
-    return lambda name: published() if name in PUBLISHED else shipped_store(name) if name in SHIPPED else made(name)
+    return lambda name: (
+        published() if name in PUBLISHED else shipped_store(name) if name in SHIPPED else synthetic(name)
+    )
 
 
 def means_by_hand(frame: pd.DataFrame) -> list[float]:
@@ -109,7 +111,7 @@ def test_layout_at_three_widths(store_of: Callable[[str], Store], figure: str, s
         faults[look.width_mm] = layout_faults(drawn)
         if look.width_mm == WIDTHS[0]:
             faults["data"] = unlisted_values(drawn, figure_data.frame, means_by_hand(figure_data.frame))
-    assert {width: found for width, found in faults.items() if found} == {}
+    assert {width: problems for width, problems in faults.items() if problems} == {}
 
 
 def _page(*texts: dict[str, Any]) -> Any:
@@ -125,7 +127,7 @@ def _page(*texts: dict[str, Any]) -> Any:
     return figure
 
 
-def test_each_fault_of_a_layout_is_found() -> None:
+def test_each_layout_fault_is_reported() -> None:
     assert layout_faults(_page({"s": "good"})) == []
     assert outside_faults(_page({"s": "far too long for this page"})) == ["'far too long for this page' is cut off"]
     assert overlap_faults(_page({"s": "one"}, {"s": "two", "x": 0.6})) == ["'one' overlaps 'two'"]

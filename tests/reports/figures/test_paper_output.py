@@ -52,7 +52,7 @@ def test_pgf_refuses_raster_parts() -> None:
             pgf_content(figure, None, "map")
 
 
-def test_bare_figure_writes_its_caption_beside(tmp_path: Path) -> None:
+def test_bare_figure_writes_its_caption_file(tmp_path: Path) -> None:
     out = tmp_path / "n.svg"
     arguments = ["report", "--figure", "needle", "--sweep", "printed-v2", "--bare", "--caption", "--width", "120"]
     assert CliRunner().invoke(app, [*arguments, "--out", str(out)]).exit_code == 0

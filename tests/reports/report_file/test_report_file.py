@@ -44,9 +44,9 @@ def test_report_file_builds_the_appendix(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     folder = tmp_path / "report"
     rows = list(csv.reader((folder / "table-6.csv").open()))
-    whole = list(csv.reader(render(make_table("6", open_published(), "printed-v2"), "csv").splitlines()))
-    at = [*range(5), whole[0].index("Clean@64K"), whole[0].index("Val")]
-    assert rows == [[row[index] for index in at] for row in whole]
+    rows = list(csv.reader(render(make_table("6", open_published(), "printed-v2"), "csv").splitlines()))
+    at = [*range(5), rows[0].index("Clean@64K"), rows[0].index("Val")]
+    assert rows == [[row[index] for index in at] for row in rows]
     document = (folder / "appendix.tex").read_text()
     order = [document.index(f"{{{name}}}") for name in ("table-6", "figure-needle.pdf", "figure-needle-2.pdf")]
     assert order == sorted(order)
@@ -96,7 +96,7 @@ def test_errors_name_file_line_and_key(tmp_path: Path, old: str, new: str, probl
         ("    notes: false", "    all_rows: true", ":5: items[0]: table 6 takes no all_rows"),
     ],
 )
-def test_items_that_cannot_be_made_write_nothing(tmp_path: Path, old: str, new: str, problem: str) -> None:
+def test_impossible_items_write_nothing(tmp_path: Path, old: str, new: str, problem: str) -> None:
     result = CliRunner().invoke(app, ["report", "--from", str(write(tmp_path, TEXT.replace(old, new, 1)))])
     assert isinstance(result.exception, ReportError)
     assert f"report.yaml{problem}" in str(result.exception)
@@ -108,7 +108,7 @@ def test_from_refuses_options_that_the_file_has(tmp_path: Path) -> None:
     assert str(result.exception).startswith("--width does not go with --from")
 
 
-def test_presented_keeps_entries_beside_their_texts() -> None:
+def test_presented_keeps_entries_with_their_texts() -> None:
     table = make_table("6", open_published(), "printed-v2")
     shown = presented(table, columns=["MFU", "Val"])
     assert shown.columns == (*table.columns[:5], "MFU", "Val")

@@ -106,8 +106,8 @@ class TestCompiled:
 
 def tgtermes_is_installed():
     """Return True if LaTeX has the font that the appendix is set in; otherwise it takes a wider one."""
-    found = subprocess.run(["kpsewhich", "tgtermes.sty"], capture_output=True)
-    return found.returncode == 0
+    listing = subprocess.run(["kpsewhich", "tgtermes.sty"], capture_output=True)
+    return listing.returncode == 0
 
 
 def test_number_columns_are_those_of_siunitx(published_effects):

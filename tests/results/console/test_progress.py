@@ -39,7 +39,7 @@ def test_fraction_counts_cells_where_nothing_is_trained() -> None:
     assert progress(tokens_done=9e6).fraction == 1
 
 
-def test_time_left_is_the_closed_form() -> None:
+def test_remaining_time_is_the_closed_form() -> None:
     # two workers: 200 s and 100 s of their own, and 900 tokens at 3 tokens/s in between
     assert estimate_remaining_seconds([(2000, 10.0), (500, 5.0)], 900, 3.0) == (200 + 100 + 300) / 2
     # the slowest cell bounds it from below
@@ -77,14 +77,14 @@ def rows() -> list[RunningCell]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_running_lines_fit_with_all_their_words(width: int) -> None:
+def test_running_lines_fit_completely(width: int) -> None:
     lines = [line for cell in running_lines(rows(), width) for line in cell]
     assert max(map(len, lines)) <= width
-    words = " ".join(lines).replace(",", "").split()
+    printed = " ".join(lines).replace(",", "").split()
     for word in (
         rows()[0].slug, "500/1900", "3.250", "█▄▂▁", "195899", "8.3", "h", "node-17/NVIDIA", "75", "s", "probing",
     ):  # fmt: skip
-        assert word in words, word
+        assert word in printed, word
 
 
 def test_table_of_running_cells_keeps_its_columns() -> None:

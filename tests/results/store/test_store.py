@@ -365,7 +365,7 @@ class TestDurability:
         assert waited == [True, False, True, True, True, True]
 
 
-def test_rows_of_many_ids_come_in_the_order_of_the_query(store, cells):
+def test_rows_of_1000_ids_are_in_query_order(store, cells):
     """1,203 ids: more than one list of parameters holds. The ids and the order of the query run against each other."""
     count = 1203
     records = [

@@ -31,7 +31,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "code" / "source" / take_snapshot(tmp_path / "code") / "atma_sweep"
 
 
-def test_snapshot_holds_every_module_beside_the_packages(package: Path) -> None:
+def test_snapshot_holds_every_top_level_module(package: Path) -> None:
     """An editable installation would hide a module that a snapshot lacks: attempts would import it from the checkout."""
     modules = {path.name for path in PACKAGE.glob("*.py")} - {"__main__.py"}
     assert modules <= set(SNAPSHOT_PARTS)

@@ -349,8 +349,8 @@ def test_estimates_keep_low_likely_high_order() -> None:
 
 def test_energy_of_cpu_cells_is_unknown(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
     """The power of a GPU says nothing about the hours of a core."""
-    found = cells("set: {resources: {gpus: 0}}\n")
+    cpu_cells = cells("set: {resources: {gpus: 0}}\n")
     for options in ({}, {"watts": 300.0}):
-        bill = billed(None, found, tmp_path, **options)
+        bill = billed(None, cpu_cells, tmp_path, **options)
         assert (bill.unit, bill.watts, bill.kwh) == ("core-hours", None, None)
         assert "  energy: n/a for a CPU" in list(render.price_lines(bill, list_all=False))

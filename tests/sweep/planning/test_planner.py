@@ -65,7 +65,7 @@ def test_only_rejects_invalid_filters(grid: Grid, fake_fingerprint: Any, only: s
     assert str(caught.value) == expected
 
 
-def test_only_refuses_two_filters_of_one_axis(grid: Grid, fake_fingerprint: Any) -> None:
+def test_only_refuses_two_filters_of_an_axis(grid: Grid, fake_fingerprint: Any) -> None:
     with pytest.raises(GridError, match="--only: memory: has two filters; list its levels in one: axis=level,level"):
         select(grid, grid.expand(fake_fingerprint), ["memory=on", "seed=0", "memory=off"])
 

@@ -230,7 +230,7 @@ def test_serve_runs_off_main_thread_with_comparison(folder: Path, monkeypatch: p
     assert not thread.is_alive()
 
 
-def test_address_is_told_before_anything_slow_is_imported(folder: Path) -> None:
+def test_address_is_printed_before_slow_imports(folder: Path) -> None:
     """Counted in modules, since no test measures seconds: those that take long come after the address."""
     slow = ("numpy", "pandas", "scipy", "uvicorn", "starlette", "plotly", "torch", "ray")
     text = (
