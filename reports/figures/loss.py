@@ -22,6 +22,7 @@ from .canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines,
 from .canvas.labels import label_ends
 from .canvas.length_frames import configuration_of
 from .canvas.line_drawing import label_line_ends, named_cells
+from .canvas.scales import hide_overlapping_labels
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
@@ -459,6 +460,8 @@ def _set_scales(axes: Axes, *, log: bool) -> None:
         drawing.log_ticks(axes.yaxis, 8, (1, 2, 3, 4, 5, 6, 8))
     else:
         axes.locator_params(axis="x", nbins=room)
+    # the numbers at the ends of lines make panels narrower than planned
+    drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
 
 
 def smoothed_enough(frame: pd.DataFrame) -> bool:
