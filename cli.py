@@ -67,7 +67,7 @@ def _finding(store: Store, sweep: str) -> str | None:
 
     The launch is recorded by then, so that an expected error only gives None.
     """
-    from .reports.dashboard.finding import finding
+    from .reports.dashboard.overview import finding
 
     try:
         return finding(store, sweep)

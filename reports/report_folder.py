@@ -27,7 +27,7 @@ from .table import Table
 from .tables import TABLES, make_table
 
 DASHBOARD = "dashboard.html"
-FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", DASHBOARD)
+FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", "appendix.pdf", DASHBOARD)
 """Files in the folder that are neither tables nor figures."""
 FORMAT_SUFFIXES = {format: suffix for suffix, format in SUFFIXES.items()}
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...results.store.records import AXES
+from ...results.store.store import Store
 from ..figures.canvas.base import axes_of_lines, line_groups
 from ..number_format import Column, format_length
 from ..render import style
 from ..render.style import axis_label, level_label
 from ..result_columns import AXIS_HEADINGS
 from ..stats.effects.effects import varying_axes
-from ..sweep_data import SweepData
-from .main_results import main_columns
+from ..sweep_data import SweepData, load_sweep_data
+from .main_results import answer_block, main_columns
 
 MEASURE_PHRASES = {
     "needle": "needle accuracy",
@@ -141,6 +142,29 @@ def css_variables() -> str:
 # --- the finding ----------------------------------------------------------------------------------------------------
 
 
+def finding(store: Store, sweep: str) -> str | None:
+    """Return the finding of a sweep and its best configuration as sentences; None if nothing was measured.
+
+    They are those of the first page of the dashboard.
+
+    Args:
+        store: The database.
+        sweep: Name of the sweep.
+
+    Raises:
+        SweepUnknown: No such sweep.
+    """
+    data = load_sweep_data(store, sweep)
+    columns = main_columns(data)
+    answer = answer_block(store, data)
+    sentences = finding_json(data, columns, answer)
+    return (
+        " ".join([sentences["text"], *sentences["more"]])
+        if any(row["rows"] for row in answer["best"]["measures"])
+        else None
+    )
+
+
 def finding_json(data: SweepData, columns: Sequence[Column], answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the finding: `text` (one sentence) and `more` (further sentences).
 
@@ -220,7 +244,9 @@ def measure_phrase(column: Column) -> str:
 
 
 def _unit(column: Column) -> str:
-    return "points" if column.percent else column.unit.replace("nats/token", "nats per token")
+    if column.percent:
+        return "points"
+    return "" if column.unit == "1" else column.unit.replace("nats/token", "nats per token")
 
 
 def _with(label: str) -> str:
@@ -239,7 +265,7 @@ def _best_text(best: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
     for measure, column in zip(best["measures"], columns, strict=True):
         if measure["rows"]:
             row = measure["rows"][0]
-            unit = " %" if column.percent else f" {_unit(column)}"
+            unit = " %" if column.percent else f" {_unit(column)}".rstrip()
             chance = f"; probability of being the best {row['chance']:.0%}" if row["chance"] is not None else ""
             interval = f" (95% interval {row['interval']}{chance})" if row["interval"] else ""
             # settings that a search draws have more digits than a sentence bears

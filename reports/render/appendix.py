@@ -76,8 +76,7 @@ def appendix_text(
         # LaTeX counts tables by itself; without these lines an omitted one would shift the numbers of the paper
         following += not number.isdigit()
         counter = rf"\setcounter{{table}}{{{(int(number) if number.isdigit() else following) - 1}}}"
-        include = rf"{counter}\input{{{file_name(number)}}}"
-        parts.append(rf"\begin{{landscape}}{include}\end{{landscape}}" if needs_landscape(table) else include)
+        parts.append(latex_table(table, rf"{counter}\input{{{file_name(number)}}}"))
     reasons = {title_and_sweep(table)[0]: empty_reason(table) for table in tables.values() if not table.rows} | dict(
         skipped
     )
@@ -111,19 +110,44 @@ def short_title(figure: Picture) -> str:
     return re.sub(r", sweep .+?, revision \d+", "", figure.title)
 
 
-def latex_figure(figure: Picture) -> str:
-    """Return the LaTeX float of a figure: its PDF (figure-NAME.pdf), caption, and label (fig:NAME).
+def latex_table(table: Table, include: str) -> str:
+    """Return the LaTeX that includes a table, on its side if it is too wide for an upright page.
 
-    The caption is title and notes, escaped; the title without sweep stands in the list of figures.
+    Args:
+        table: The table.
+        include: LaTeX that reads its file.
     """
+    return rf"\begin{{landscape}}{include}\end{{landscape}}" if needs_landscape(table) else include
+
+
+def latex_figure(figure: Picture, stem: str | None = None, formats: Sequence[str] = ("pdf",)) -> str:
+    """Return the LaTeX float of a figure: its picture, caption, and label (fig:NAME); "" without a format for LaTeX.
+
+    The picture is the PDF, else the PGF, else the PNG. The caption is title and notes, escaped; the title without sweep
+    stands in the list of figures.
+
+    Args:
+        figure: The figure.
+        stem: Name of its files without suffix; None: figure-NAME, and the label is fig:NAME, else fig:STEM.
+        formats: Formats of the files that exist.
+    """
+    file = stem or f"figure-{figure.name}"
     # one scale for all figures keeps their letters of one size; reduced further to the page if necessary
     size = rf"[scale={FIGURE_SCALE},max width=\linewidth,max totalheight=0.85\textheight]"
+    codes = {
+        "pdf": rf"\includegraphics{size}{{{file}.pdf}}",
+        "pgf": rf"\input{{{file}.pgf}}",
+        "png": rf"\includegraphics{size}{{{file}.png}}",
+    }
+    picture = next((code for format, code in codes.items() if format in formats), None)
+    if picture is None:
+        return ""
     title, notes = tex_escaped(f"{figure.title}."), tex_breakable(" ".join(figure.notes))
     lines = [
         r"\begin{figure}\centering\footnotesize",
-        rf"\includegraphics{size}{{figure-{figure.name}.pdf}}",
+        picture,
         rf"\caption[{{{tex_escaped(short_title(figure))}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
-        rf"\label{{fig:{figure.name}}}",
+        rf"\label{{fig:{stem or figure.name}}}",
         r"\end{figure}",
     ]
     return "\n".join(lines)

@@ -16,26 +16,13 @@ from ..figures.canvas.base import FigureData, caption
 from ..figures.canvas.figure_options import options_from_cli, with_highlight
 from ..figures.files import renderings
 from ..render import SUFFIXES, rendered_files
-from ..render.latex import PREAMBLE
+from ..render.appendix import HEAD, latex_figure, latex_table
 from ..sweep_data import ReportError, load_sweep_data
 from ..table import Table, presented
 from ..tables import TABLES, make_table, table_name
 from .schema import FigureItem, ReportFile, TableItem
 
 SUFFIX_BY_FORMAT = {format: suffix for suffix, format in SUFFIXES.items()}
-HEAD = "\n".join(
-    [
-        "% run pdflatex twice: the first run measures the columns of long tables",
-        r"\documentclass[10pt]{article}",
-        # the margins leave 183 mm, the width of a figure over two columns
-        r"\usepackage[a4paper,margin=13.5mm,footskip=7mm]{geometry}",
-        r"\usepackage[export]{adjustbox}",
-        r"\usepackage{pgf}",
-        r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",
-        PREAMBLE,
-    ]
-)
-"""Preamble of the document."""
 
 
 def build_report(
@@ -76,13 +63,13 @@ def build_report(
                 stem = _stem(f"table-{table.number}" if table.number.isdigit() else table.number, used)
                 for format in report.formats:
                     contents |= dict(rendered_files(table, out / f"{stem}{SUFFIX_BY_FORMAT[format]}", format))
-                parts.append(rf"\input{{{stem}}}" if "tex" in report.formats else "")
+                parts.append(latex_table(table, rf"\input{{{stem}}}") if "tex" in report.formats else "")
                 text, suffixes = table.title, [SUFFIX_BY_FORMAT[format][1:] for format in report.formats]
             else:
                 figure, pictures = _figure(item, report, store, chosen)
                 stem = _stem(f"figure-{figure.name}", used)
                 contents |= {out / f"{stem}.{format}": content for format, content in pictures.items()}
-                parts.append(_latex_figure(figure, stem, list(pictures)))
+                parts.append(latex_figure(figure, stem, list(pictures)))
                 text, suffixes = caption(figure), list(pictures)
         except ReportError as error:
             raise ReportError(f"{locations[index]}: items[{index}]: {error}") from error
@@ -90,7 +77,9 @@ def build_report(
         lines.append(f"- {markdown_escaped(text)} {links}")
     body = "\n\\clearpage\n".join(filter(None, parts))
     title = rf"{{\Large\bfseries {tex_escaped(report.title)}\par}}"
-    contents[out / "appendix.tex"] = "\n".join([HEAD, r"\begin{document}", title, body, r"\end{document}"]) + "\n"
+    contents[out / "appendix.tex"] = (
+        "\n".join([HEAD, r"\usepackage{pgf}", r"\begin{document}", title, body, r"\end{document}"]) + "\n"
+    )
     contents[out / "index.md"] = "\n".join(lines) + "\n"
     make_folder(out)
     for path, content in contents.items():
@@ -143,27 +132,3 @@ def _figure(
     pictures = renderings(figure, report.pictures, look=look)
     shown = replace(figure, title=item.caption.rstrip(".")) if item.caption else figure
     return (shown if item.notes else replace(shown, notes=())), pictures
-
-
-def _latex_figure(figure: FigureData, stem: str, formats: list[str]) -> str:
-    """Return the LaTeX float of a figure: its PDF, else PGF, else PNG, with caption and label; "" with SVG alone.
-
-    Args:
-        figure: The figure, with its caption as title and notes.
-        stem: Name of its files without suffix.
-        formats: Formats that are written.
-    """
-    size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
-    pictures = {
-        "pdf": rf"\includegraphics{size}{{{stem}.pdf}}",
-        "pgf": rf"\input{{{stem}.pgf}}",
-        "png": rf"\includegraphics{size}{{{stem}.png}}",
-    }
-    picture = next((code for format, code in pictures.items() if format in formats), None)
-    if picture is None:
-        return ""
-    title, notes = tex_escaped(f"{figure.title}."), tex_escaped(" ".join(figure.notes))
-    text = rf"\textbf{{{title}}}{' ' + notes if notes else ''}"
-    return "\n".join(
-        [r"\begin{figure}[htbp]\centering", picture, rf"\caption{{{text}}}\label{{fig:{stem}}}", r"\end{figure}"]
-    )

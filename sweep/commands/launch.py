@@ -71,7 +71,7 @@ class LaunchOptions:
 
 
 Finding = Callable[[Store, str], str | None]
-"""Returns the finding of a sweep by its name as a sentence without a full stop; None if nothing was measured."""
+"""Returns the finding of a sweep by its name, as sentences; None if nothing was measured."""
 
 
 def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, finding: Finding | None = None) -> bool:
