@@ -85,7 +85,7 @@ def test_filtered_files_can_be_checked(tmp_path: Path, command_line: Command) ->
     assert figure.trace["only"] == ["reg_mode=baseline"]
     all_cells = load_sweep_data(_published(), "printed-v2").cells
     assert set(figure.frame["cell"]) == {cell.cell_id for cell in all_cells if cell.levels["reg_mode"] == "baseline"}
-    assert "only reg_mode baseline" in figure.title
+    assert "only reg_mode baseline" in figure.notes[-1]
     text = (tmp_path / "six.md").read_text()
     (tmp_path / "six.md").write_text(text.replace('"only":["reg_mode=baseline","seed=0"]', '"only":["reg_mode=weak"]'))
     assert command_line("report", "--check", str(tmp_path / "six.md"))[0] == 1

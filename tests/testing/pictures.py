@@ -25,7 +25,8 @@ def figure_of(figure_data: FigureData, look: FigureOptions = COLUMN) -> Any:
 
 def assert_texts_apart(figure: Any) -> int:
     """Raises where two texts meet or one is cut off; returns how many there are."""
-    assert [*outside_faults(figure), *overlap_faults(figure)] == []
+    if faults := [*outside_faults(figure), *overlap_faults(figure)]:
+        raise AssertionError("; ".join(map(str, faults)))
     return len(list(text_boxes(figure)))
 
 

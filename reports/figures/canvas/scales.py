@@ -221,11 +221,8 @@ def _is_in_range(tick: float, low: float, high: float) -> bool:
 def hide_overlapping_labels(axes: Axes) -> None:
     """Hide every second label of the x axis until none overlap, the first one never; the layout must be final."""
     low, high = sorted(axes.get_xlim())
-    labels = [
-        label
-        for label, tick in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)
-        if low <= tick <= high and label.get_text()
-    ]
+    ticks = axes.xaxis.get_major_ticks()
+    labels = [tick.label1 for tick in ticks if low <= tick.get_loc() <= high and tick.label1.get_text()]
     air = 0.5 * drawing.size("xtick.labelsize") * axes.figure.dpi / 72
     while len(labels) > 1:
         ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))

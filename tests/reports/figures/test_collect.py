@@ -289,7 +289,7 @@ class TestComparisons:
         mine = [row for row in rows(data) if (row["memory"], row["quality"]) == ("on", "Val")]
         assert {row["attn_type"] for row in mine} == {"polar"}
         assert [row["sd"] for row in mine] == pytest.approx([math.sqrt(squares / free) / 2] * len(mine))
-        assert any(note.startswith("Bars: one standard error of the mean") for note in data.notes)
+        assert any(note.startswith("Bars, of the front only: one standard error of the mean") for note in data.notes)
 
 
 class TestUnavailable:

@@ -85,7 +85,7 @@ def test_figures_show_requested_lengths_only(lengths: Store) -> None:
     for name in ("needle", "length"):
         rows = make_figure(name, lengths, "s").as_json()["rows"]
         assert {row["length"] for row in rows} == {128, 256}
-    assert "Ndl@256" in {row["measure"] for row in make_figure("effects", lengths, "s").as_json()["rows"]}
+    assert "Ndl@256" in {row[0] for row in make_table("effects", lengths, "s").rows}
     assert str(MEASURED) not in json.dumps(load_sweep_data(lengths, "s").requested_lengths())
 
 
@@ -129,7 +129,7 @@ def test_extra_evaluation_changes_no_byte_of_any_table(
     """Not even what stands above and below it: other code measured what is not shown. But for tables that count attempts."""
     names = [name for name in TABLES if name not in ("failures", "budget", "compare")]
     before = {name: shown(lengths, name) for name in names}
-    pictures = {name: make_figure(name, lengths, "s").as_json() for name in ("needle", "length", "effects")}
+    pictures = {name: make_figure(name, lengths, "s").as_json() for name in ("needle", "length")}
     for index in range(2):
         record_evaluation(lengths, f"{index:012x}", beyond(index))
     assert [name for name in names if shown(lengths, name) != before[name]] == []

@@ -67,7 +67,7 @@ def test_a_text_ends_where_the_network_ends_it(trained: Any) -> None:
     ({"temperature": -0.5}, "temperature must be 0 or more, got -0.5"),
     ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
     ({"tokens": -1}, "tokens must be 0 or more, got -1"),
-    ({"tokens": 30}, "positions ape supports 32 tokens, fewer than 4 of the prompt and 30 new ones; request at most 28"),
+    ({"tokens": 30}, "position scheme ape supports at most 32 tokens, fewer than 4 of the prompt and 30 new ones; request at most 28"),
 ])  # fmt: skip
 def test_impossible_requests_are_refused_at_once(trained: Any, options: dict[str, Any], message: str) -> None:
     cell = trained(positions="ape", position_settings={"ape": {"length": 32}})

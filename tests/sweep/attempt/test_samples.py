@@ -71,7 +71,7 @@ def test_failed_samples_are_logged_once_and_training_goes_on(
     assert attempt.state == "done"
     assert texts(ours, attempt) == []
     (event,) = (event.message for event in ours.store.events() if event.kind == "samples")
-    assert event.startswith("not written: positions ape supports ")
+    assert event.startswith("not written: position scheme ape supports at most ")
     assert capsys.readouterr().out.count("no samples (eval.samples): positions ape") == 1
 
 

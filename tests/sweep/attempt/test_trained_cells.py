@@ -169,7 +169,7 @@ def test_load_finds_cells_like_show(shelf: Shelf, tmp_path: Path) -> None:
     shelf.train(NOPE)
     with pytest.raises(CellUnknown, match=f"did you mean {POLAR}"):
         shelf.load("polar-baseline-d0-m0-w0-s1")
-    with pytest.raises(SweepUnknown, match="there is: g"):
+    with pytest.raises(SweepUnknown, match="existing sweeps: g"):
         shelf.load(NOPE, sweep="h")
     with pytest.raises(StoreMissing, match="launch a grid first"):
         atma_sweep.load(NOPE, db=tmp_path / "none.db")

@@ -181,7 +181,7 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
     assert (machine.gpus, why) == ((gpus[1],), "")
     assert second.lock_gpus([None])[0].gpus == (gpus[0],)
     assert second.lock_gpus(["H200"])[0].gpus == ()
-    assert "held by another sweep" in second.lock_gpus(["H200"])[1]
+    assert "in use by another sweep" in second.lock_gpus(["H200"])[1]
     clock.now += 61.0
     assert first.tick()
     assert second.lock_gpus(["H200"])[0].gpus == (gpus[1],)

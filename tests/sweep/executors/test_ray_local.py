@@ -34,7 +34,7 @@ def test_lowest_allowed_ray_is_the_oldest_tested() -> None:
     from atma_sweep.sweep.executors.ray_local import OLDEST_TESTED_RAY
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"ray>={OLDEST_TESTED_RAY},<3" in project["dependencies"]
+    assert f"ray>={OLDEST_TESTED_RAY},<3" in project["optional-dependencies"]["train"]
     pinned = re.search(r"^ray==([0-9.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert tuple(map(int, pinned[1].split("."))) >= tuple(map(int, OLDEST_TESTED_RAY.split(".")))

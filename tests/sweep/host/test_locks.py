@@ -32,7 +32,7 @@ def test_gpu_lock_is_exclusive_until_its_process_dies(tmp_path: Path) -> None:
     holder = script(HOLDER, str(tmp_path))
     assert line_of(holder) == "1"
     locks = GpuLocks(tmp_path)
-    with pytest.raises(MachineError, match=f"held by another sweep .pid {holder.pid}."):
+    with pytest.raises(MachineError, match=f"in use by another sweep .pid {holder.pid}."):
         locks.acquire(GPUS[:1])
     assert locks.acquire(GPUS) == GPUS[1:]
     holder.kill()
@@ -69,7 +69,7 @@ def test_users_of_a_host_share_locks_but_no_file() -> None:
         assert locks.acquire(GPUS[:1]) == GPUS[:1]
         assert locks.holder_pid("aaaa") == os.getpid()
         second_user = script(SECOND_USER, outer)
-        assert f"held by another sweep (pid {os.getpid()})" in line_of(second_user)
+        assert f"in use by another sweep (pid {os.getpid()})" in line_of(second_user)
         assert line_of(second_user) == "1"
         assert locks.holder_pid("GPU-bbbb") == second_user.pid, "whoever's process it is"
         second_user.stdin.close()  # type: ignore[union-attr]

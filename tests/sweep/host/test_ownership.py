@@ -103,7 +103,7 @@ def test_db_check_does_not_report_invisible_attempts_as_dead(store: Store, cells
     assert (store.attempt(attempt.id).pid_space, check.check(store.path)) == ("elsewhere", [])
     store.set_process(attempt.id, 1, gone.pid, gone.started, space=me.space)
     (finding,) = check.check(store.path)
-    assert "the process is gone" in finding.what
+    assert "marked as running, but without a process" in finding.what
 
 
 # --- several sweeps -------------------------------------------------------------------------------------------------

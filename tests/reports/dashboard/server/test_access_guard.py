@@ -142,6 +142,6 @@ def test_it_listens_on_the_loopback_alone(site: Site) -> None:
 def test_the_database_refuses_to_be_changed(tmp_path: Path) -> None:
     open_store(tmp_path / "atma.db", create=True).close()
     store = open_store(tmp_path / "atma.db", read_only=True)
-    with pytest.raises(WriteRefused, match="only read"):
+    with pytest.raises(WriteRefused, match="is read-only here"):
         store.record_revision("mine", grid_text="", grid_file="", cells=[])
     assert store.sweeps() == []

@@ -31,6 +31,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     synthetic_sweep(store, 4, 10)
     store.close()
     with serving(open_store(path, read_only=True), "big") as server:
+        # larger than what the kernels of both sides hold
+        server.newest.build.blocks["filler"] = b'"%s"' % (b"x" * 6_000_000)
         yield server
 
 

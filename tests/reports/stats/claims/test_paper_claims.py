@@ -75,7 +75,7 @@ class TestLedger:
         assert_numbers(answers["hold-90"], held=1, cells=20, mean=fmean(cells.values()) / 100)
         assert_numbers(answers["hold-90"], no_window=fmean(open_) / 100, no_window_sd=stdev(open_) / 100)
         assert answers["hold-90"].verdict == "true of 1 of 20"
-        assert "without window 63.0 (sd 17.4, 10 cells)" in answers["hold-90"].explanation
+        assert "without window 63.0 (sd 17.4, 10 configurations)" in answers["hold-90"].explanation
 
     def test_claim_average(self, answers, logged):
         lengths = [2048 * 2**power for power in range(6)]
@@ -298,7 +298,7 @@ class TestTable:
             ]
             run(empty, measured_cell.id, "done", rows_of_cell)
         rows_by_claim = {c.name: r for c, r in zip(CLAIMS, make_table("claims", empty, "mine").rows, strict=True)}
-        assert rows_by_claim["hold-90"][1:] == ("true", "1 of 1 cell reach 90% at 128; mean 90.0")
+        assert rows_by_claim["hold-90"][1:] == ("true", "1 of 1 configuration reach 90% at 128; mean 90.0")
         assert rows_by_claim["average"][1] == "differs"
         assert rows_by_claim["memory"][1:] == (CANNOT_SAY, "no matched pairs of memory off and on at polar")
         assert rows_by_claim["collapse"][1:] == (
