@@ -76,7 +76,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     origins = origins or [(cell.cell_id, None) for cell in polar]
     names = _cell_labels(data, {str(curve["cell"]) for curve in curves[1:]})
     return collected(
-        store, data, "count-map", "Count map of PoLAR attention", frame, origins, notes=[note_text], names=names
+        store,
+        data,
+        "count-map",
+        "Count map of PoLAR attention: output magnitude by number of equally weighted keys",
+        frame,
+        origins,
+        notes=[note_text],
+        names=names,
     )
 
 

@@ -128,7 +128,11 @@ def open_weight_table(store: Store, data: SweepData) -> Table:
     grid = [line.entries for line in lines]
     units_note = f"Clean and Junk: bits per token (published: per GPT-2 token of the text). {needle_note(data)} "
     n = max((len(line.cells) for line in lines), default=0)
-    notes = [sweep_note(data), units_note + "WAvg: weighted by length.", *notes]
+    notes = [
+        sweep_note(data),
+        units_note + "WAvg: mean over the context lengths, each weighted by its number of tokens.",
+        *notes,
+    ]
     notes += [*external_model_notes(elsewhere, ends), *seed_notes(grid, n), *placeholder_notes(grid)]
     title = "Comparison with open-weight models"
     numbers = [column.heading for column in columns]

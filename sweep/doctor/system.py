@@ -254,5 +254,8 @@ def check_ray_token(context: Context) -> Check:
     if bits & 0o077:
         return warn(f"{finding}: other users of this machine can read it", f"chmod 600 {path}")
     if mode != "token" and os.environ.get("RAY_ADDRESS"):
-        return warn(f"{finding}: a cluster that requires it will refuse the connection", "export RAY_AUTH_MODE=token")
+        return warn(
+            f"{finding}: Ray sends this token only with RAY_AUTH_MODE=token, so a cluster that requires a token will refuse ray commands",
+            "export RAY_AUTH_MODE=token",
+        )
     return ok(finding)

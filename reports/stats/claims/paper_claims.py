@@ -527,7 +527,9 @@ def check_simplest(facts: ClaimFacts) -> ClaimResult:
     ]
     candidates = [(candidate, plain) for candidate, plain in measured_and_plain if candidate is not plain]
     if not candidates:
-        raise MissingData("no cell with distractor or window to compare with one without either")
+        raise MissingData(
+            f"no cell of {MAIN_MIXER} + memory with distractor loss or window has an otherwise equal one without either"
+        )
     better = sorted(
         (pair for pair in candidates if pair[0][0] > pair[1][0] + ROUNDING_TOLERANCE),
         key=lambda pair: pair[1][0] - pair[0][0],

@@ -215,7 +215,7 @@ class TestLoading:
         cell, _ = make
         store = open_store(tmp_path / "taken.db", create=True)
         store.record_revision("printed-v1", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
-        with pytest.raises(StoreError, match=r"of your own 'printed-v1'"):
+        with pytest.raises(StoreError, match=r"of yours is named 'printed-v1'"):
             paper.load_published(store)
         assert len(store.cell_states("printed-v1")) == 1
 
@@ -225,7 +225,7 @@ class TestLoading:
         store.record_revision("mine", grid_text="x", grid_file="x.yaml", cells=[cell(2)])
         store.record_revision("printed-v2", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
         for name in ("mine", "printed-v2"):
-            with pytest.raises(StoreError, match=r"of your own 'printed-v2'.*--name"):
+            with pytest.raises(StoreError, match=r"of yours is named 'printed-v2'.*--name"):
                 make_table("compare", store, name, reference="printed-v2")
         assert make_table("6", store, "printed-v2").trace["sweep"] == "printed-v2"
         assert paper.with_published(store, "printed-v1") is not store

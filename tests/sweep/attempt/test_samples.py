@@ -72,7 +72,7 @@ def test_failed_samples_are_logged_once_and_training_goes_on(
     assert texts(ours, attempt) == []
     (event,) = (event.message for event in ours.store.events() if event.kind == "samples")
     assert event.startswith("not written: position scheme ape supports at most ")
-    assert capsys.readouterr().out.count("no samples (eval.samples): positions ape") == 1
+    assert capsys.readouterr().out.count("no samples (eval.samples): position scheme ape") == 1
 
 
 def test_sample_settings_out_of_range_are_refused(room: Callable[..., Room]) -> None:

@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     store.close()
     with serving(open_store(path, read_only=True), "big") as server:
         # larger than what the kernels of both sides hold
-        server.newest.build.blocks["filler"] = b'"%s"' % (b"x" * 6_000_000)
+        server.newest.build.blocks["large"] = b"x" * 4_600_000
         yield server
 
 
@@ -109,8 +109,8 @@ def test_a_byte_now_and_then_extends_no_deadline(site: Site, quick: None) -> Non
         until(cut_off)
 
 
-def page_request(site: Site) -> bytes:
-    return f"GET /{TOKEN}/ HTTP/1.1\r\nhost: 127.0.0.1:{site.port}\r\nconnection: close\r\n\r\n".encode()
+def large_request(site: Site) -> bytes:
+    return f"GET /{TOKEN}/1/large HTTP/1.1\r\nhost: 127.0.0.1:{site.port}\r\nconnection: close\r\n\r\n".encode()
 
 
 def small_client(site: Site) -> socket.socket:
@@ -119,12 +119,12 @@ def small_client(site: Site) -> socket.socket:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     client.settimeout(PATIENCE_S)
     client.connect(("127.0.0.1", site.port))
-    client.sendall(page_request(site))
+    client.sendall(large_request(site))
     return client
 
 
 def test_unread_response_is_cut_off(site: Site, quick: None) -> None:
-    expected = len(site.ask(f"/{TOKEN}/")[2])
+    expected = len(site.ask(f"/{TOKEN}/1/large")[2])
     with small_client(site) as client:
         time.sleep(2)  # four times the deadline
         got = 0
@@ -141,14 +141,14 @@ def test_unread_response_is_cut_off(site: Site, quick: None) -> None:
 def test_response_that_is_read_slowly_arrives(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says that it has room again once 170 KiB are read, here four times in the deadline."""
     monkeypatch.setattr(module, "CLIENT_TIMEOUT_S", 1.0)
-    page = site.ask(f"/{TOKEN}/")[2]
+    content = site.ask(f"/{TOKEN}/1/large")[2]
     with small_client(site) as client:
         got = b""
         began = time.monotonic()
         while part := client.recv(65_536):
             got += part
             time.sleep(0.1)
-        assert got.endswith(page)
+        assert got.endswith(content)
         assert time.monotonic() - began > module.CLIENT_TIMEOUT_S, "it took longer than the deadline"
 
 
