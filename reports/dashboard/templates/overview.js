@@ -128,7 +128,7 @@ function needleParts(needle, id, overview) {
         low: points.map(([, , low]) => low), high: points.map(([, , , high]) => high),
       })); // prettier-ignore
       if (needle.ceiling?.length)
-        series.push({ name: "constant answer", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2, x: needle.ceiling.map(([x]) => x), y: needle.ceiling.map(([, y]) => y) });
+        series.push({ name: "constant digit", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2, x: needle.ceiling.map(([x]) => x), y: needle.ceiling.map(([, y]) => y) });
       drawChart(ids[index], {
         series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained, yText: (value) => `${Number(value.toFixed(1))}`,
         xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %", range: [0, needleTop(needle.panels)], key: title,
@@ -137,7 +137,7 @@ function needleParts(needle, id, overview) {
     });
   });
   const entries = names.map((name, index) => ({ name: lineName(name), group: name, color: panels.length > 1 ? ink("--ink") : lineColor(index), ...lookOf(name) }));
-  if (needle.ceiling?.length) entries.push({ name: `constant answer, ${ceilingText(needle.ceiling)}`, group: "constant", color: ink("--quiet"), dash: [2, 3] });
+  if (needle.ceiling?.length) entries.push({ name: `constant digit, ${ceilingText(needle.ceiling)}`, group: "constant", color: ink("--quiet"), dash: [2, 3] });
   const trained = isNumber(needle.trained) && lengths.includes(needle.trained) ? ` Dashed upright line: training length, ${lengthName(needle.trained)}.` : "";
   const bars = isFiltering() ? "Means over the matching cells, without intervals." : needle.note;
   return [
