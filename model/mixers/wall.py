@@ -31,7 +31,7 @@ class WallConfig(ScaledConfig):
     tie: Literal["head", "kv"] = knob("head", "Separate gates per query head, or per KV head.", identity="head")
     subdim: Int | None = knob(
         None,
-        "Number of channels of a head that have gates, from the first on; null: all.",
+        "Number of channels of each head, from the first on, that have gates; null: all.",
         identity=None,
         ge=0,
         le=MAX_WIDTH,

@@ -234,7 +234,11 @@ def _table(
             lack["F"] = (lack["sum_sq"] / lack["df"]) / (pure / pure_df)
             lack["p"] = float(stats.f.sf(lack["F"], lack["df"], pure_df))
         rows += [lack, {"term": "pure error", "df": pure_df, "sum_sq": pure}]
-    remarks = ["the model fits perfectly, so there is no residual variance to test against"] if exact else []
+    remarks = (
+        ["the terms give every value exactly, so there is no residual variance; F, p and effect sizes are empty"]
+        if exact
+        else []
+    )
     if not exact and df < MIN_RESIDUAL_DF:
         remarks.append(
             f"only {df} residual degree{'' if df == 1 else 's'} of freedom, so the F tests have little power"

@@ -44,7 +44,7 @@ TABLES: dict[str, ReportSpec] = {
     ),
     "budget": ReportSpec(
         "run_records:predicted_hours_table",
-        "predicted and actual hours",
+        "predicted and actual GPU-hours (core-hours on the CPU)",
         takes=(),
         needs_audit_note=False,
         needs_all_cells=True,

@@ -18,7 +18,7 @@ HEADINGS = {"df": "df", "sum_sq": "Sum sq", "F": "F", "p": "p", "p_permuted": "p
 DECIMALS = {"df": 0, "sum_sq": 6, "F": 2, "omega_sq": 3, "partial_eta_sq": 3, "deviance": 2, "odds_ratio": 3, "low": 3, "high": 3}  # fmt: skip
 NOTE = (
     "Sum contrasts; shares as fractions. p: F test. p perm: {} permutations of the residuals without "
-    "the term (Freedman and Lane), valid for residuals of any distribution. p Box: F test with degrees "
+    "the term (Freedman and Lane): approximate; needs equal variances, but no normal residuals. p Box: F test with degrees "
     "of freedom adjusted for unequal variances. p values are not corrected for multiple testing. Omega "
     "squared: (SS - df MSE) / (total SS + MSE); partial eta squared: SS / (SS + residual SS). The unit "
     "of analysis is the run; table effects tests whether an effect holds across configurations and "
@@ -122,7 +122,9 @@ def needle_model_table(store: Store, data: SweepData) -> Table:
         notes.append(f"Scale (variance relative to that of independent trials): {', '.join(scales)}.")
     notes += remark_notes((model.column.heading, model.remarks) for model in models)
     if not models:
-        notes.append("Nothing to model: no cell has a needle accuracy.")
+        notes.append(
+            "Nothing to model: no cell has a needle accuracy; finish the sweep, or evaluate with --probe needle."
+        )
     return build_table(
         data, "needle-model", title, ("Measure", "Term"), lines, numbers=tuple(NEEDLE_HEADINGS.values()), notes=notes
     )

@@ -332,7 +332,9 @@ def external_model_notes(models: Sequence[ExternalModel], lengths: Sequence[int]
         return []
     notes = [f"{EXTERNAL_SUFFIX.strip()}: an external model, measured here on this sweep's text."]
     if any(model.uses_native_tokens for model in models):
-        notes.append("Native pairing: texts are cut by the model's own tokens, as published; bits per GPT-2 token.")
+        notes.append(
+            "Native pairing: texts are cut by the model's own tokens, as published, so models do not read the same characters; loss in bits per GPT-2 token."
+        )
     far = [model for model in models if model.context and lengths and model.context < lengths[-1]]
     if far:
         models_with_context = ", ".join(

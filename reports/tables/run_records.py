@@ -374,7 +374,16 @@ def provenance_table(store: Store, data: SweepData) -> Table:
         entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(pairs_of_origin), origins))
         lines.append(TableRow(labels=labels, entries=entries))
     audit = audit_differences(store, data.sweep, revision=data.revision)
-    notes = [sweep_note(data), *(f"{line}." for line in audit or ["The cells differ only in the levels of their axes"])]
+    notes = [
+        sweep_note(data),
+        *(
+            f"{line}."
+            for line in audit
+            or [
+                "The audit found no difference in hardware, code, software or settings between the cells, except the levels of their axes"
+            ]
+        ),
+    ]
     headings = ("Commit", "GPU", "Driver", "Precision", "Python", "Software", "Kernels", "Tokenizer", "Corpus")
     title = "Provenance"
     return build_table(data, "provenance", title, headings, lines, numbers=("Cells", "Attempts"), notes=notes)

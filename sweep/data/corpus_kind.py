@@ -124,7 +124,9 @@ class CorpusKind:
         Raises:
             NotImplementedError: The class is not one of computed rows.
         """
-        raise NotImplementedError(f"corpus kind {cls.__name__} defines no streams")
+        raise NotImplementedError(
+            f"corpus kind {cls.__name__} does not implement streams(), which returns its computed splits"
+        )
 
     @classmethod
     def row_length(cls, settings: Any) -> int | None:

@@ -26,8 +26,8 @@ class FlipFlopProbeConfig(ProbeConfig):
     iid: Int = knob(
         16_000, "Sequences like those of training: the first rows of the validation split.", ge=1, le=MAX_COUNT
     )
-    sparse: Int = knob(160_000, "Sequences in which bits are seldom written or read.", ge=1, le=MAX_COUNT)
-    dense: Int = knob(4_000, "Sequences in which bits are often written and read.", ge=1, le=MAX_COUNT)
+    sparse: Int = knob(160_000, "Number of sequences in which bits are seldom written or read.", ge=1, le=MAX_COUNT)
+    dense: Int = knob(4_000, "Number of sequences in which bits are often written and read.", ge=1, le=MAX_COUNT)
     ignore_sparse: Float = knob(0.98, "Probability of i in the split sparse; w and r share the rest.", ge=0, le=1)
     ignore_dense: Float = knob(0.1, "Probability of i in the split dense.", ge=0, le=1)
     length: Int = knob(
