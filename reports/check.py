@@ -300,7 +300,11 @@ def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: 
     if problems:
         return problems
     try:
-        return _picture_problems(content, format, figure, options_from_trace(look), drawn_with)
+        options = options_from_trace(look)
+    except ReportError as error:
+        return [f"{error}; draw it again with --figure {figure.name}"]
+    try:
+        return _picture_problems(content, format, figure, options, drawn_with)
     except ReportError as error:
         return [f"the figure can no longer be drawn: {error}"]
 

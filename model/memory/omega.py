@@ -308,8 +308,8 @@ class Atlas(Omega):
         """
         if config.orthogonal == "chunk" and config.chunk >= tokens:
             return (
-                f"chunk ({config.chunk}) is not below the {tokens} tokens of a row; writes are read only after their chunk, "
-                "so nothing would be read: set a smaller chunk, or orthogonal to token or none"
+                f"with orthogonal: chunk, writes are read only after their chunk of {config.chunk} tokens, but a row has only "
+                f"{tokens}, so nothing would be read: set chunk below {tokens}, or orthogonal: token or none"
             )
         return super().unfit(config, tokens)
 

@@ -56,7 +56,7 @@ def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
     try:
         parts = list(read(written))
     except (ElementTree.ParseError, zlib.error, UnicodeDecodeError) as error:
-        return f"it cannot be read as {format} ({error})"
+        return f"the file cannot be read as {format} ({error})"
     for old, new in zip_longest(parts, read(drawn)):
         if old is None:
             return f"{new[0]} is missing from the file"
@@ -177,7 +177,7 @@ def _png_difference(written: bytes, drawn: bytes) -> str | None:
     try:
         old = imread(io.BytesIO(written), format="png")
     except (OSError, SyntaxError, ValueError) as error:
-        return f"it cannot be read as png ({error})"
+        return f"the file cannot be read as png ({error})"
     new = imread(io.BytesIO(drawn), format="png")
     if old.shape != new.shape:
         return f"the file has {old.shape[1]} x {old.shape[0]} pixels, the new drawing {new.shape[1]} x {new.shape[0]}"

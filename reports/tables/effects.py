@@ -498,7 +498,9 @@ def _detection_notes(data: SweepData, columns: Sequence[Column], effects: Sequen
             f"memory, for one pair and for {max(pairs, 1)}: {'; '.join(texts)}. More in table power."
         )
     else:
-        notes.append("The detectable difference is unknown: the sweep has neither several seeds nor near-replicates.")
+        notes.append(
+            "The detectable difference is unknown: the sweep has neither several seeds nor near-replicates (cells of one seed that differ only in a regularizer of negligible weight)."
+        )
     return notes
 
 

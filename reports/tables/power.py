@@ -50,7 +50,8 @@ def power_table(store: Store, data: SweepData) -> Table:
         notes += [f"Spread between {kinds}.", *(note.format(", ".join(HEADINGS)) for note in NOTES)]
     else:
         notes.append(
-            "The required sample size is unknown: the sweep has neither several seeds nor near-replicates. Set "
+            "The required sample size is unknown: the sweep has neither several seeds nor near-replicates (cells of one seed that differ "
+            "only in a regularizer of negligible weight). Set "
             "`seeds: 3` in its grid."
         )
     title = "Required sample size"

@@ -105,7 +105,9 @@ class GarbageReport:
         lines += [f"... and {len(listed) - MAX_LINES} more"] if len(listed) > MAX_LINES else []
         done = "freed" if self.removed else "unowned:"
         count = len(self.things) - len(self.problems)
-        lines.append(f"{done} {format_bytes(self.bytes)} in {counted(count, 'file')} or folders of {self.runs}")
+        lines.append(
+            f"{done} {format_bytes(self.bytes)} in {counted(count, 'file or folder', 'files and folders')} of {self.runs}"
+        )
         lines += [
             f"not scanned: {address}; if no other database uses it, run: atma-sweep gc --place {address}"
             for address in self.elsewhere

@@ -139,7 +139,9 @@ def possible_ids(config: CellConfig) -> Iterator[str]:
         unknown[section] = list(getattr(config.model, section).get(name, {}))
     fields = [(section, field) for section, names in unknown.items() for field in names]
     if len(fields) > MOST_UNKNOWN:
-        raise KeyError(f"{len(fields)} settings of plugins that are not loaded")
+        raise KeyError(
+            f"{len(fields)} settings are of plugins that are not loaded; ids can be checked for at most {MOST_UNKNOWN}"
+        )
     data, train = canonical_json(data_identity(config.data)), canonical_json(train_identity(config.train))
     for chosen in itertools.product((False, True), repeat=len(fields)):
         idle: dict[str, list[str]] = {section: [] for section in unknown}

@@ -234,7 +234,8 @@ def check_agreement(
         if prepared is not None:
             has = f"corpus {prepared.name!r} was prepared with tokenizer {prepared.tokenizer} of {need} tokens"
         raise InvalidConfig(
-            ("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}"
+            ("model.vocab_size", "data.tokenizer"),
+            f"model.vocab_size is {model.vocab_size}, but {has}; raise it to {need} or more",
         )
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
     if train.loss_on == "marked" and not (kind is not None and kind.may_mark if prepared is None else prepared.marked):

@@ -537,7 +537,9 @@ def parse_budget(text: str, rate: float | None) -> float:
     if not 0 < amount < float("inf") or (money and "h" in word):
         raise SweepError(f"--budget {text!r} must be hours above 0, such as 40h, or money with --rate, such as 100$")
     if money and rate is None:
-        raise SweepError(f"--budget {text} is money; add the price per hour, such as --rate 2.50/h")
+        raise SweepError(
+            f"--budget {text} is money; add the price of a GPU-hour (on the CPU: of a core-hour), such as --rate 2.50/h"
+        )
     return amount / rate if money and rate is not None else amount
 
 

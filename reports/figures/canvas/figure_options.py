@@ -170,9 +170,9 @@ def options_from_trace(trace_options: Any) -> FigureOptions:
         )
         good = good and (options.width_mm is None or NARROWEST <= float(options.width_mm) <= WIDEST)
     except (AttributeError, TypeError, ValueError) as error:
-        raise ReportError(f"its style options cannot be read ({error}); draw the figure again") from error
+        raise ReportError(f"the style options recorded in the file cannot be read ({error})") from error
     if not good:
-        raise ReportError("its style options cannot be read; draw the figure again")
+        raise ReportError("the style options recorded in the file cannot be read")
     return options
 
 

@@ -573,7 +573,9 @@ def check_collapse(facts: ClaimFacts) -> ClaimResult:
     hits = f", {round(value * measured.n)} of {measured.n} digits" if len(runs) == 1 and measured and measured.n else ""
     if level is None:
         level = metrics.metric(*NEEDLE).chance or 0.0
-        yardstick = f"chance level {_percent_text(level)}; constant-digit baseline not recorded"
+        yardstick = (
+            f"compared with the chance level {_percent_text(level)}, since no constant-digit baseline is recorded"
+        )
         nothing = value <= level + ROUNDING_TOLERANCE
     else:
         yardstick = f"constant-digit baseline {_percent_text(level)}"

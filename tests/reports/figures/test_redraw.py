@@ -88,7 +88,9 @@ def test_a_pdf_and_a_png_are_drawn_again_too(pictures: dict[str, bytes], problem
     assert redraw.first_difference(repainted(pictures["png"]), pictures["png"], "png") == (
         "1 pixels have another colour, the first at column 7, row 5"
     )
-    assert "it cannot be read as png" in str(redraw.first_difference(b"x" + pictures["png"], pictures["png"], "png"))
+    assert "the file cannot be read as png" in str(
+        redraw.first_difference(b"x" + pictures["png"], pictures["png"], "png")
+    )
 
 
 def path_of(pdf: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:

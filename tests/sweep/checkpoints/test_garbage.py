@@ -213,5 +213,5 @@ def test_gc_command_confirms_and_reports(run, tmp_path: Path) -> None:  # type: 
     assert (payload["removed"], payload["bytes"], len(payload["things"])) == (True, 2536, 5)
     assert run("gc")[:2] == (
         0,
-        f"unowned: 0 B in 0 files or folders of {case.runs}\nnot scanned: {case.storage_folder}; if no other database uses it, run: atma-sweep gc --place {case.storage_folder}\n",
+        f"unowned: 0 B in 0 files and folders of {case.runs}\nnot scanned: {case.storage_folder}; if no other database uses it, run: atma-sweep gc --place {case.storage_folder}\n",
     )

@@ -124,7 +124,7 @@ DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid requests {}"
     ("data: {corpus: books, end_of_text: nosuch}", "set.data.end_of_text",
      "data.tokenizer_file: {copy} has no end-of-text token nosuch; name its own in data.end_of_text"),
     ("{data.corpus: books, model.vocab_size: 299}", "set.model.vocab_size",
-     "model.vocab_size is 299, but corpus 'books' was prepared with tokenizer {own} of 300 tokens"),
+     "model.vocab_size is 299, but corpus 'books' was prepared with tokenizer {own} of 300 tokens; raise it to 300 or more"),
 ])  # fmt: skip
 def test_named_corpus_contradiction_names_both(
     write: Write, tmp_path: Path, root: Path, command: Command, settings: str, key: str, message: str

@@ -140,7 +140,7 @@ def test_possible_ids_without_running_the_plugin(write: Callable[..., Path], cel
         assert verify.identify(forged, claimed) != claimed
     settings = dict.fromkeys("abcdefghi", 1)
     several_parts = dumps[0] | {"model": dumps[0]["model"] | {"mixers": {"knobs": settings}}}
-    with pytest.raises(LookupError, match="9 settings of plugins that are not loaded"):
+    with pytest.raises(LookupError, match="9 settings are of plugins that are not loaded"):
         verify.identify(several_parts, grid_cells[0].id)
 
 

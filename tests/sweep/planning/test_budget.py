@@ -141,7 +141,7 @@ def test_budget_in_hours_and_money(text: str, rate: float | None, hours: float) 
 
 @pytest.mark.parametrize(("text", "message"), [
     ("0h", "must be hours above 0"), ("-1", "must be hours above 0"), ("much", "must be hours above 0"), ("infh", "must be"),
-    ("nan", "must be"), ("5$h", "must be"), ("5$", "add the price per hour"),
+    ("nan", "must be"), ("5$h", "must be"), ("5$", "add the price of a GPU-hour"),
 ])  # fmt: skip
 def test_budget_rejects_invalid_text(text: str, message: str) -> None:
     with pytest.raises(SweepError, match=message):

@@ -220,7 +220,7 @@ class TestTrace:
          {"own": {"text.usetex": True}}, {"own": 3}, {"own": {"font.size": []}}, {"highlight": 3}],
     )  # fmt: skip
     def test_invalid_stored_options_are_refused(self, stored_options: Any) -> None:
-        with pytest.raises(ReportError, match=r"^its style options cannot be read[^\n]*draw the figure again$"):
+        with pytest.raises(ReportError, match=r"^the style options recorded in the file cannot be read[^\n]*$"):
             options_from_trace(stored_options)
 
     @pytest.mark.thorough
