@@ -249,7 +249,7 @@ def _coinciding_note(means: pd.DataFrame, axes: Sequence[str]) -> list[str]:
             distances = (table[one] - table[two]).abs().dropna()
             hidden = int((distances <= near).sum())
             if hidden and hidden >= len(distances) / 2:
-                texts.append(f"{panel}: {names[one]} and {names[two]} at {hidden} of {len(distances)} levels")
+                texts.append(f"{names[one]} and {names[two]} at {hidden} of {len(distances)} levels ({panel})")
     most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
     return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
 
