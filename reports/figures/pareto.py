@@ -158,7 +158,7 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
     runs = f"{low} run" if high == 1 else f"mean over {low} runs" if low == high else f"mean over {low} to {high} runs"
     each = ", ".join(map(str, dict.fromkeys(frame.groupby("quality", sort=False).size())))
     notes = [
-        f"One point per configuration ({each}; {runs} each). Ringed: on the Pareto front, where no other is as good in both and better in one."
+        f"One point per configuration ({each}, {runs} each). Ringed: on the Pareto front, where no other is as good in both and better in one."
     ]
     probable = bool(frame["p_front"].notna().any())
     for index, (quality, rows) in enumerate(frame[frame["front"]].groupby("quality", sort=False)):
@@ -179,7 +179,9 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
             "the runs of that mixer and memory, divided by the square root of the number of seeds."
         )
         medians = [(str(quality), rows["sd"].median()) for quality, rows in frame.groupby("quality", sort=False)]
-        texts = [f"{error:.2g} ({QUALITY_NAMES.get(quality, quality)})" for quality, error in medians if error > 0]
+        texts = [
+            f"{error:.2g} ({QUALITY_NAMES.get(quality, 'needle accuracy')})" for quality, error in medians if error > 0
+        ]
         if texts:
             notes.append(f"Median standard error of all points: {', '.join(texts)}.")
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -130,6 +130,8 @@ DISTANCES = (2.0, 5.0, 9.0, 14.0, 20.0, 27.0, 35.0, 45.0, 57.0, 72.0, 90.0)
 """Distances in points between a ring and its label; from the second on a line joins them."""
 CLEARANCE = 1.0
 """Points that stay free between a mark and a label or line that belongs to another."""
+LINE_CLEARANCE = 2.5
+"""Points that stay free between a label and a line, whose caps are as wide."""
 GLYPH_HEIGHT = 0.72
 """Height of a digit as a share of the font size, to which the box of a text is cut: it includes descenders."""
 
@@ -159,11 +161,12 @@ def label_rings(
     figure: Any = axes.figure
     renderer = figure.canvas.get_renderer()
     unit = figure.dpi / 72
+    air = LINE_CLEARANCE * unit
     inside = axes.get_window_extent(renderer)
     rings = axes.transData.transform([label[:2] for label in labels]) if labels else np.empty((0, 2))
     dots = axes.transData.transform(list(marks)) if len(marks) else np.empty((0, 2))
     segments = [axes.transData.transform(list(line)) for line in lines]
-    walls = [(one, two) for corners in segments for one, two in itertools.pairwise(corners)]
+    walls = [(one, two) for corners in segments for one, two in pairwise(corners)]
     boxes = [_corners(text.get_window_extent(renderer)) for text in axes.texts]
     leaders: list[tuple[np.ndarray, np.ndarray]] = []
     # the most crowded first, while there is free space
@@ -198,7 +201,7 @@ def label_rings(
                 cost += 100 * sum(_crosses_box(*other, low, high) for other in leaders)
                 cost += 100 * sum(_crosses_box(*leader, *box) for box in boxes)
                 cost += 60 * sum(_cross(*leader, *other) for other in leaders)
-                cost += 12 * sum(_crosses_box(*wall, low, high) for wall in walls)
+                cost += 12 * sum(_crosses_box(*wall, low - air, high + air) for wall in walls)
                 if best is None or cost < best[0]:
                     best = cost, centre, leader, distance
         assert best is not None
