@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -34,6 +35,9 @@ MIN_SIDE_BY_SIDE_WIDTH, STACKED_PANEL_HEIGHT = (
 FEW = 0.05  # largest share of points that may lie outside the axes, so that they do not flatten the rest
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
 QUALITY_NAMES = {"Val": "validation loss"}
+FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
+RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
+CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
 MOST_NAMED = 12  # points of a front that the notes list
 
 
@@ -43,7 +47,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Qualities are validation loss and needle accuracy at the longest length. Columns: quality (heading), metric,
     speed_name, speed, value (means over seeds), speed_sd and sd (standard deviations of these means, from the spread
     between runs of the stratum: cells that share mixer and memory; NaN where unknown), front (True if no other
-    configuration is as good in both and better in one), front_number (1, 2, ... on the front from slow to fast, else 0), p_front (probability of that, NaN where unknown), slug (of its
+    configuration is as good in both and better in one), seeds (runs behind the means), front_number (1, 2, ... on the front from slow to fast, else 0), p_front (probability of that, NaN where unknown), slug (of its
     first cell), the five axes (attn_type, reg_mode, distractor, memory, window), `name` (mixer and levels that are not
     off), `rest` (these levels except mixer and memory; "baseline" for none of them, if several axes besides the mixer
     vary).
@@ -123,6 +127,7 @@ def _points(
         fields |= {axis: levels[axis] for axis in AXES}
         fields |= {"name": " ".join(filter(None, (levels["attn_type"], *level_texts.values())))}
         rest = [word for axis, word in level_texts.items() if axis != "memory" and word]
+        fields |= {"seeds": min(fast.seeds, good.seeds)}
         rows.append(fields | {"rest": " ".join(rest) or ("baseline" if len(varying_axes) + len(extra) > 1 else "")})
         origins += [*fast.origins, *good.origins]
         if min(fast.seeds, good.seeds) < len(cells):
@@ -149,8 +154,11 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
         fewer: Text "n=k" of the means over fewer seeds than their configuration has.
         labels_by_slug: Levels of each configuration as text.
     """
+    low, high = int(frame["seeds"].min()), int(frame["seeds"].max())
+    runs = f"{low} run" if high == 1 else f"mean over {low} runs" if low == high else f"mean over {low} to {high} runs"
+    each = ", ".join(map(str, dict.fromkeys(frame.groupby("quality", sort=False).size())))
     notes = [
-        "One point per configuration. Ringed: on the Pareto front, where no other is as good in both and better in one."
+        f"One point per configuration ({each}, {runs} each). Ringed: on the Pareto front, where no other is as good in both and better in one."
     ]
     probable = bool(frame["p_front"].notna().any())
     for index, (quality, rows) in enumerate(frame[frame["front"]].groupby("quality", sort=False)):
@@ -170,6 +178,12 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
             f"Bars, of the front only: one standard error of the mean {' and '.join(barred)} to either side: the standard deviation of "
             "the runs of that mixer and memory, divided by the square root of the number of seeds."
         )
+        medians = [(str(quality), rows["sd"].median()) for quality, rows in frame.groupby("quality", sort=False)]
+        texts = [
+            f"{error:.2g} ({QUALITY_NAMES.get(quality, 'needle accuracy')})" for quality, error in medians if error > 0
+        ]
+        if texts:
+            notes.append(f"Median standard error of all points: {', '.join(texts)}.")
     else:
         notes.append("No bars: the spread between runs is unknown.")
     if fewer:
@@ -203,8 +217,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         panel_rows = frame[frame["quality"] == quality]
         _draw_points(axes, panel_rows, styles)
         front = panel_rows[panel_rows["front"]].sort_values("speed")
-        axes.step(front["speed"], front["value"], color=drawing.GREY, linewidth=drawing.line_width(0.9), zorder=1)
-        _draw_rings(axes, front, "o", 8, style.INK, 0.9, 2.8)
+        axes.step(front["speed"], front["value"], **_front_line())
+        _draw_rings(axes, front, "o", RING, style.INK, 0.9, 2.8)
         if (level := figure_data.draw_options["constant"].get(quality)) is not None:
             mark_baseline([axes], 100 * level)
         _set_axes(axes, panel_rows, quality)
@@ -222,10 +236,27 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
             panel_rows,
         )
-    handles = legend_of_points(frame)
+    handles = legend_of_points(frame) | {"Pareto front": drawing.key(**_front_line())}
+    if (frame.loc[frame["front"], ["speed_sd", "sd"]] > 0).any(axis=None):
+        handles["± standard error"] = _bar_key()
     for level in list(figure_data.draw_options["constant"].values())[:1]:
         handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
+
+
+def _front_line() -> dict[str, Any]:
+    """Return the style of the front: a pale, broad line, on which error bars are seen."""
+    return {"color": FRONT_INK, "linewidth": drawing.line_width(2.6), "zorder": 1, "solid_capstyle": "butt"}
+
+
+def _bar_key() -> Any:
+    """Return the legend handle of an error bar: upright, with caps."""
+    from matplotlib.path import Path
+
+    strokes = [(-0.4, -1), (0.4, -1), (0, -1), (0, 1), (-0.4, 1), (0.4, 1)]
+    bar: Any = Path(strokes, [Path.MOVETO, Path.LINETO] * 3)
+    width, size = drawing.line_width(0.8), drawing.line_width(9)
+    return drawing.key(color=style.INK, linestyle="none", marker=bar, markersize=size, markeredgewidth=width)
 
 
 PointStyles = Mapping[tuple[str, str, str], dict[str, Any]]
@@ -276,7 +307,8 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles) -> N
                 part["speed"], part["value"], **look, alpha=1.0 if on_front else 0.65, zorder=2.6 if on_front else 2.5
             )
         front = mine[mine["front"]]
-        bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4}
+        bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4,
+                                "capsize": drawing.line_width(CAP), "capthick": drawing.line_width(0.8)}  # fmt: skip
         for axis, ends in _bar_lengths(front).items() if len(front) else ():
             axes.errorbar(front["speed"], front["value"], **{axis: ends}, fmt="none", **bars)
 
@@ -356,14 +388,21 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
 
 
 def _label_after_layout(axes: Axes, label_list: Sequence[tuple[float, float, str]], panel_rows: pd.DataFrame) -> None:
-    """Register the labelling of points for the end of the layout; labels avoid points of the front more than others.
+    """Register the labelling of ringed points for the end of the layout, off all points, bars and the front's line.
 
     Args:
         axes: The panel.
         label_list: (x, y, text) of each label, in data.
-        panel_rows: Rows of the panel, whose points labels should not hide.
+        panel_rows: Rows of the panel.
     """
-    # labels avoid points of the front more than others
-    every = [panel_rows, *([panel_rows[panel_rows["front"]]] * 3)]
-    points = [point for part in every for point in zip(part["speed"], part["value"], strict=True)]
-    drawing.after_layout(axes.figure, lambda: labels.label_points(axes, label_list, points))  # type: ignore[arg-type]
+    points = list(zip(panel_rows["speed"], panel_rows["value"], strict=True))
+    front = panel_rows[panel_rows["front"]].sort_values("speed")
+    steps = list(zip(front["speed"], front["value"], strict=True))
+    lines = [[one, (one[0], two[1]), two] for one, two in pairwise(steps)]
+    for (x, y), across, up in zip(steps, front["speed_sd"].fillna(0), front["sd"].fillna(0), strict=True):
+        lines += [[(x - across, y), (x + across, y)], [(x, y - up), (x, y + up)]]
+    radii = {"ring": drawing.line_width(RING) / 2, "mark": drawing.line_width(MARK) / 2}
+    drawing.after_layout(
+        axes.figure,  # type: ignore[arg-type]
+        lambda: labels.label_rings(axes, label_list, points, lines=lines, **radii),
+    )

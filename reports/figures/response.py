@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
@@ -21,7 +22,19 @@ from .canvas.scales import scale_for_values, tick_label
 from .comparisons.forest import default_columns, measure_label
 
 LINES = ("attn_type", "memory")
-"""Axes that distinguish lines; means are taken over the others."""
+"""Axes that distinguish lines; so do axes whose levels lie apart, and means are taken over the others."""
+MAX_LINE_AXES = 2
+"""Axes that ink and dashes can show; further ones with levels apart have panels."""
+MOST_APART = 4
+"""Largest number of levels of an axis that are drawn apart."""
+MOST_PANELS = 9
+"""Largest number of panels; axes that would need more are averaged over, and the caption says so."""
+APART_SHARE, APART_RANGE = 0.5, 0.05
+"""Levels lie apart if they explain this share of the variance about the means of a line, and their standard deviation
+is at least this share of the range of all numbers.
+"""
+HIDDEN_RANGE, MAX_COINCIDING = 0.01, 4
+"""Share of a panel's range within which a line hides another, and pairs of such lines that the caption lists."""
 MIN_LEVELS = 2
 """Least number of different levels of a numeric axis."""
 
@@ -74,21 +87,39 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     numeric = axes_with_numeric_levels(data)
     axis = _chosen_axis(data, numeric, by)
     lines = tuple(line_axis for line_axis in LINES if len(data.levels(line_axis)) > 1)
-    rows = [row for column in default_columns(data) for row in _rows(data, column, axis, numeric[axis], lines)]
-    if not rows:
+    columns = default_columns(data)
+    frame = _frame(data, columns, axis, numeric[axis], lines, ())
+    if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has a number to draw over {axis}; finish the sweep")
-    frame = pd.DataFrame(rows).astype({"value": float, "low": float, "high": float})
+    panel_axes: tuple[str, ...] = ()
+    mixed: list[str] = []
+    while (apart := _axis_apart(data, frame, (axis, *lines, *panel_axes, *mixed))) is not None:
+        if len(lines) < MAX_LINE_AXES:
+            lines = (*lines, apart)
+        elif frame["panel"].nunique() * len(data.levels(apart)) <= MOST_PANELS:
+            panel_axes = (*panel_axes, apart)
+        else:
+            mixed.append(apart)
+            continue
+        frame = _frame(data, columns, axis, numeric[axis], lines, panel_axes)
     means = _means(frame)
-    unused_axes = [candidate for candidate in numeric if candidate != axis]
-    notes = [f"{_averaging_note(data, axis, lines)}{band_note(means)}"]
+    unused_axes = [candidate for candidate in numeric if candidate not in (axis, *lines, *panel_axes)]
+    notes = [f"{_averaging_note(data, means, (axis, *lines, *panel_axes))}{band_note(means)}"]
+    if mixed:
+        notes.append(
+            f"The levels of {', '.join(map(drawing.axis_label, mixed))} lie apart, so that means over them may lie where no run does."
+        )
     if (means["cells"] < means["of"]).any():
         notes.append("Some means are over fewer cells than their line has at other levels.")
+    notes += _coinciding_note(
+        means.assign(panel=means["panel"].map(dict(zip(frame["panel"], frame["words"], strict=True)))), lines
+    )
     if unused_axes:
         notes.append(f"Other numeric axes: {', '.join(map(drawing.axis_label, unused_axes))}.")
     return collected(
         store, data, "response", f"Response to {drawing.axis_label(axis)}", frame, frame_origins(frame),
         notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
-        names=cell_labels(data, without=(axis, *lines)),
+        names=cell_labels(data, without=(axis, *lines, *panel_axes)),
         mixer=data.levels("attn_type")[0],
     )  # fmt: skip
 
@@ -158,15 +189,114 @@ def _rows(
     return rows
 
 
-def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
-    """Return the sentence on the axes that lines average over, with a space at its end; "" if there are none.
+def _frame(
+    data: SweepData,
+    columns: Sequence[Column],
+    axis: str,
+    levels: dict[str, float],
+    lines: Sequence[str],
+    panel_axes: Sequence[str],
+) -> pd.DataFrame:
+    """Return the rows of all numbers as a frame, in the order of the panels; empty without any.
 
     Args:
         data: The sweep.
-        axis: The numeric axis of the figure.
-        lines: Axes that distinguish lines.
+        columns: The numbers.
+        axis: The numeric axis.
+        levels: Number by level of that axis.
+        lines: At most two axes that distinguish lines.
+        panel_axes: Axes of which every level has panels of its own, whose levels the column panel names.
     """
-    shown_axes = (axis, *lines)
+    rows = [row for column in columns for row in _rows(data, column, axis, levels, lines)]
+    frame = pd.DataFrame(rows)
+    if frame.empty:
+        return frame
+    cells = {cell.cell_id: cell for cell in data.cells}
+    for panel_axis in panel_axes:
+        labels = [drawing.level_label(cell_level(cells[cell], panel_axis), panel_axis) for cell in frame["cell"]]
+        frame = frame.assign(
+            **{name: [f"{a}, {b}" for a, b in zip(frame[name], labels, strict=True)] for name in ("panel", "words")}
+        )
+    if panel_axes:
+        frame = frame.sort_values(
+            "panel", key=lambda panels: panels.map(list(dict.fromkeys(panels)).index), kind="stable", ignore_index=True
+        )
+    return frame.astype({"value": float, "low": float, "high": float})
+
+
+def _coinciding_note(means: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """Return the note on pairs of lines of which one hides the other, as a list; empty without such a pair.
+
+    Two lines of a panel count if at half of the levels that both have, or more, they differ by at most `HIDDEN_RANGE`
+    of the range of the panel's means.
+
+    Args:
+        means: Means of the lines, with panel, first, second, line, length and value.
+        axes: Axes of first and second.
+    """
+    texts = []
+    for panel, rows in means.groupby("panel", sort=False):
+        table = rows.pivot_table(index="length", columns="line", values="value", sort=False)
+        near = HIDDEN_RANGE * (rows["value"].max() - rows["value"].min())
+        levels = rows.drop_duplicates("line").set_index("line")[["first", "second"]]
+        names = {
+            line: " ".join(
+                drawing.level_label(level, axis) for axis, level in zip(axes, levels.loc[line], strict=False)
+            )
+            for line in table.columns
+        }
+        for one, two in combinations(table.columns, 2):
+            distances = (table[one] - table[two]).abs().dropna()
+            hidden = int((distances <= near).sum())
+            if hidden and hidden >= len(distances) / 2:
+                texts.append(f"{names[one]} and {names[two]} at {hidden} of {len(distances)} levels ({panel})")
+    most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
+    return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
+
+
+def _axis_apart(data: SweepData, frame: pd.DataFrame, without: Sequence[str]) -> str | None:
+    """Return the averaged axis whose levels lie apart the most (`APART_SHARE`, `APART_RANGE`); None if none does.
+
+    About the mean of every point of a line, the deviations of the cells are averaged by panel, line and level of the
+    axis. The share of their variance that these averages have is compared, in the panel where it is largest.
+
+    Args:
+        data: The sweep.
+        frame: Rows of the numbers, with cell, panel, line, length and value.
+        without: Axes that do not count.
+    """
+    ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
+    cells = {cell.cell_id: cell for cell in data.cells}
+    deviations = frame["value"] - frame.groupby(["panel", "line", "length"])["value"].transform("mean")
+    spread = frame.groupby("panel")["value"].agg(lambda values: values.max() - values.min())
+    shares = {}
+    for axis in ranked:
+        if axis in without or not 1 < len(data.levels(axis)) <= MOST_APART:
+            continue
+        levels = [cell_level(cells[cell], axis) for cell in frame["cell"]]
+        rows = frame[["panel", "line"]].assign(level=levels, own=deviations)
+        rows["effect"] = rows.groupby(["panel", "line", "level"])["own"].transform("mean")
+        squares = (
+            rows.assign(own=rows["own"] ** 2, effect=rows["effect"] ** 2).groupby("panel")[["own", "effect"]].mean()
+        )
+        is_apart = squares["effect"] ** 0.5 >= APART_RANGE * spread
+        share = (squares["effect"] / squares["own"])[is_apart & (squares["own"] > 0)].max()
+        if share >= APART_SHARE:
+            shares[axis] = share
+    return max(shares, key=shares.__getitem__) if shares else None
+
+
+def _averaging_note(data: SweepData, means: pd.DataFrame, shown_axes: Sequence[str]) -> str:
+    """Return the sentence on the points: axes that they average over, and cells of each, with a space at its end.
+
+    Args:
+        data: The sweep.
+        means: Means of the lines, with cells.
+        shown_axes: Axes that the figure shows as position, line or panel.
+    """
+    low, high = int(means["cells"].min()), int(means["cells"].max())
+    if high == 1:
+        return "Points: single cells, one run each. "
     ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
     names = [
         drawing.axis_label(candidate)
@@ -174,7 +304,9 @@ def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
         if candidate not in shown_axes and len(data.levels(candidate)) > 1
     ]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
-    return f"Lines: means over {', '.join(names)}; dots: single cells. " if names else ""
+    counts = str(low) if low == high else f"{low} to {high}"
+    over = f"means over {', '.join(names)}" if names else "means"
+    return f"Lines: {over} ({counts} cells each); dots: single cells. "
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:

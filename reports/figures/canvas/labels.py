@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -120,3 +122,137 @@ def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], points:
         if line is not None:
             line.set_visible(abs(up) > 4 or abs(aside) > 7)
         boxes.append(Text.get_window_extent(note, renderer))
+
+
+DIRECTIONS = 24
+"""Directions, evenly around a point, in which `label_rings` tries a label."""
+DISTANCES = (2.0, 5.0, 9.0, 14.0, 20.0, 27.0, 35.0, 45.0, 57.0, 72.0, 90.0)
+"""Distances in points between a ring and its label; from the second on a line joins them."""
+CLEARANCE = 1.0
+"""Points that stay free between a mark and a label or line that belongs to another."""
+LINE_CLEARANCE = 2.5
+"""Points that stay free between a label and a line, whose caps are as wide."""
+GLYPH_HEIGHT = 0.72
+"""Height of a digit as a share of the font size, to which the box of a text is cut: it includes descenders."""
+
+
+def label_rings(
+    axes: Axes,
+    labels: Sequence[tuple[float, float, str]],
+    marks: Sequence[tuple[float, float]],
+    *,
+    ring: float,
+    mark: float,
+    lines: Sequence[Sequence[tuple[float, float]]] = (),
+) -> None:
+    """Write each label off all marks, with a thin line that ends at the ring of its own point.
+
+    Of all positions the one is taken where label and line meet the fewest marks, rings, labels and lines, and then the
+    nearest. Labels have no box, so that they hide nothing. The layout must be final.
+
+    Args:
+        axes: The axes.
+        labels: (x, y, text) of each label, in data; these points have rings.
+        marks: (x, y) of every mark, in data.
+        ring: Radius of a ring in points.
+        mark: Radius of a mark in points.
+        lines: Corners (x, y), in data, of further lines that labels should not stand on.
+    """
+    figure: Any = axes.figure
+    renderer = figure.canvas.get_renderer()
+    unit = figure.dpi / 72
+    air = LINE_CLEARANCE * unit
+    inside = axes.get_window_extent(renderer)
+    rings = axes.transData.transform([label[:2] for label in labels]) if labels else np.empty((0, 2))
+    dots = axes.transData.transform(list(marks)) if len(marks) else np.empty((0, 2))
+    segments = [axes.transData.transform(list(line)) for line in lines]
+    walls = [(one, two) for corners in segments for one, two in pairwise(corners)]
+    boxes = [_corners(text.get_window_extent(renderer)) for text in axes.texts]
+    leaders: list[tuple[np.ndarray, np.ndarray]] = []
+    # the most crowded first, while there is free space
+    crowd = [int((np.hypot(*(dots - at).T) < 30 * unit).sum()) if len(dots) else 0 for at in rings]
+    for index in sorted(range(len(labels)), key=lambda index: -crowd[index]):
+        x, y, text = labels[index]
+        note = drawing.note(axes, text, (x, y), (0, 0), ha="center", va="center_baseline", zorder=6)
+        extent = note.get_window_extent(renderer)
+        half = np.array([extent.width / 2, GLYPH_HEIGHT * note.get_fontsize() * unit / 2])
+        at, others = rings[index], np.delete(rings, index, axis=0)
+        others = others[np.hypot(*(others - at).T) > unit] if len(others) else others
+        foreign = dots[np.hypot(*(dots - at).T) > unit] if len(dots) else dots
+        best: tuple[float, np.ndarray, tuple[np.ndarray, np.ndarray], float] | None = None
+        for distance in DISTANCES:
+            for angle in 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS:
+                way = np.array([math.cos(angle), math.sin(angle)])
+                # from the centre of a box to its edge in this direction
+                reach = min(
+                    size / abs(part) if abs(part) > 1e-9 else math.inf for size, part in zip(half, way, strict=True)
+                )
+                centre = at + way * ((ring + distance) * unit + reach)
+                low, high = centre - half, centre + half
+                leader = (at + way * ring * unit, at + way * (ring + distance - 1) * unit)
+                outside = low[0] < inside.x0 or high[0] > inside.x1 or low[1] < inside.y0 or high[1] > inside.y1
+                cost = 1000.0 * outside + 0.35 * distance
+                for centres, radius in ((foreign, mark), (others, ring)):
+                    near = (radius + CLEARANCE) * unit
+                    cost += 60 * int((_distances_to_box(centres, low, high) < near).sum())
+                    if distance > DISTANCES[0]:
+                        cost += 60 * int((_distances_to_segment(centres, *leader) < near).sum())
+                cost += 200 * sum(bool((low < top).all() and (high > bottom).all()) for bottom, top in boxes)
+                cost += 100 * sum(_crosses_box(*other, low, high) for other in leaders)
+                cost += 100 * sum(_crosses_box(*leader, *box) for box in boxes)
+                cost += 60 * sum(_cross(*leader, *other) for other in leaders)
+                cost += 12 * sum(_crosses_box(*wall, low - air, high + air) for wall in walls)
+                if best is None or cost < best[0]:
+                    best = cost, centre, leader, distance
+        assert best is not None
+        _, centre, leader, distance = best
+        note.set_position(tuple((centre - at) / unit))
+        boxes.append((centre - half, centre + half))
+        if distance > DISTANCES[0]:
+            leaders.append(leader)
+            ends = axes.transData.inverted().transform(leader)
+            axes.annotate(
+                "", ends[0], ends[1], zorder=5,
+                arrowprops={"arrowstyle": "-", "linewidth": drawing.line_width(0.5), "shrinkA": 0, "shrinkB": 0, "color": drawing.INK},
+            )  # fmt: skip
+
+
+def _corners(box: Any) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([box.x0, box.y0]), np.array([box.x1, box.y1])
+
+
+def _distances_to_box(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the distance of each point [n, 2] from a box, 0 inside."""
+    return np.hypot(*np.maximum(np.maximum(low - points, points - high), 0).T)
+
+
+def _distances_to_segment(points: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the distance of each point [n, 2] from the segment from `start` to `end`."""
+    along = end - start
+    share = np.clip((points - start) @ along / max(float(along @ along), 1e-12), 0, 1)
+    return np.hypot(*(points - start - share[:, None] * along).T)
+
+
+def _crosses_box(start: np.ndarray, end: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
+    """Return True if a segment meets a box: clipped to the box along both axes, something of it remains."""
+    along = end - start
+    first, last = 0.0, 1.0
+    for origin, step, least, most in zip(start, along, low, high, strict=True):
+        if abs(step) < 1e-12:
+            if not least <= origin <= most:
+                return False
+            continue
+        one, two = sorted(((least - origin) / step, (most - origin) / step))
+        first, last = max(first, one), min(last, two)
+    return first <= last
+
+
+def _cross(start: np.ndarray, end: np.ndarray, begin: np.ndarray, stop: np.ndarray) -> bool:
+    """Return True if two segments cross: the ends of each lie on both sides of the other."""
+
+    def side(one: np.ndarray, two: np.ndarray, point: np.ndarray) -> float:
+        return float((two[0] - one[0]) * (point[1] - one[1]) - (two[1] - one[1]) * (point[0] - one[0]))
+
+    return (
+        side(start, end, begin) * side(start, end, stop) < 0 and side(begin, stop, start) * side(begin, stop, end) < 0
+    )

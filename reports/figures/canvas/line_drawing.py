@@ -71,6 +71,11 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
     )
     every_mixer = frame[columns["attn_type"]] if "attn_type" in columns else pd.Series([mixer] if mixer else panels)
     inks = style.mixer_inks(map(str, every_mixer))
+    # a second such axis takes the markers
+    free = [axis for axis in columns if axis not in ("attn_type", "memory", "reg_mode") and "memory" not in columns]
+    dashed = next(
+        (axis for axis in free if axis != "window" or not set(frame[columns[axis]]) <= set(style.WINDOW_MARKERS)), ""
+    )
     styles: dict[str, LineStyle] = {}
     for row in lines.to_dict("records"):
         levels = {axis: str(row[column]) for axis, column in columns.items()}
@@ -81,7 +86,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
             index = list(dict.fromkeys(frame[columns[axis]])).index(level)
             if axis == "window" and level in style.WINDOW_MARKERS:
                 marker = style.WINDOW_MARKERS[level]
-            elif axis not in ("attn_type", "memory", "reg_mode") and "memory" not in levels:
+            elif axis == dashed:
                 dash = index % len(style.DASHES)
             elif axis not in ("attn_type", "memory"):
                 marker = index % len(style.MARKERS)

@@ -117,7 +117,7 @@ def draw_heat_map(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
 
 
 def add_colour_bar(
-    figure: Figure, image: Any, label: str, ticks: Mapping[float, str], mark: float | None = None
+    figure: Figure, image: Any, label: str, ticks: Mapping[float, str], mark: float | None = None, *, pad: float = 0.02
 ) -> None:
     """Add the colour bar below all maps, with a dotted line at `mark`.
 
@@ -127,8 +127,9 @@ def add_colour_bar(
         label: Label of the bar.
         ticks: Tick labels by value.
         mark: Value to mark; None: none.
+        pad: Space above the bar, as a share of the height of the maps.
     """
-    layout: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "ticks": list(ticks)}
+    layout: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": pad, "ticks": list(ticks)}
     group = [axes for axes in figure.axes if axes.axison]
     bar = drawing.colour_bar(figure, group, image, label, **layout)
     bar.ax.set_xticks(list(ticks), list(ticks.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pandas as pd
 
@@ -30,7 +31,10 @@ def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, t
     Returns:
         (rows, axes), of which there may be fewer than two.
     """
-    groups, axes = line_groups(data), axes_of_lines(data)
+    # axes that vary among other cells only, such as the tasks of another probe, distinguish no line here
+    drawn_cells = set(frame["cell"])
+    drawn_data = replace(data, cells=tuple(cell for cell in data.cells if cell.cell_id in drawn_cells))
+    groups, axes = line_groups(drawn_data), axes_of_lines(drawn_data)
     drawn = {cell: groups[cell] for cell in dict.fromkeys(frame["cell"])}
     if (
         len(axes) < 2

@@ -10,7 +10,16 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
 from ..canvas.length_frames import configuration_of, in_grid_order, single_value
-from .heat_maps import MAX_CELLS, add_colour_bar, draw_heat_map, map_grid, map_title, title_parts, write_values
+from .heat_maps import (
+    MAX_CELLS,
+    add_colour_bar,
+    draw_heat_map,
+    label_maps,
+    map_grid,
+    map_title,
+    title_parts,
+    write_values,
+)
 from .item_frames import item_detail_rows
 
 PROBE, METRIC = "passkey", "digit_accuracy"
@@ -23,7 +32,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     One row per cell, length and depth: cell, attempt, configuration, length (tokens), depth (share of the text before
     the value, 0 to 1), trials, answers (digits), value (share of digits: the mean of the trials' shares), exact (share
-    of trials with every digit right), constant (score of the best constant digit, NaN where unknown). Shares are
+    of trials with every digit right), se (standard error of value: standard deviation of the trials' shares over the
+    root of their number, NaN for one trial), constant (score of the best constant digit, NaN where unknown). Shares are
     fractions.
 
     Raises:
@@ -34,9 +44,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has passkey trials; evaluate with --probe {PROBE}")
     trained = single_value(list(training_lengths(store, data).values()))
     constants = frame["constant"].dropna()
+    seeds = frame.groupby(["configuration", "length", "depth"], sort=False)["cell"].nunique()
     notes = [
-        f"Share of digits recalled; each square: {_count_range_text(frame['trials'])} trials per cell, mean "
-        "over the seeds of a configuration. Depth: share of the text before the value."
+        f"Share of digits recalled; each square: mean over {_count_range_text(seeds)} "
+        f"{'seed' if seeds.max() == 1 else 'seeds'} of a configuration, {_count_range_text(frame['trials'])} trials per "
+        f"seed.{_error_note(frame)} Depth: share of the text before the value."
     ]
     if len(constants):
         percentages = list(
@@ -57,6 +69,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
     )  # fmt: skip
 
 
+def _error_note(frame: pd.DataFrame) -> str:
+    """Return the sentence on the standard errors of the squares, after a space; "" if no square has one.
+
+    That of a mean over seeds is the root of the sum of their squared errors, divided by their number.
+    """
+    squares = frame.groupby(["configuration", "length", "depth"], sort=False)["se"]
+    errors = squares.agg(lambda se: float((se**2).sum(skipna=False)) ** 0.5 / len(se)).dropna()
+    if errors.empty:
+        return ""
+    median, most = (format_number(error, 0, percent=True) for error in (errors.median(), errors.max()))
+    return f" Standard error of a square, from the spread of its trials: median {median}, at most {most} points."
+
+
 def _count_range_text(counts: pd.Series) -> str:
     low, high = int(counts.min()), int(counts.max())
     return str(low) if low == high else f"{low} to {high}"
@@ -65,7 +90,7 @@ def _count_range_text(counts: pd.Series) -> str:
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """Return one row per cell, length and depth.
 
-    Columns: cell, attempt, configuration, length, depth, trials, answers, value, exact and constant. Without any it is
+    Columns: cell, attempt, configuration, length, depth, trials, answers, value, exact, se and constant. Without any it is
     empty and has no columns. Rows are in the grid's order of cells, then by length and depth.
     """
     parts = []
@@ -75,7 +100,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
             continue
         trial = items.groupby(["cell", "attempt", "depth", "item"], sort=False)["value"].agg(["mean", "min", "size"])
         each = trial.reset_index().groupby(["cell", "attempt", "depth"], sort=False).agg(
-            trials=("item", "size"), answers=("size", "sum"), value=("mean", "mean"), exact=("min", lambda minima: (minima == 1).mean())
+            trials=("item", "size"), answers=("size", "sum"), value=("mean", "mean"), exact=("min", lambda minima: (minima == 1).mean()), se=("mean", "sem")
         )  # fmt: skip
         constant = {cell: data.values.get((cell, PROBE, "constant_accuracy", length)) for cell in set(items["cell"])}
         each = each.reset_index().assign(length=length)
@@ -85,7 +110,19 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
         return pd.DataFrame()
     frame = pd.concat(parts, ignore_index=True)
     frame = frame.assign(configuration=frame["cell"].map(configuration_of(data))).astype({"constant": float})
-    columns = ["cell", "attempt", "configuration", "length", "depth", "trials", "answers", "value", "exact", "constant"]
+    columns = [
+        "cell",
+        "attempt",
+        "configuration",
+        "length",
+        "depth",
+        "trials",
+        "answers",
+        "value",
+        "exact",
+        "se",
+        "constant",
+    ]
     return in_grid_order(frame[columns], data, "length", "depth")
 
 
@@ -102,7 +139,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         (map_title(figure_data, look, str(rows["cell"].iloc[0])), rows) for _, rows in shown.groupby(by, sort=False)
     ][:MAX_CELLS]
     lengths, depths = sorted(set(frame["length"])), sorted(set(frame["depth"]))
-    figure, group = map_grid([map_name for map_name, _ in maps], 1.5, 0.55)
+    figure, group = map_grid([map_name for map_name, _ in maps], 1.5, 0.75)
     norm = drawing.linear(0, 1)
     for axes, (_, rows) in zip(group, maps, strict=True):
         means = rows.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
@@ -111,9 +148,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _label_axes(axes, lengths, depths, figure_data.draw_options["trained"])
         if len(lengths) <= MAX_WRITTEN_LENGTHS and len(depths) <= 2 * MAX_WRITTEN_LENGTHS:
             write_values(axes, table, [[f"{100 * share:.0f}" for share in row] for row in table], norm)
-    drawing.outer_labels(figure, "context length, tokens", "depth")
+    label_maps(group, "context length, tokens", "depth")
     ticks = {share: f"{100 * share:.0f}%" for share in (0, 0.25, 0.5, 0.75, 1)}
-    add_colour_bar(figure, image, "digits recalled", ticks, figure_data.draw_options["constant"])
+    add_colour_bar(figure, image, "digits recalled", ticks, figure_data.draw_options["constant"], pad=0.06)
     return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
 

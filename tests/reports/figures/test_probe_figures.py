@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,13 @@ from atma_sweep.reports.figures.canvas.figure_options import with_highlight
 from atma_sweep.reports.figures.probes.attention_map import _mean_shared_keys
 from atma_sweep.reports.figures.probes.position_nll import complete_line_means
 from atma_sweep.reports.sweep_data import load_sweep_data
+from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from pictures import COLUMN, check_column, figure_of
 from probed import gates, memory_recall
+from scipy import stats
 
 Run = Callable[..., Any]
 
@@ -129,6 +132,29 @@ class TestPasskey:
             assert row["value"] == pytest.approx(right / 20)
             assert row["exact"] == pytest.approx(right // 5 / 4)
             assert (row["trials"], row["answers"], row["constant"]) == (4, 20, 0.2)
+            shares = [min(5, max(0, right - 5 * trial)) / 5 for trial in range(4)]
+            assert row["se"] == pytest.approx(stats.sem(shares))
+
+    def test_caption_has_runs_and_error_of_the_trials(self, probed: Store) -> None:
+        figure_data = make_figure("passkey", probed)
+        squares = figure_data.frame.groupby(["configuration", "length", "depth"])["se"]
+        errors = [100 * math.hypot(*group) / len(group) for _, group in squares]
+        assert figure_data.notes[0] == (
+            "Share of digits recalled; each square: mean over 2 seeds of a configuration, 4 trials per seed. Standard "
+            f"error of a square, from the spread of its trials: median {np.median(errors):.0f}, at most "
+            f"{max(errors):.0f} points. Depth: share of the text before the value."
+        )
+
+    def test_axis_label_is_between_maps_and_bar(self, probed: Store) -> None:
+        """Every map of the lowest row has the label of its axis, which ends above the colour bar."""
+        figure = figure_of(make_figure("passkey", probed))
+        maps, (bar,) = [axes for axes in figure.axes if axes.get_title()], [a for a in figure.axes if not a.get_title()]
+        assert [axes.get_xlabel() for axes in maps] == ["context length, tokens"] * 2
+        assert bar.get_xlabel() == "digits recalled"
+        top = bar.get_window_extent().y1
+        for axes in maps:
+            box = axes.xaxis.label.get_window_extent()
+            assert axes.get_window_extent().y0 > box.y0 > top
 
     @pytest.mark.thorough
     def test_seeds_are_averaged_and_a_cell_that_stands_out_is_alone(self, probed: Store) -> None:
@@ -234,6 +260,58 @@ class TestMemoryRecall:
 
 
 class TestExtrapolation:
+    def test_single_length_is_a_row_per_configuration(self) -> None:
+        """Against the table: rows by perplexity, and bars from the printed deviations of four runs."""
+        figure_data = make_figure("extrapolation", open_published(), "printed-tra")
+        printed = {
+            "Diff": (29.46, 0.12), "TRA": (30.04, 0.32), "RoPE": (30.11, 0.04), "CoPE": (30.20, 0.09), "FoX": (30.30, 0.04),
+            "REL": (31.27, 0.11), "NoPE, APE": (31.61, 0.16), "NoPE": (31.74, 0.11), "NoPE, Label": (32.09, 0.07),
+        }  # fmt: skip
+        figure = figure_of(figure_data)
+        (axes,) = figure.axes
+        check_column(figure)
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(printed)
+        assert [float(line.get_xdata()[0]) for line in axes.lines] == [mean for mean, _ in printed.values()]
+        assert axes.yaxis_inverted(), "the lowest perplexity is on top"
+        bars = [bar.get_segments()[0][:, 0] for bar in axes.collections]
+        for bar, (mean, sd) in zip(bars, printed.values(), strict=True):
+            assert bar == pytest.approx(stats.t.interval(0.95, 3, loc=mean, scale=sd / 2))
+        assert figure_data.notes[0] == (
+            "9 configurations, lowest perplexity on top. Points: means over seeds (runs per mean: 4)."
+        )
+
+    @pytest.mark.parametrize("length_count", [1, 3])
+    def test_positions_are_told_apart(self, empty: Store, make: Any, length_count: int) -> None:
+        """Lines of one mixer whose positions differ have different dashes or markers; rows different labels."""
+        pairs = [(kind, positions) for kind in ("nope", "rope") for positions in ("none", "ape", "label")]
+        cells = [
+            dataclasses.replace(record, axes=record.axes | {"model.positions": positions, "data.order": str(i % 2)})
+            for i, (kind, positions) in enumerate(pairs)
+            for record in [make[0](i + 1, attn_type=kind)]
+        ]
+        empty.record_revision("placed", grid_text="x", grid_file="x.yaml", cells=cells)
+        for i, record in enumerate(cells):
+            attempt = empty.start_attempt(record.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
+            DatabaseRecorder(empty, attempt.id, 1).measurements(
+                [
+                    Measurement(probe="extrapolation", metric="perplexity", length=128 * 2**k, value=20.0 + i + k, n=10)
+                    for k in range(length_count)
+                ]
+            )
+            empty.finish_attempt(attempt.id, 1, "done")
+        figure = figure_of(make_figure("extrapolation", empty, "placed"))
+        if length_count == 1:
+            labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+            assert len(set(labels)) == 6
+            return
+        looks = [
+            (axes.get_title(), line.get_color(), str(line._unscaled_dash_pattern), line.get_marker())
+            for axes in figure.axes
+            for line in axes.lines
+            if len(line.get_xdata()) == length_count and line.get_color() != "#ffffff"
+        ]
+        assert len(looks) == len(set(looks)) == 6
+
     @pytest.mark.thorough
     def test_perplexity_axis_is_log_for_wide_range(self, probed: Store, empty: Store, make: Any) -> None:
         figure_data = make_figure("extrapolation", probed)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
@@ -12,6 +16,8 @@ from atma_sweep.reports.figures.canvas.length_frames import line_means
 from atma_sweep.reports.figures.canvas.scales import Scale, round_numbers, scale_for_values
 from atma_sweep.reports.figures.response import level_as_number
 from atma_sweep.reports.sweep_data import ReportError
+from atma_sweep.results.store.recorder import DatabaseRecorder
+from atma_sweep.results.store.records import Measurement, Owner
 from atma_sweep.results.store.store import Store
 from here import run_in_process
 from hypothesis import given
@@ -27,7 +33,7 @@ def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
     assert set(figure_data.frame["axis"]) == {AXIS}, "it has the most levels"
     assert set(figure_data.frame["length"]) == set(RATES)
     assert figure_data.notes == (
-        "Lines: means over layers, seed; dots: single cells. No band over fewer than three configurations or seeds.",
+        "Lines: means over layers, seed (4 cells each); dots: single cells. No band over fewer than three configurations or seeds.",
         "Other numeric axes: layers.",
         "Sweep rates, revision 1.",
     )
@@ -59,6 +65,70 @@ def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
     ]
     # on a logarithmic axis, since the levels are even in their ratio
     assert axes.get_xscale() == "log"
+
+
+def offset_sweep(store: Store, make: Any, offsets: dict[str, float], memories: tuple[str, ...] = ("on",)) -> None:
+    """Record a sweep `apart` of two mixers, two rates and recipes whose losses differ by `offsets`."""
+    combinations = itertools.product(("polar", "nope"), memories, (0.01, 0.02), offsets)
+    cells = [
+        replace(record, axes=record.axes | {AXIS: str(rate), "recipe": recipe})
+        for i, (kind, memory, rate, recipe) in enumerate(combinations)
+        for record in [make[0](i + 1, attn_type=kind, memory=memory)]
+    ]
+    store.record_revision("apart", grid_text="x", grid_file="x.yaml", cells=cells)
+    for record in cells:
+        attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+        value = loss(record.levels["attn_type"], float(record.axes[AXIS]), 4, 0) + offsets[record.axes["recipe"]]
+        DatabaseRecorder(store, attempt.id, 1).measurements(
+            [Measurement(probe="val", metric="val_loss", value=value, unit="nats/token")]
+        )
+        store.finish_attempt(attempt.id, 1, "done")
+
+
+def drawn_lines(axes: Any) -> list[tuple[float, ...]]:
+    """Return the y values of the lines of a panel, sorted, without halos and dots."""
+    lines = (line for line in axes.lines if line.get_linestyle() != "None" and line.get_color() != "#ffffff")
+    return sorted(tuple(line.get_ydata()) for line in lines)
+
+
+def test_levels_that_lie_apart_have_lines_of_their_own(empty: Store, make: Any) -> None:
+    offset_sweep(empty, make, {"old": 0.5, "new": 0.0})
+    figure_data = make_figure("response", empty, "apart")
+    expected = [
+        tuple(loss(kind, rate, 4, 0) + offset for rate in (0.01, 0.02))
+        for kind in ("polar", "nope")
+        for offset in (0.5, 0.0)
+    ]
+    axes = figure_of(figure_data).axes[0]
+    assert np.array(drawn_lines(axes)) == pytest.approx(np.array(sorted(expected)))
+    dashes = {(line.get_color(), line.get_linestyle()) for line in axes.lines if line.get_color() != "#ffffff"}
+    assert len({dash for _, dash in dashes} - {"None"}) == 2
+    assert figure_data.notes[0] == "Points: single cells, one run each."
+
+
+def test_levels_close_together_are_averaged(empty: Store, make: Any) -> None:
+    offset_sweep(empty, make, {"old": 0.002, "new": 0.0})
+    figure_data = make_figure("response", empty, "apart")
+    expected = [tuple(loss(kind, rate, 4, 0) + 0.001 for rate in (0.01, 0.02)) for kind in ("polar", "nope")]
+    assert np.array(drawn_lines(figure_of(figure_data).axes[0])) == pytest.approx(np.array(sorted(expected)))
+    assert figure_data.notes[0].startswith("Lines: means over recipe (2 cells each); dots: single cells.")
+
+
+def test_third_axis_that_lies_apart_has_panels(empty: Store, make: Any) -> None:
+    offset_sweep(empty, make, {"old": 0.5, "new": 0.0}, memories=("on", "off"))
+    figure = figure_of(make_figure("response", empty, "apart"))
+    titles = [" ".join(axes.get_title().split()) for axes in figure.axes]
+    assert titles == ["validation loss, recipe old", "validation loss, recipe new"]
+    for axes, offset in zip(figure.axes, (0.5, 0.0), strict=True):
+        expected = [tuple(loss(kind, rate, 4, 0) + offset for rate in (0.01, 0.02)) for kind in ("polar", "nope")] * 2
+        assert np.array(drawn_lines(axes)) == pytest.approx(np.array(sorted(expected)))
+
+
+def test_lines_that_coincide_are_listed(empty: Store, make: Any) -> None:
+    offset_sweep(empty, make, {"old": 0.5, "new": 0.0}, memories=("on", "off"))
+    notes = make_figure("response", empty, "apart").notes
+    (listed,) = [note for note in notes if note.startswith("Lines that coincide: ")]
+    assert "PoLAR with memory and PoLAR no memory at 2 of 2 levels" in listed
 
 
 @pytest.mark.thorough
