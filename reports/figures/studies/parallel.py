@@ -76,8 +76,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 def _unit(objective: Objective) -> str:
     """Return " in " and the unit of an objective; empty without one."""
-    unit = objective.label.removesuffix(f" ({objective.better})").removeprefix(objective.words).removeprefix(", ")
-    return f" in {unit}" if unit else ""
+    return f" in {objective.unit}" if objective.unit else ""
 
 
 def _has_outliers(study: Study, scales: dict[str, Scale]) -> bool:
