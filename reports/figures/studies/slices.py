@@ -23,8 +23,8 @@ MAX_COLUMNS = 4
 TRIAL_COLOURS = ("later", tint(SERIES_INKS[0], 0.92), SERIES_INKS[0], mixed(SERIES_INKS[0], "#000000", 0.85))
 """Name of the colour map of trials, and its colours from the first trial to the last."""
 SPREAD = 0.7  # share of a level's space over which its trials are spread
-STEP = 0.13  # distance of neighbours in a level, as a share of its space
-ROWS = 24  # parts of the y axis, in each of which the trials of a level stand side by side
+STEP = 0.17  # distance of neighbours in a level, as a share of its space
+ROWS = 20.0  # values nearer than this part of the y axis stand side by side
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -143,7 +143,7 @@ def _is_of_levels(scale: Scale) -> bool:
 def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]) -> pd.Series:
     """Return the offset of each trial from its level, in the unit of the axis; 0 on an axis of many numbers.
 
-    Trials of a level with about the same value stand side by side around it, in the order of their numbers.
+    Trials of a level with about the same value stand side by side around it.
 
     Args:
         panel_rows: Rows of the panel, with place and value.
@@ -153,11 +153,20 @@ def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]
     if not _is_of_levels(scale) or scale.log:
         return pd.Series(0.0, panel_rows.index)
     low, high = limits
-    part = ((panel_rows["value"].clip(low, high) - low) / (high - low) * ROWS).round()
-    groups = panel_rows.groupby([panel_rows["place"], part])["number"]
-    rank, count = groups.rank() - 1, groups.transform("size")
     space = 1.0 if scale.levels or len(scale.at) < 2 else min(b - a for a, b in pairwise(scale.at))
-    return space * (rank - (count - 1) / 2) * (SPREAD / count).clip(upper=STEP)
+    heights = (panel_rows["value"].clip(low, high) - low) / (high - low) * ROWS
+    offsets = pd.Series(0.0, panel_rows.index)
+    sides = sorted((0.5 * STEP * part for part in range(-int(SPREAD / STEP), int(SPREAD / STEP) + 1)), key=abs)
+    for _, level in panel_rows.groupby("place"):
+        placed: list[tuple[float, float]] = []
+        for index in heights[level.index].sort_values(kind="stable").index:
+            height = float(heights[index])
+            near = [side for side, other in placed if height - other < 1]
+            # of the offsets in reach, the innermost one with most air
+            aside = max(sides, key=lambda side, near=near: min([STEP, *(abs(side - other) for other in near)]))
+            placed.append((aside, height))
+            offsets[index] = space * aside
+    return offsets
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
@@ -194,6 +203,9 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
         **settings.RING,
     )
     scale.apply_to_axis(axes, "x", 4)
+    if scale.at and not scale.log:
+        room = 0.5 * (scale.at[1] - scale.at[0]) if len(scale.at) > 1 else 0.5
+        axes.set_xlim(scale.low - room, scale.high + room)
     short_numbers(axes.yaxis)
     if scale.levels:
         axes.grid(axis="x", visible=False)
