@@ -21,8 +21,6 @@ FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so tha
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
-MAX_SHARED = 3
-"""Largest number of machines whose attempts at the same time the caption counts one by one."""
 MAX_KEY_ENTRIES = 40
 """Largest number of cells that the key below the axes names; with more, it names only those with a bad end."""
 
@@ -75,7 +73,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         fields |= {"kind": started.kind, "host": started.host, "gpu": gpu, "lane": lane, "start": start, "end": end}
         rows.append(fields | {"state": started.state, "failure": started.failure, "step": started.step})
     frame = pd.DataFrame(rows)
-    notes = [f"First start {first:%Y-%m-%d %H:%M} UTC.", *_notes(frame)]
+    tenants = [provenance.co_tenants for provenance in provenance_by_attempt.values() if provenance.co_tenants]
+    notes = [f"First start {first:%Y-%m-%d %H:%M} UTC.", *_notes(frame, tenants)]
     if len(numbers) > MAX_KEY_ENTRIES and len(rows) < CROWD:
         notes.append(f"Cells are numbered by their first start; --json lists all {len(numbers)}.")
     return collected(store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes)
@@ -96,8 +95,13 @@ def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> dict[str, str]:
     return {cell: parts[slug] for cell, slug in slugs.items()}
 
 
-def _notes(frame: pd.DataFrame) -> list[str]:
-    """Return the notes on the end of all attempts if they have the same, on crosses, and on attempts at the same time."""
+def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
+    """Return the notes on the end of all attempts if they have the same, on crosses, and on shared GPUs.
+
+    Args:
+        frame: Rows of attempts.
+        tenants: Number of other attempts on the GPU of each attempt that shared one; empty: see the lanes.
+    """
     states = frame["state"].value_counts()
     notes = (
         [f"{counted(len(frame), 'attempt')}, {'all ' if len(frame) > 1 else ''}{states.index[0]}."]
@@ -106,14 +110,12 @@ def _notes(frame: pd.DataFrame) -> list[str]:
     )
     if frame["state"].isin(BAD_STATES).any():
         notes.append("A cross marks an attempt that failed or diverged.")
-    at_once = frame.groupby(["host", "gpu"], sort=False)["lane"].max() + 1
-    shared = [
-        f"{lanes} on {gpu.removeprefix('NVIDIA ') or host}" for (host, gpu), lanes in at_once.items() if lanes > 1
-    ]
-    if shared and len(shared) <= MAX_SHARED:
-        notes.append(f"Attempts at the same time: up to {', '.join(shared)}.")
-    elif shared:
-        notes.append(f"Attempts at the same time: up to {at_once.max()} on a machine.")
+    at_once = int(frame["lane"].max()) + 1
+    if tenants:
+        others = f"up to {max(tenants)} others" if max(tenants) > 1 else "another"
+        notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU with {others}.")
+    elif at_once > 1:
+        notes.append(f"Up to {at_once} attempts ran at the same time on a machine.")
     return notes
 
 
