@@ -43,9 +43,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Axes are all searched settings first and the objectives last, in the grid's order. Columns: number, cell, attempt,
     axis (dotted path of the setting, or name of the objective), name (label), text (setting or value of the trial
     there; empty where an earlier trial lacks the setting), share (position on the axis, 0 to 1; NaN where it lacks the
-    setting), value (of the first objective, shares in %), best (True for the best trial by final values, or for all of
-    the Pareto front). Where a pruner left too few finished trials, all are compared at their last common validation
-    (`at_common_rung`).
+    setting), height (that of its line there, which is spread over the bar of a level), value (of the first objective,
+    shares in %), best (True for the best trial by final values, or for all of the Pareto front). Where a pruner left
+    too few finished trials, all are compared at their last common validation (`at_common_rung`).
 
     Raises:
         ReportError: The sweep is no study, or fewer than two trials are finished.
@@ -54,7 +54,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     scales = {path: scale_of(study, path) for path in study.search.ranges}
     scales |= {objective.name: _value_scale(study, objective) for objective in study.objectives}
     frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])
-    frame = frame.astype({"share": float, "value": float})
+    frame = frame.astype({"share": float, "height": float, "value": float})
     first = study.objectives[0]
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
     unit = _unit(first)
@@ -120,15 +120,15 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
         position, scale = axis_position(study, path, trial.params), scales[path]
         text = level_text(trial.params[path]) if path in trial.params else ""
         share = math.nan if math.isnan(position) else scale.share(position)
-        rows.append(trial_fields | {"axis": path, "name": study.names[path], "text": text, "share": share})
+        shift = level_offset(scale, trial.number, SPREAD / max(1, len(scale.levels)))
+        fields = {"axis": path, "name": study.names[path], "text": text, "share": share}
+        rows.append(trial_fields | fields | {"height": _height(scale, share) + shift})
     for objective in study.objectives:
         trial_value = objective.display_value(trial.values[objective.index])
         # a far worse value is drawn at the edge; the frame has its number
         share = min(1.0, max(0.0, scales[objective.name].share(trial_value)))
-        rows.append(
-            trial_fields
-            | {"axis": objective.name, "name": objective.words, "text": f"{trial_value:.4g}", "share": share}
-        )
+        fields = {"axis": objective.name, "name": objective.words, "text": f"{trial_value:.4g}", "share": share}
+        rows.append(trial_fields | fields | {"height": share})
     return [row | {"value": value, "best": trial.number in study.best} for row in rows]
 
 
@@ -150,14 +150,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
     shown = [scales[axis] for axis in order]
     bands = _band_widths(figure, shown)
-    shifts = [
-        level_offset(scales[axis], int(number), SPREAD / max(1, len(scales[axis].levels)))
-        for axis, number in frame[["axis", "number"]].to_numpy()
-    ]
-    heights = [_height(scales[axis], share) for axis, share in frame[["axis", "share"]].to_numpy()]
-    placed = frame.assign(x=frame["axis"].map(order), y=np.add(heights, shifts))
+    placed = frame.assign(x=frame["axis"].map(order))
     ways = {
-        number: _segments(points["x"].to_numpy(), points["y"].to_numpy(dtype=float), bands)
+        number: _segments(points["x"].to_numpy(), points["height"].to_numpy(dtype=float), bands)
         for number, points in placed.groupby("number")
     }
     for best, width, alpha in ((False, 0.9 * marker_scale(len(ranked)), 0.75), (True, 2.2, 1.0)):
