@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ...results.console.text import counted
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
 from ..render.style import STATE_INKS, tint
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
 
 STATES = ("done", "running", "interrupted", "failed", "diverged")
 FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
@@ -27,7 +28,7 @@ MAX_KEY_ENTRIES = 40
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the attempts of the sweep over time, one row per attempt, oldest first.
 
-    Columns: cell, slug, name (the parts of the slug that vary), number (of the cell, from 1, by its first start),
+    Columns: cell, slug, name (levels that vary, or the parts of the slug that do), number (of the cell, from 1, by its first start),
     attempt, kind, host, gpu (its name, or the device; empty where unknown), lane (0, 1, ... where several run at once
     on a machine), start and end (seconds since the first start; a running attempt ends at its last heartbeat), state,
     failure, step. Attempts of printed numbers are left out.
@@ -46,7 +47,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         for attempt in attempts
         if attempt.id in provenance_by_attempt
     }
-    names = distinct_name_parts(list(dict.fromkeys(slugs[attempt.cell_id] for attempt in attempts)))
+    names = _cell_names(data, {attempt.cell_id: slugs[attempt.cell_id] for attempt in attempts})
     numbers: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
     busy: dict[tuple[str, str], list[float]] = {}
@@ -62,14 +63,60 @@ def collect(store: Store, data: SweepData) -> FigureData:
         lanes[lane : lane + 1] = [end]
         slug = slugs[started.cell_id]
         number = numbers.setdefault(started.cell_id, len(numbers) + 1)
-        fields = {"cell": started.cell_id, "slug": slug, "name": names[slug], "number": number, "attempt": started.id}
+        fields = {
+            "cell": started.cell_id,
+            "slug": slug,
+            "name": names[started.cell_id],
+            "number": number,
+            "attempt": started.id,
+        }
         fields |= {"kind": started.kind, "host": started.host, "gpu": gpu, "lane": lane, "start": start, "end": end}
         rows.append(fields | {"state": started.state, "failure": started.failure, "step": started.step})
     frame = pd.DataFrame(rows)
-    notes = [f"First start {first:%Y-%m-%d %H:%M} UTC. A cross marks an attempt that failed or diverged."]
+    tenants = [provenance.co_tenants for provenance in provenance_by_attempt.values() if provenance.co_tenants]
+    notes = [f"First start {first:%Y-%m-%d %H:%M} UTC.", *_notes(frame, tenants)]
     if len(numbers) > MAX_KEY_ENTRIES and len(rows) < CROWD:
         notes.append(f"Cells are numbered by their first start; --json lists all {len(numbers)}.")
     return collected(store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes)
+
+
+def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of cells as in other figures, by cell id; the varying parts of their slugs if two are the same.
+
+    Args:
+        data: The sweep.
+        slugs: Slugs of the cells by cell id.
+    """
+    labels = cell_labels(data)
+    names = {cell: labels[cell] for cell in slugs}
+    if all(names.values()) and len({*names.values()}) == len(names):
+        return names
+    parts = distinct_name_parts(list(slugs.values()))
+    return {cell: parts[slug] for cell, slug in slugs.items()}
+
+
+def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
+    """Return the notes on the end of all attempts if they have the same, on crosses, and on shared GPUs.
+
+    Args:
+        frame: Rows of attempts.
+        tenants: Number of other attempts on the GPU of each attempt that shared one; empty: see the lanes.
+    """
+    states = frame["state"].value_counts()
+    notes = (
+        [f"{counted(len(frame), 'attempt')}, {'all ' if len(frame) > 1 else ''}{states.index[0]}."]
+        if len(states) == 1
+        else []
+    )
+    if frame["state"].isin(BAD_STATES).any():
+        notes.append("A cross marks an attempt that failed or diverged.")
+    at_once = int(frame["lane"].max()) + 1
+    if tenants:
+        others = f"up to {max(tenants)} others" if max(tenants) > 1 else "another"
+        notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU with {others}.")
+    elif at_once > 1:
+        notes.append(f"Up to {at_once} attempts ran at the same time on a machine.")
+    return notes
 
 
 def distinct_name_parts(slugs: Sequence[str]) -> dict[str, str]:
@@ -120,7 +167,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_xlabel(f"{unit} since the first start")
     numbered = _write_names(figure, axes, bars) if len(bars) < CROWD else set()
     _write_key(figure, axes, _key_entries(bars, numbered))
-    return drawing.finished(figure, figure_data.title, figure_data.notes, _state_handles(bars))
+    handles = _state_handles(bars)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles if len(handles) > 1 else {})
 
 
 def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:

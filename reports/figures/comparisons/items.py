@@ -38,7 +38,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     value (share of its digits that are right, a fraction), exact (True if all are), attn_type, memory, stratum (label
     of mixer and memory), name (of the cell within its stratum), row and column: position in the map from 0. The stratum
     with the highest mean is on top, the best cell first in it, and the trial that most cells get right at the left;
-    these means are over all shown lengths.
+    these means are over all shown lengths, with 0 for a trial that a cell did not answer.
 
     Raises:
         ReportError: No trials are stored.
@@ -50,10 +50,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         share for length in set(frame["length"]) if (share := constant_answer_score(data, int(length))) is not None
     }
     notes = [
-        f"Share of a trial's digits recalled correctly at {', '.join(length_labels)}. Rows: cells, grouped "
+        f"Share of a trial's digits recalled correctly at {', '.join(length_labels)} tokens. Rows: cells, grouped "
         "by mixer and memory, the best on top. Columns: trials, those that most cells answer at the left. "
-        "Right: mean of a cell or group."
+        f"Right: mean of a {'cell' if frame['cell'].nunique() <= MAX_NAMED_CELLS else 'group'}."
     ]
+    if len(frame) < frame["cell"].nunique() * frame["trial"].nunique() * frame["length"].nunique():
+        notes.append("A trial without an answer is left out of the mean and counts as 0 in the order.")
     having = frame["cell"].nunique()
     if having < len(data.cells):
         notes.append(f"{having} of {counted(len(data.cells), 'cell')} have trials.")
@@ -83,8 +85,8 @@ def _shown_lengths(store: Store, data: SweepData) -> list[int]:
 def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFrame:
     """Return the answers with attn_type, memory, stratum, name, row and column, sorted by length, row and column.
 
-    Rows and columns are the same at every length. Strata are ranked by their mean over answers, cells within them by
-    theirs, and trials by theirs, all highest first.
+    Rows and columns are the same at every length. Strata are ranked by the mean of their cells, cells within them and
+    trials by their sums, all highest first; an answer that is missing counts as 0.
 
     Args:
         data: The sweep.
@@ -99,11 +101,12 @@ def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFr
         stratum=[stratum_label(data, stratum) for stratum in strata],
         name=[names[cell] for cell in answer_rows["cell"]],
     )
-    cells = frame.groupby("cell", sort=False).agg(value=("value", "mean"), stratum=("stratum", "first"))
-    stratum_means = frame.groupby("stratum", sort=False)["value"].mean()
+    # every cell has the same number of trials here: one without an answer counts as 0 and cannot lift a mean
+    cells = frame.groupby("cell", sort=False).agg(value=("value", "sum"), stratum=("stratum", "first"))
+    stratum_means = cells.groupby("stratum", sort=False)["value"].mean()
     cells = cells.assign(of=[stratum_means[stratum] for stratum in cells["stratum"]])
     ranked = cells.sort_values(["of", "stratum", "value"], ascending=[False, True, False], kind="stable")
-    trials = frame.groupby("trial")["value"].mean().sort_values(ascending=False, kind="stable")
+    trials = frame.groupby("trial")["value"].sum().sort_values(ascending=False, kind="stable")
     rows, columns = (
         {label: position for position, label in enumerate(index)} for index in (ranked.index, trials.index)
     )
@@ -124,20 +127,27 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     named = len(cells) <= MAX_NAMED_CELLS
     each = 0.15 if named else max(0.02, 0.11 * MAX_NAMED_CELLS / len(cells))
     figure = drawing.page(
-        min(TALLEST, each * (max(heights) + 1) + 0.75), drawing.PAGE_WIDTH if len(lengths) > 1 else 4.8
+        min(TALLEST, each * (max(heights) + 1) + 1.2), drawing.PAGE_WIDTH if len(lengths) > 1 else 4.8
     )
-    missing = False
+    missing, bar = False, None
     grid = drawing.panel_column(figure, len(lengths), sharey=True)
     for axes, length in zip(grid, lengths, strict=True):
         panel_rows = frame[frame["length"] == length]
-        missing |= _draw_map(axes, panel_rows, cells, heights)
+        bar = _draw_map(axes, panel_rows, cells, heights)
+        missing |= len(panel_rows) < len(cells) * panel_rows["trial"].nunique()
         _write_means(axes, panel_rows, cells, heights, named=named)
-        axes.set_title(f"needle accuracy, {format_length(int(length))}")
+        axes.set_title(f"needle accuracy, {format_length(int(length))} tokens")
     _label_rows(grid[0], cells, heights, named=named)
-    colours = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits correct": ALL}
-    colours |= {"no answer": MISSING} if missing else {}
-    keys = {word: drawing.patch(facecolor=colour, linewidth=0.5) for word, colour in colours.items()}
+    _add_colour_bar(figure, grid, bar)
+    keys = {"no answer": drawing.patch(facecolor=MISSING, linewidth=0.5)} if missing else {}
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
+
+
+def _add_colour_bar(figure: Figure, grid: list[Axes], image: Any) -> None:
+    """Add a horizontal colour bar of the share of correct digits, in %, below the panels."""
+    layout = {"orientation": "horizontal", "aspect": 30, "shrink": 0.6, "pad": 0.03}
+    bar = drawing.colour_bar(figure, grid, image, "digits correct, %", **layout)
+    drawing.put_ticks(bar.ax.xaxis, {0.0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1.0: "100"})
 
 
 def _heights(cells: pd.DataFrame) -> list[float]:
@@ -151,8 +161,8 @@ def _heights(cells: pd.DataFrame) -> list[float]:
     return (np.arange(len(strata)) + GAP * np.cumsum(new)).tolist()
 
 
-def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float]) -> bool:
-    """Draw the rows of every stratum as one image, with limits and the x axis; return whether any answer is missing.
+def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float]) -> Any:
+    """Draw the rows of every stratum as one image, with limits and the x axis, and return the last image.
 
     Args:
         axes: The panel.
@@ -168,23 +178,27 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
     for stratum in dict.fromkeys(strata):
         (rows,) = np.nonzero(strata == stratum)
         ends = (-0.5, across - 0.5, heights[rows[-1]] + 0.5, heights[rows[0]] - 0.5)
-        drawing.heat(axes, table[rows], drawing.linear(0, 1), extent=ends, **style)
+        image = drawing.heat(axes, table[rows], drawing.linear(0, 1), extent=ends, **style)
     axes.set_xlim(-0.5, across - 0.5)
     axes.set_ylim(max(heights) + 0.5, -0.5)
     for edge in np.arange(1, across) - 0.5:
         axes.axvline(edge, color="#ffffff", linewidth=drawing.line_width(0.5), zorder=2)
+    for edge in np.array(heights[1:]) - 0.5 if len(cells) <= MAX_NAMED_CELLS else []:
+        axes.axhline(edge, color="#ffffff", linewidth=drawing.line_width(0.5), zorder=2)
     trials = panel_rows.drop_duplicates("column").sort_values("column")
     numbers = [str(trial) for trial in trials["trial"]] if across <= MAX_NUMBERED_TRIALS else []
     axes.set_xticks(trials["column"].to_list() if numbers else [], numbers)
     axes.tick_params(axis="x", labelsize=drawing.size("small"))
     axes.set_xlabel("trial, by accuracy" if numbers else f"{counted(across, 'trial')}, by accuracy")
-    return bool(np.isnan(table).any())
+    return image
 
 
 def _write_means(
     axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float], *, named: bool
 ) -> None:
     """Write means in % at the right of the rows: of every cell if `named`, else of each stratum over its answers.
+
+    A mean over fewer answers than its rows have trials is followed by that number.
 
     Args:
         axes: The panel.
@@ -195,9 +209,14 @@ def _write_means(
     """
     height = dict(zip(cells["cell"], heights, strict=True))
     groups = panel_rows.assign(y=panel_rows["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
-    for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
+    trials = panel_rows["trial"].nunique()
+    means = groups.agg(y=("y", "mean"), value=("value", "mean"), answers=("value", "size"), cells=("cell", "nunique"))
+    for _, row in means.iterrows():
         style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        drawing.note(axes, format_number(row["value"], 1, percent=True) + "%", (1, row["y"]), (4, 0), **style)
+        text = format_number(row["value"], 1, percent=True) + "%"
+        if row["answers"] < row["cells"] * trials:
+            text += f" of {counted(int(row['answers']), 'trial' if named else 'answer')}"
+        drawing.note(axes, text, (1, row["y"]), (4, 0), **style)
 
 
 def _label_rows(axes: Axes, cells: pd.DataFrame, heights: list[float], *, named: bool) -> None:

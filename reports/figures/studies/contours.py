@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...stats.study_data import Study, at_common_rung, require_done_trials, rung
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from ..canvas.scales import Scale, hide_overlapping_labels
+from ..canvas.scales import Scale, hide_overlapping_labels, short_numbers
 from . import settings
 
 MIN_TRIALS = 4
@@ -54,16 +55,20 @@ def collect(store: Store, data: SweepData) -> FigureData:
     rows = [row for y, x in combinations(chosen, 2) for row in _rows(study, x, y)]
     frame = pd.DataFrame(rows).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
-    notes = [
-        f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun}. Colours between "
-        "marks are linear interpolations over triangles of neighbours. Panels have marks only where a setting has "
-        "levels, or where interpolation predicts left-out trials no better than their mean."
-    ]
+    scales = {path: settings.scale_of(study, path) for path in chosen}
+    notes = [f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun}."]
+    if any(scale.levels for scale in scales.values()):
+        notes.append("Marks of a level are spread over its width.")
+    if sum(not scale.levels for scale in scales.values()) > 1:
+        notes.append(
+            "Between marks, colours are interpolated linearly (triangles of neighbours) where both settings are "
+            "numbers and the interpolation predicts left-out trials better than their mean does."
+        )
     if omitted:
         notes.append(f"The first {MAX_SETTINGS} settings of the grid that differ; left out: {', '.join(omitted)}.")
     return collected(
         store, study.data, "contours", "Objective values by pairs of settings", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
-        scales={path: settings.scale_of(study, path) for path in chosen}, label=first.label, direction=first.direction,
+        scales=scales, label=first.label, direction=first.direction,
         ring=settings.ring_label(study),
     )  # fmt: skip
 
@@ -103,18 +108,64 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """
     frame, scales = figure_data.frame, figure_data.draw_options["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
-    figure = drawing.page((drawing.PANEL_HEIGHT + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
-    grid = drawing.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > drawing.NARROW_WIDTH else 2)
+    down = len({y for _, y in pairs})
+    figure = drawing.page(1.25 * down + 0.35 if down > 1 else drawing.PANEL_HEIGHT, drawing.width_of(down + 1))
+    grid = _triangle(figure, pairs)
     objective = settings.objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
         _draw_panel(axes, panel_rows, scales[x], scales[y], norm, chart)
-    settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
+    if down > 1:
+        _add_colour_bar(figure, down, norm, chart, figure_data.draw_options["label"])
+    else:
+        settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
     return drawing.finished(
         figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
     )
+
+
+def _triangle(figure: Figure, pairs: list[tuple[str, str]]) -> list[Axes]:
+    """Return the panels of the pairs (x, y), in their order: a lower triangle whose rows share y and columns share x.
+
+    Only the panels at the left and at the bottom keep their tick labels.
+    """
+    across = list(dict.fromkeys(x for x, _ in pairs))[::-1]
+    up = list(dict.fromkeys(y for _, y in pairs))[::-1]
+    places = figure.add_gridspec(len(up), len(across))
+    grid, letters = [], sorted((up.index(y), across.index(x)) for x, y in pairs)
+    for x, y in pairs:
+        row, column = up.index(y), across.index(x)
+        axes = figure.add_subplot(places[row, column])
+        axes.tick_params(labelleft=not column, labelbottom=row == len(up) - 1)
+        if len(pairs) > 1:
+            drawing.add_panel_letter(axes, letters.index((row, column)))
+        grid.append(axes)
+    return grid
+
+
+def _in_lines(label: str) -> str:
+    """Return the label of an upright axis in lines of at most 14 characters, broken at spaces, joined by newlines."""
+    return "\n".join(textwrap.wrap(label, 14, break_long_words=False))
+
+
+def _add_colour_bar(figure: Figure, down: int, norm: Any, chart: Any, label: str) -> None:
+    """Add a horizontal colour bar in the free corner of a triangle of `down` rows."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.ticker import MaxNLocator
+
+    corner = figure.add_subplot(figure.axes[0].get_gridspec()[0, 1:])  # type: ignore[union-attr]
+    corner.set_axis_off()
+    bar = figure.colorbar(
+        ScalarMappable(norm, chart), cax=corner.inset_axes((0.15, 0.72, 0.8, 0.12)), orientation="horizontal"
+    )
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.grid(visible=False)
+    bar.set_label(settings.wrap_vertical_label(label))
+    bar.locator = MaxNLocator(4)
+    bar.update_ticks()
+    short_numbers(bar.ax.xaxis)
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
@@ -153,13 +204,15 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     )
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
-        room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.06
+        room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.1
         getattr(axes, f"set_{which}lim")(-room, 1 + room)
         drawing.put_ticks(
             getattr(axes, f"{which}axis"), {scale.share(tick): label for tick, label in scale.ticks().items()}
         )
-    axes.set_xlabel(settings.setting_label(str(panel_rows["x_name"].iloc[0])))
-    axes.set_ylabel(settings.setting_label(str(panel_rows["y_name"].iloc[0])))
+    if axes.xaxis.get_tick_params()["labelbottom"]:
+        axes.set_xlabel(settings.setting_label(str(panel_rows["x_name"].iloc[0])))
+    if axes.yaxis.get_tick_params()["labelleft"]:
+        axes.set_ylabel(_in_lines(settings.setting_label(str(panel_rows["y_name"].iloc[0]))))
     drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
 
 

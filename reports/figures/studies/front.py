@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import combinations, pairwise, product
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
 from ...render.style import SERIES_INKS
 from ...stats.study_data import Study, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
-from ..canvas import drawing, labels
+from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import short_numbers
 from .settings import RING, objective_with_direction, padded_range, trial_row, value_range, wrap_vertical_label
@@ -38,7 +40,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     require_done_trials(study, 1, "the figure front")
     frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
-    notes = ["Ringed and numbered: trials on the front, where no other is as good in all objectives and better in one."]
+    notes = [
+        "Ringed and numbered: trials on the front, where no other is as good in all objectives and better in one.",
+        "Each mark is a single trial, so no uncertainty is shown.",
+    ]
     if len(study.objectives) > 2:
         notes.append("The front is over all objectives, so its trials may lie inside in a panel of two.")
     origins = study.origins(study.done)
@@ -77,7 +82,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for axes, (x, y) in zip(drawing.panel_column(figure, len(pairs)), pairs, strict=True):
         _draw_panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
     trial = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
-    handles = {"trial": trial, "Pareto front": drawing.key(**RING)}
+    on_front = drawing.key(linestyle="none", marker="o", color=SERIES_INKS[0], markersize=drawing.line_width(3.6))
+    handles = {"trial": trial, "Pareto front": (on_front, drawing.key(markersize=drawing.line_width(7), **RING))}
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
@@ -113,5 +119,71 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
     labelled = front.iloc[:: max(1, -(-len(front) // MAX_NAMED))]
     named = [(float(row["x_value"]), float(row["y_value"]), f"#{row['number']}") for row in labelled.to_dict("records")]
     points = list(zip(panel_rows["x_value"], panel_rows["y_value"], strict=True))
-    drawing.after_layout(axes.figure, lambda: labels.label_points(axes, named, points))  # type: ignore[arg-type]
+    path = _step_corners(front, int(panel_rows["x_sign"].iloc[0])) if stepped else []
+    drawing.after_layout(axes.figure, lambda: _label_front(axes, named, points, path))  # type: ignore[arg-type]
     axes.locator_params(nbins=5)
+
+
+def _step_corners(front: pd.DataFrame, x_sign: int) -> list[tuple[float, float]]:
+    """Return the corners (x, y) of the steps through the trials of a front, which are in the order of x."""
+    points = list(zip(front["x_value"], front["y_value"], strict=True))
+    between = [(b[0], a[1]) if x_sign < 0 else (a[0], b[1]) for a, b in pairwise(points)]
+    return [point for pair in zip(points, between, strict=False) for point in pair] + points[-1:]
+
+
+def _label_front(
+    axes: Axes,
+    named: Sequence[tuple[float, float, str]],
+    points: Sequence[tuple[float, float]],
+    front: Sequence[tuple[float, float]],
+) -> None:
+    """Write labels around their points, off all marks, the line of the front and each other, with thin leaders.
+
+    The layout must be final. Of positions on circles around a point the one with the fewest overlaps is taken, the
+    nearest of several.
+
+    Args:
+        axes: The panel.
+        named: (x, y, text) of each label, in data.
+        points: (x, y) in data of all trials.
+        front: (x, y) in data of the corners of the drawn front; empty: none.
+    """
+    from matplotlib.text import Text
+
+    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    dot = axes.figure.dpi / 72
+    marks = axes.transData.transform(list(points))
+    frame = axes.get_window_extent(renderer)
+    steps = axes.transData.transform(front) if front else []
+    taken = np.concatenate([marks, *(np.linspace(a, b, 60) for a, b in pairwise(steps))])
+    boxes: list[Any] = []
+    for x, y, text in named:
+        here = axes.transData.transform((x, y))
+        others = marks[np.hypot(*(marks - here).T) > dot]
+        leader = {
+            "arrowstyle": "-",
+            "linewidth": drawing.line_width(0.5),
+            "shrinkA": 0,
+            "shrinkB": 4,
+            "color": drawing.GREY,
+        }
+        note = drawing.note(axes, text, (x, y), (0, 0), ha="center", va="center", zorder=6, arrowprops=leader)
+        best = (float("inf"), 0.0, 0.0)
+        for radius, angle in product((14, 20, 27, 35), range(0, 360, 15)):
+            aside, up = radius * np.cos(np.radians(angle)), radius * np.sin(np.radians(angle))
+            note.set_position((aside, up))
+            note.update_positions(renderer)
+            box = Text.get_window_extent(note, renderer).padded(3.5 * dot)
+            outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
+            way = np.linspace(here, here + dot * np.array([aside, up]), 12)
+            crossed = (
+                int((np.hypot(*(others[:, None] - way).transpose(2, 0, 1)) < 4 * dot).any(1).sum())
+                if len(others)
+                else 0
+            )
+            met = sum(box.overlaps(other) for other in boxes)
+            cost = 1000 * outside + 400 * met + 50 * box.count_contains(taken) + 50 * crossed + radius
+            best = min(best, (cost, aside, up))
+        note.set_position(best[1:])
+        note.update_positions(renderer)
+        boxes.append(Text.get_window_extent(note, renderer))

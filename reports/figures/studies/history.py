@@ -42,10 +42,30 @@ def collect(store: Store, data: SweepData) -> FigureData:
     study = require_done_trials(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
     frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
-    notes = [f"Line: best so far. {study.trial_counts_text()}.", f"{study.search_text()}."]
+    notes = [f"{study.trial_counts_text()}.", *_mark_notes(study, frame), f"{study.search_text()}."]
     return collected(
         store, study.data, "history", "Optimization history", frame, study.origins(study.trials), notes=notes
     )
+
+
+def _mark_notes(study: Study, frame: pd.DataFrame) -> list[str]:
+    """Return the notes on marks without a value at an edge, and on trials that have no mark; [] for neither."""
+    notes = []
+    lost = frame[frame["value"].isna()]
+    at_edge = [standing for standing in ("diverged", "failed") if (lost["standing"] == standing).any()]
+    if at_edge:
+        notes.append(f"Trials that {' or '.join(at_edge)} have no value: their marks stand at the worse edge.")
+    waiting = [trial.number for trial in study.trials if trial.standing == "asked"]
+    hidden = sorted(
+        {*waiting, *lost[lost["standing"] == "pruned"]["number"]} if len(study.objectives) == 1 else waiting
+    )
+    if hidden:
+        few = ", ".join(map(str, hidden)) if len(hidden) <= MAX_LISTED else str(len(hidden))
+        why = "not finished" if hidden == waiting else "without a value"
+        notes.append(
+            f"Not drawn: {'trial ' + few if len(hidden) == 1 else few + ' trials' if len(hidden) > MAX_LISTED else 'trials ' + few}, {why}."
+        )
+    return notes
 
 
 def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
@@ -113,7 +133,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
         panel_rows: Rows of one objective, with number, standing, direction, label, value and so_far.
 
     Returns:
-        Legend handles by label: one per standing that is drawn, and "best so far".
+        Legend handles by label: one per standing that is drawn, "best so far", and "beyond the axis" if any is.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -122,6 +142,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     low, high = padded_range(*value_range([*with_value["value"], *panel_rows["so_far"].dropna()], objective))
     axes.set_ylim(low, high)
     handles: dict[str, Any] = {}
+    outside: dict[str, Any] = {}
     for standing, standing_style in STANDING_STYLES.items():
         part = with_value[with_value["standing"] == standing]
         inside = part[(part["value"] >= low) & (part["value"] <= high)]
@@ -130,7 +151,11 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
             handles[STANDING_LABELS.get(standing, "done")] = drawing.points(
                 axes, inside["number"], inside["value"], **style
             )
-        _mark_out_of_range(axes, part.drop(inside.index), standing_style["color"])
+        beyond = part.drop(inside.index)
+        _mark_out_of_range(axes, beyond, standing_style["color"])
+        if len(beyond):
+            marker = "^" if objective.sign < 0 else "v"
+            outside["beyond the axis"] = drawing.key(linestyle="none", marker=marker, color=drawing.GREY)
     for standing in ("diverged", "failed"):
         lost = panel_rows[panel_rows["value"].isna() & (panel_rows["standing"] == standing)]
         if len(lost):
@@ -151,7 +176,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     axes.set_xlabel("trial")
     axes.set_ylabel(wrap_vertical_label(str(panel_rows["label"].iloc[0])))
     short_numbers(axes.yaxis)
-    return handles
+    return handles | outside
 
 
 def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str) -> None:

@@ -70,7 +70,8 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     notes = [
         f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}, as shares of all settings. Line: "
         f"{CHANCE}, from {permutation_count(method, len(study.done))} permutations of the values among the "
-        "trials; a pale bar does not reach it. Arrow: line beyond the axis."
+        f"trials{'; a pale bar does not reach it' if not all(row['sure'] for row in rows) else ''}."
+        f"{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
     ]
     if still:
         notes.append(f"Settings that do not vary between trials: {', '.join(still)}.")
@@ -104,7 +105,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     """Draw the bars of an objective, top to bottom in the order of the rows, on an axis from 0 to 100 %.
 
-    Bars that are not above chance are pale. A chance level beyond 100 % is an arrow at the edge.
+    Bars that are not above chance are pale, and their shares stand at the right. A chance level beyond 100 % is an
+    arrow at the edge.
     """
     heights = range(len(panel_rows))
     colours = [BAR if sure else PALE_BAR for sure in panel_rows["sure"]]
@@ -113,7 +115,14 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     for at, height in sorted(zip(panel_rows["chance"], heights, strict=True), key=lambda pair: pair[0] > 100):
         marker, size, edge = ("|", 9.0, 1.6) if at <= 100 else (">", 4.0, None)
         style: dict[str, Any] = {"markersize": size} | ({"markeredgewidth": edge} if edge else {})
+        if at <= 100:
+            # a white edge separates the line from a dark bar
+            halo = {"color": "#ffffff", "markersize": size + 1.0, "markeredgewidth": 3.6, "zorder": 2.5}
+            drawing.points(axes, at, height, marker, **halo)
         drawing.points(axes, min(at, 100.0), height, marker, color=drawing.INK, zorder=3, clip_on=False, **style)
+    for height, share in enumerate(panel_rows["share"]):
+        style = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        drawing.note(axes, f"{share:.1f} %", (1, height), (7, 0), **style)
     axes.set_yticks(heights, [setting_label(str(name)) for name in panel_rows["name"]])
     axes.set_ylim(len(panel_rows) - 0.45, -0.55)
     axes.set_xlim(0, 100)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
@@ -17,7 +20,6 @@ from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import Scale, scale_for_values
 from .settings import (
     axis_position,
-    colour_bar,
     colours,
     level_offset,
     marker_scale,
@@ -29,7 +31,8 @@ from .settings import (
 )
 
 MIN_TRIALS = 2
-SPREAD = 0.2  # share of a level's space over which lines through it are spread
+SPREAD = 0.6  # share of a level's space over which lines through it are spread
+MAX_BAND = 0.6  # largest width of an axis, as a share of the distance of two
 EACH = 0.62
 """Least width of an axis in inches at the font size of the style `paper`; with more axes the page does not grow."""
 
@@ -40,9 +43,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Axes are all searched settings first and the objectives last, in the grid's order. Columns: number, cell, attempt,
     axis (dotted path of the setting, or name of the objective), name (label), text (setting or value of the trial
     there; empty where an earlier trial lacks the setting), share (position on the axis, 0 to 1; NaN where it lacks the
-    setting), value (of the first objective, shares in %), best (True for the best trial by final values, or for all of
-    the Pareto front). Where a pruner left too few finished trials, all are compared at their last common validation
-    (`at_common_rung`).
+    setting), height (that of its line there, which is spread over the bar of a level), value (of the first objective,
+    shares in %), best (True for the best trial by final values, or for all of the Pareto front). Where a pruner left
+    too few finished trials, all are compared at their last common validation (`at_common_rung`).
 
     Raises:
         ReportError: The sweep is no study, or fewer than two trials are finished.
@@ -51,19 +54,39 @@ def collect(store: Store, data: SweepData) -> FigureData:
     scales = {path: scale_of(study, path) for path in study.search.ranges}
     scales |= {objective.name: _value_scale(study, objective) for objective in study.objectives}
     frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])
-    frame = frame.astype({"share": float, "value": float})
+    frame = frame.astype({"share": float, "height": float, "value": float})
     first = study.objectives[0]
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
-    notes = [f"One line per {study.trial_noun}, coloured by {first.words} (brighter is better); thick: {thick}."]
+    unit = _unit(first)
+    notes = [
+        f"One line per {study.trial_noun}, coloured by {first.words}{unit} ({first.better}, and brighter); thick: {thick}."
+    ]
     if len(study.objectives) > 1:
-        notes.append(
-            "Other objectives: "
-            f"{', '.join(f'{objective.words} ({objective.better})' for objective in study.objectives[1:])}."
-        )
+        others = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
+        notes.append(f"Other objectives: {', '.join(others)}.")
+    if any(scale.levels for scale in scales.values()):
+        notes.append("The lines of a level are spread over its bar.")
+    if _has_outliers(study, scales):
+        notes.append("Values beyond the axis of an objective are drawn at its end.")
     return collected(
         store, study.data, "parallel", "Settings and objective values of trials", frame, study.origins(study.done),
-        notes=[*notes, *rung_note(study)], scales=scales, label=first.label, direction=first.direction,
+        notes=[*notes, *rung_note(study)], scales=scales, direction=first.direction,
     )  # fmt: skip
+
+
+def _unit(objective: Objective) -> str:
+    """Return " in " and the unit of an objective; empty without one."""
+    return f" in {objective.unit}" if objective.unit else ""
+
+
+def _has_outliers(study: Study, scales: dict[str, Scale]) -> bool:
+    """Return whether a finished trial has a value of an objective outside its axis."""
+    return any(
+        not 0 <= scales[objective.name].share(objective.display_value(trial.values[objective.index])) <= 1
+        for trial in study.done
+        for objective in study.objectives
+        if trial.values is not None
+    )
 
 
 def _value_scale(study: Study, objective: Objective) -> Scale:
@@ -97,15 +120,15 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
         position, scale = axis_position(study, path, trial.params), scales[path]
         text = level_text(trial.params[path]) if path in trial.params else ""
         share = math.nan if math.isnan(position) else scale.share(position)
-        rows.append(trial_fields | {"axis": path, "name": study.names[path], "text": text, "share": share})
+        shift = level_offset(scale, trial.number, SPREAD / max(1, len(scale.levels)))
+        fields = {"axis": path, "name": study.names[path], "text": text, "share": share}
+        rows.append(trial_fields | fields | {"height": _height(scale, share) + shift})
     for objective in study.objectives:
         trial_value = objective.display_value(trial.values[objective.index])
         # a far worse value is drawn at the edge; the frame has its number
         share = min(1.0, max(0.0, scales[objective.name].share(trial_value)))
-        rows.append(
-            trial_fields
-            | {"axis": objective.name, "name": objective.words, "text": f"{trial_value:.4g}", "share": share}
-        )
+        fields = {"axis": objective.name, "name": objective.words, "text": f"{trial_value:.4g}", "share": share}
+        rows.append(trial_fields | fields | {"height": share})
     return [row | {"value": value, "best": trial.number in study.best} for row in rows]
 
 
@@ -125,18 +148,18 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     chart = colours(objective.sign)
     order = {str(axis_row["axis"]): index for index, axis_row in enumerate(names)}
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
-    spread = {axis: SPREAD / max(1, len(scale.levels) - 1) for axis, scale in scales.items()}
-    shifts = [
-        level_offset(scales[axis], int(number), spread[axis]) for axis, number in frame[["axis", "number"]].to_numpy()
-    ]
-    placed = frame.assign(x=frame["axis"].map(order), y=frame["share"] + shifts)
-    ways = {number: points[["x", "y"]].to_numpy(dtype=float) for number, points in placed.groupby("number")}
+    shown = [scales[axis] for axis in order]
+    bands = _band_widths(figure, shown)
+    placed = frame.assign(x=frame["axis"].map(order))
+    ways = {
+        number: _segments(points["x"].to_numpy(), points["height"].to_numpy(dtype=float), bands)
+        for number, points in placed.groupby("number")
+    }
     for best, width, alpha in ((False, 0.9 * marker_scale(len(ranked)), 0.75), (True, 2.2, 1.0)):
         trials = ranked[ranked["best"] == best]
-        lines, line_colours = (
-            [ways[number] for number in trials["number"]],
-            [chart(norm(value)) for value in trials["value"]],
-        )
+        numbered = trials[["number", "value"]].itertuples(index=False)
+        pairs = [(segment, chart(norm(value))) for number, value in numbered for segment in ways[int(number)]]
+        lines, line_colours = [segment for segment, _ in pairs], [colour for _, colour in pairs]
         if best:
             # a dark edge separates bright lines from the paper and from each other
             lines = [line for line in lines for _ in range(2)]
@@ -147,43 +170,86 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
                 lines, colors=line_colours, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round"
             )
         )
-    _draw_frame(
-        axes, [str(axis_row["name"]) for axis_row in names], [scales[str(axis_row["axis"])] for axis_row in names]
-    )
-    colour_bar(figure, [axes], norm, chart, figure_data.draw_options["label"])
+    _draw_frame(axes, [str(axis_row["name"]) for axis_row in names], shown, bands)
     return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
 
-def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
-    """Draw the upright axes with their names above and about four tick labels at the left of each.
+def _height(scale: Scale, share: float) -> float:
+    """Return the height of a share of an axis, 0 to 1: levels stand in the middle of equal parts of their axis."""
+    count = len(scale.levels)
+    return (share * (count - 1) + 0.5) / count if count > 1 else share
+
+
+def _band_widths(figure: Figure, scales: Sequence[Scale]) -> list[float]:
+    """Return the width of each axis, in distances of two axes, for its tick labels; the outer axes have 0.
+
+    An inner axis is a band with its labels inside, where no lines run; the labels of the outer axes stand outside.
+    """
+    across = figure.get_figwidth() * 0.9 / len(scales)
+    each = 0.62 * drawing.size("small") / 72
+    longest = [max((len(text) for text in scale.ticks(4).values()), default=0) for scale in scales]
+    widths = [min(MAX_BAND, (each * length + 0.09) / across) for length in longest]
+    return [0.0 if index in (0, len(scales) - 1) else width for index, width in enumerate(widths)]
+
+
+def _segments(positions: np.ndarray, heights: np.ndarray, bands: Sequence[float]) -> list[np.ndarray]:
+    """Return the pieces [2, 2] of a trial's line from the right edge of each axis to the left edge of the next.
+
+    Args:
+        positions: Index of each axis that the trial has.
+        heights: Height there; NaN where the trial lacks the setting.
+        bands: Width of each axis.
+    """
+    return [
+        np.array([[start + bands[start] / 2, low], [end - bands[end] / 2, high]])
+        for (start, low), (end, high) in pairwise(zip(positions, heights, strict=True))
+        if np.isfinite([low, high]).all()
+    ]
+
+
+def _draw_frame(axes: Axes, names: list[str], scales: Sequence[Scale], bands: Sequence[float]) -> None:
+    """Draw the upright axes with their names above and about four tick labels each.
+
+    The first axis has its labels at the left, the last one at the right, and the others between their two edges. A
+    level has a bar as high as its lines are spread.
 
     Args:
         axes: The only axes of the figure; axis number i stands at x = i, from y = 0 to 1.
         names: Label of each axis.
         scales: Scale of each axis, in the same order.
+        bands: Width of each axis.
     """
-    axes.set_xlim(-0.35, len(names) - 0.65)
-    axes.set_ylim(-0.06, 1.06)
+    last = len(names) - 1
+    axes.set_xlim(-0.35, last + 0.35)
+    axes.set_ylim(-0.03, 1.03)
     drawing.bare(axes)
     axes.set_yticks([])
     axes.tick_params(axis="x", labeltop=True, labelbottom=False)
     figure: Any = axes.figure
     letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
     axes.set_xticks(range(len(names)), [folded(setting_label(name), letters) for name in names])
-    for index, scale in enumerate(scales):
-        axes.axvline(index, 0.06 / 1.12, 1.06 / 1.12, color=drawing.INK, linewidth=drawing.line_width(0.8), zorder=5)
+    thin: dict[str, Any] = {"color": drawing.INK, "linewidth": drawing.line_width(0.7), "zorder": 5, "label": "_guide"}
+    for index, (scale, band) in enumerate(zip(scales, bands, strict=True)):
+        sides = [(index, 1 if index == last else -1)] if not band else [(index - band / 2, 1), (index + band / 2, -1)]
+        for x, _ in sides:
+            axes.plot([x, x], [0, 1], **thin)
+        align = "center" if band else "left" if index == last else "right"
+        shift = 0 if band else 5 if index == last else -5
         for tick, tick_text in scale.ticks(4).items():
-            share = scale.share(tick)
-            axes.plot(
-                [index - 0.03, index],
-                [share, share],
-                color=drawing.INK,
-                linewidth=drawing.line_width(0.8),
-                zorder=5,
-                label="_guide",
+            height = _height(scale, scale.share(tick))
+            half = SPREAD / 2 / len(scale.levels) if scale.levels else 0.0
+            for x, inwards in sides:
+                if half:
+                    axes.plot([x, x], [height - half, height + half], **(thin | {"linewidth": drawing.line_width(2.5)}))
+                else:
+                    axes.plot([x, x + 0.03 * inwards], [height, height], **thin)
+            style: dict[str, Any] = {"ha": align, "va": "center", "zorder": 6}
+            most = max(
+                3, int((band - 0.02) * 0.9 * figure.get_figwidth() / len(names) / 0.6 / drawing.size("small") * 72)
             )
-            style: dict[str, Any] = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
-            drawing.note(axes, tick_text, (index - 0.03, share), (-2, 0), **style)
+            drawing.note(
+                axes, drawing.shortened(tick_text, most) if band else tick_text, (index, height), (shift, 0), **style
+            )
 
 
 def folded(name: str, most: int) -> str:

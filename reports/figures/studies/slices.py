@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -19,9 +20,11 @@ from . import settings
 MIN_TRIALS = 2
 MAX_COLUMNS = 4
 """Largest number of panels side by side."""
-TRIAL_COLOURS = ("later", tint(SERIES_INKS[0], 0.75), SERIES_INKS[0], mixed(SERIES_INKS[0], "#000000", 0.75))
+TRIAL_COLOURS = ("later", tint(SERIES_INKS[0], 0.92), SERIES_INKS[0], mixed(SERIES_INKS[0], "#000000", 0.85))
 """Name of the colour map of trials, and its colours from the first trial to the last."""
-SPREAD = 0.5  # share of a level's space over which its trials are spread
+SPREAD = 0.7  # share of a level's space over which its trials are spread
+STEP = 0.17  # distance of neighbours in a level, as a share of its space
+ROWS = 20.0  # values nearer than this part of the y axis stand side by side
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -42,11 +45,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
     notes = [f"Each mark is a {study.trial_noun}, later ones are darker; no averaging over other settings."]
-    if any(settings.scale_of(study, path).levels for path in study.search.ranges):
-        notes.append("Trials of the same level are drawn side by side.")
+    scales = {path: settings.scale_of(study, path) for path in study.search.ranges}
+    if any(_is_of_levels(scale) for scale in scales.values()):
+        notes.append("Trials of the same level and about the same value are drawn side by side.")
     return collected(
         store, study.data, "slices", "Objective values by setting", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
-        scales={path: settings.scale_of(study, path) for path in study.search.ranges}, last=study.trials[-1].number,
+        scales=scales, last=study.trials[-1].number,
         ring=settings.ring_label(study),
     )  # fmt: skip
 
@@ -131,6 +135,40 @@ def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
     )
 
 
+def _is_of_levels(scale: Scale) -> bool:
+    """Return whether many trials share a position on this axis: one of levels, or of few numbers."""
+    return bool(scale.levels or scale.at)
+
+
+def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]) -> pd.Series:
+    """Return the offset of each trial from its level, in the unit of the axis; 0 on an axis of many numbers.
+
+    Trials of a level with about the same value stand side by side around it.
+
+    Args:
+        panel_rows: Rows of the panel, with place and value.
+        scale: Scale of the setting.
+        limits: (low, high) of the y axis.
+    """
+    if not _is_of_levels(scale) or scale.log:
+        return pd.Series(0.0, panel_rows.index)
+    low, high = limits
+    space = 1.0 if scale.levels or len(scale.at) < 2 else min(b - a for a, b in pairwise(scale.at))
+    heights = (panel_rows["value"].clip(low, high) - low) / (high - low) * ROWS
+    offsets = pd.Series(0.0, panel_rows.index)
+    sides = sorted((0.5 * STEP * part for part in range(-int(SPREAD / STEP), int(SPREAD / STEP) + 1)), key=abs)
+    for _, level in panel_rows.groupby("place"):
+        placed: list[tuple[float, float]] = []
+        for index in heights[level.index].sort_values(kind="stable").index:
+            height = float(heights[index])
+            near = [side for side, other in placed if height - other < 1]
+            # of the offsets in reach, the innermost one with most air
+            aside = max(sides, key=lambda side, near=near: min([STEP, *(abs(side - other) for other in near)]))
+            placed.append((aside, height))
+            offsets[index] = space * aside
+    return offsets
+
+
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
     """Draw the trials of an objective over a setting, and set limits, ticks and the x label.
 
@@ -143,15 +181,13 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
         norm: Matplotlib normalization of the trials' numbers, which gives the colours.
         limits: (low, high) of the y axis.
     """
-    positions = panel_rows["place"] + [
-        settings.level_offset(scale, int(number), SPREAD) for number in panel_rows["number"]
-    ]
+    positions = panel_rows["place"] + _offsets(panel_rows, scale, limits)
     chart = drawing.colours(*TRIAL_COLOURS)
     low, high = limits
     axes.set_ylim(low, high)
     inside = panel_rows["value"].clip(low, high)
-    size = (settings.marker_scale(len(panel_rows)) * drawing.line_width(3.6)) ** 2
-    style: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.line_width(0.3), "edgecolors": "#ffffff"}
+    size = (settings.marker_scale(len(panel_rows)) * drawing.line_width(4.6)) ** 2
+    style: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.line_width(0.4), "edgecolors": drawing.INK}
     axes.scatter(positions, inside, c=panel_rows["number"], cmap=chart, norm=norm, **style)
     beyond = (panel_rows["value"] < low) | (panel_rows["value"] > high)
     for x, value, number in zip(
@@ -162,11 +198,14 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
     axes.plot(
         positions[panel_rows["best"]],
         inside[panel_rows["best"]],
-        markersize=drawing.line_width(6.5),
+        markersize=drawing.line_width(7.5),
         zorder=4,
         **settings.RING,
     )
     scale.apply_to_axis(axes, "x", 4)
+    if scale.at and not scale.log:
+        room = 0.5 * (scale.at[1] - scale.at[0]) if len(scale.at) > 1 else 0.5
+        axes.set_xlim(scale.low - room, scale.high + room)
     short_numbers(axes.yaxis)
     if scale.levels:
         axes.grid(axis="x", visible=False)

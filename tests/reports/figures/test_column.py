@@ -9,6 +9,7 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.timeline import distinct_name_parts
+from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
@@ -87,6 +88,19 @@ class TestTimeline:
         assert texts[:-1] == [str(i + 1) for i in range(20)]
         crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
         assert [list(line.get_xdata()) for line in crosses] == [[8.0, 12.0]]
+        assert "A cross marks an attempt that failed or diverged." in figure_data.notes
+
+    def test_timeline_of_the_pilot_has_paper_names(self) -> None:
+        figure_data = make_figure("timeline", shipped_store("replication-longer"), "replication-longer")
+        assert set(figure_data.frame["name"]) == {
+            f"{mixer}, {memory}training tokens {tokens}"
+            for mixer in ("PoLAR", "NoPE", "RoPE")
+            for memory in ("", "with memory, ")
+            for tokens in ("65.5M", "131M")
+        }
+        notes = ("12 attempts, all done.", "12 attempts shared a GPU with up to 11 others.")
+        assert figure_data.notes[1:3] == notes, "no cross, no note on it"
+        assert figure_of(figure_data).legends == [], "a single state needs no legend"
 
     @pytest.mark.thorough
     def test_key_of_large_timeline_names_failed_cells(self, empty: Store, make: Any) -> None:

@@ -147,8 +147,11 @@ class TestItems:
         assert set(frame["length"]) == {128}
         # polar: 8 of 20 digits with memory, 5 without; nope: 5 (4 of 15 for the seed that lacks a trial) and 3
         strata = frame.drop_duplicates("stratum").sort_values("row")["stratum"].tolist()
-        assert strata == ["PoLAR, with memory", "NoPE, with memory", "PoLAR, no memory", "NoPE, no memory"]
-        right = frame.groupby("trial")["value"].mean()
+        assert strata == ["PoLAR, with memory", "PoLAR, no memory", "NoPE, with memory", "NoPE, no memory"]
+        (lacking,) = (cell for cell, part in frame.groupby("cell") if len(part) == 3)
+        nope = frame[frame["stratum"] == "NoPE, with memory"]
+        assert nope.loc[nope["row"].idxmax(), "cell"] == lacking, "a missing answer lifts no cell"
+        right = frame.groupby("trial")["value"].sum()
         columns = frame.drop_duplicates("column").set_index("column")["trial"]
         assert list(columns[range(4)]) == list(right.sort_values(ascending=False).index) == [2, 3, 0, 1]
 
@@ -157,7 +160,7 @@ class TestItems:
         figure_data = make_figure("items", replicated)
         figure = figure_of(figure_data)
         check_column(figure)
-        (axes,) = figure.axes
+        axes, bar = figure.axes
         table = np.ma.concatenate([image.get_array() for image in axes.images])
         assert table.shape == (12, 4)
         expected = figure_data.frame.pivot(index="row", columns="column", values="value").to_numpy()
@@ -166,11 +169,12 @@ class TestItems:
         assert figure_data.frame["value"].max() == 1.0
         assert colors.same_color(axes.images[0].cmap(1.0), drawing.GOOD)
         legend_labels = [legend.get_text() for legend in figure.legends[0].get_texts()]
-        assert legend_labels == ["none", "half", "all digits correct", "no answer"]
+        assert legend_labels == ["no answer"]
+        assert [label.get_text() for label in bar.get_xticklabels()] == ["0", "25", "50", "75", "100"]
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert labels[0] == "PoLAR, with memory, seed 0"
         means = [text.get_text() for text in axes.texts]
-        assert means[0] == "40.0%"
+        assert means == [*["40.0%"] * 3, *["25.0%"] * 5, "26.7% of 3 trials", *["15.0%"] * 3]
         assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "3", "0", "1"]
 
     @pytest.mark.thorough
@@ -179,7 +183,7 @@ class TestItems:
         assert set(figure_data.frame["length"]) == {64, 128}
         row_counts = figure_data.frame.groupby("cell")["row"].nunique()
         assert set(row_counts) == {1}
-        assert len(figure_of(figure_data).axes) == 2
+        assert len(figure_of(figure_data).axes) == 3
 
     def test_printed_numbers_have_no_trials(self, published: Store) -> None:
         with pytest.raises(ReportError, match="sweep printed-v2 has no stored needle trials") as error:

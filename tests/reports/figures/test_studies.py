@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import studied
 from atma_sweep.reports.check import check_file
@@ -21,6 +22,7 @@ from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import Interval, LevelChoice, Search
 from here import run_in_process
+from matplotlib.text import Text
 from pictures import COLUMN, assert_texts_apart, figure_of
 from studied import DEPTH, ENDS, FIGURES, KIND, RATE, SEARCH, TWO, loss, speed, trials_at_random
 from tiers import every_nth
@@ -50,6 +52,15 @@ class TestHistory:
             else:
                 assert math.isnan(row["value"])
             assert row["so_far"] == pytest.approx(so_far)
+
+    def test_caption_names_marks_without_value(self, studies: Store) -> None:
+        figure_data = make_figure("history", studies, "tuned")
+        notes = " ".join(figure_data.notes)
+        assert "Trials that diverged or failed have no value: their marks stand at the worse edge." in notes
+        assert "Not drawn: trial 39, not finished." in notes
+        beyond = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
+        legend = [text.get_text() for text in figure_of(figure_data).legends[0].get_texts()]
+        assert ("beyond the axis" in legend) == bool(beyond)
 
     @pytest.mark.thorough
     def test_maximised_objective_has_highest_as_best(self, studies: Store) -> None:
@@ -90,6 +101,18 @@ class TestFront:
         (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
         assert list(line.get_xdata()) == list(front["x_value"])
         assert {text.get_text() for text in axes.texts} == {f"#{number}" for number in front["number"]}
+
+    def test_front_labels_cover_no_trial(self, studies: Store) -> None:
+        figure_data = make_figure("front", studies, "both")
+        for look in (COLUMN, FigureOptions()):
+            (axes,) = figure_of(figure_data, look).axes
+            marks = axes.transData.transform(figure_data.frame[["x_value", "y_value"]].to_numpy())
+            boxes = [Text.get_window_extent(text) for text in axes.texts]
+            assert sum(box.padded(2).count_contains(marks) for box in boxes) == 0
+            (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
+            path = line.get_path().transformed(axes.transData)
+            assert not any(path.intersects_bbox(box, filled=False) for box in boxes)
+            assert all(text.get_bbox_patch() is None for text in axes.texts)
 
     @pytest.mark.thorough
     def test_three_objectives_have_three_panels(self, empty: Store) -> None:
@@ -150,6 +173,38 @@ class TestPositions:
         filled = [len(panel.collections) > 1 for panel in axes[:6]]
         # the loss depends on the rate, so interpolation over other settings predicts nothing
         assert filled == [RATE in (x, y) and KIND not in (x, y) for x, y in pairs.itertuples(index=False)]
+
+    def test_parallel_labels_are_clear_of_lines(self, studies: Store) -> None:
+        for sweep, look in (("tuned", COLUMN), ("both", FigureOptions())):
+            figure_data = make_figure("parallel", studies, sweep)
+            (axes,) = figure_of(figure_data, look).axes
+            assert {"PoLAR", "NoPE", "RoPE"} <= {text.get_text() for text in axes.texts}
+            segments = [axes.transData.transform(line) for part in axes.collections for line in part.get_segments()]
+            dense = np.concatenate([np.linspace(*segment, 200) for segment in segments])
+            assert not any(Text.get_window_extent(text).count_contains(dense) for text in axes.texts)
+            heights = [height for part in axes.collections for line in part.get_segments() for height in line[:, 1]]
+            assert 0 <= min(heights) <= max(heights) <= 1, "no line leaves its axis"
+
+    def test_contours_share_axes_in_a_triangle(self, studies: Store) -> None:
+        figure_data = make_figure("contours", studies, "tuned")
+        pairs = figure_data.frame[["x", "y"]].drop_duplicates().itertuples(index=False)
+        panels = dict(zip(map(tuple, pairs), figure_of(figure_data).axes, strict=False))
+        for (x, y), axes in panels.items():
+            for (other_x, other_y), other in panels.items():
+                assert (axes.get_position().x0 == pytest.approx(other.get_position().x0)) == (x == other_x)
+                assert (axes.get_position().y0 == pytest.approx(other.get_position().y0)) == (y == other_y)
+        assert sum(bool(axes.get_xlabel()) for axes in panels.values()) == 3
+        assert sum(bool(axes.get_ylabel()) for axes in panels.values()) == 3
+
+    def test_slice_marks_of_a_level_stand_apart(self, studies: Store) -> None:
+        figure_data = make_figure("slices", studies, "tuned")
+        axes = figure_of(figure_data, FigureOptions()).axes
+        for panel in axes[1:3]:
+            (marks,) = panel.collections
+            places = panel.transData.transform(marks.get_offsets())
+            gaps = np.hypot(*(places[:, None] - places).transpose(2, 0, 1))[np.triu_indices(len(places), 1)]
+            diameter = marks.get_sizes()[0] ** 0.5 * panel.figure.dpi / 72
+            assert gaps.min() > 0.7 * diameter
 
     def test_a_name_is_broken_where_a_word_of_it_ends(self) -> None:
         assert folded("weight_decay", 8) == "weight_\ndecay"
@@ -214,7 +269,7 @@ class TestPruned:
     ) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)  # with it importance is fANOVA's
         figure_data = make_figure(name, pruned, "cut")
-        assert figure_data.notes[-1].startswith("Most trials were pruned, so all are compared at validation 2")
+        assert figure_data.notes[-2].startswith("Most trials were pruned, so all are compared at validation 2")
         assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
         assert_texts_apart(figure_of(figure_data))
         if name == "importance":
@@ -239,7 +294,7 @@ class TestPruned:
 
 
 REFUSED = [
-    ("tuned", "front", "the figure front needs two objectives, but the study of sweep tuned has only val.val_loss; use --figure"),
+    ("tuned", "front", "the figure front needs two objectives, and the study of sweep tuned has only val.val_loss; use --figure"),
     ("few", "importance", "the figure importance needs at least 10 finished trials; sweep few has 3; launch it"),
     ("few", "contours", "the figure contours needs at least 4 finished trials; sweep few has 3; launch it"),
     ("none", "history", "the figure history needs at least 1 finished trial; sweep none has 0; launch it"),
@@ -285,6 +340,13 @@ def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path,
     assert "study.csv" not in {path.name for path in plain.files}
     study = write_report_folder(poor, "tuned", out=tmp_path / "study", formats=["csv"], figures=wanted)
     assert {"study.csv", "figure-history.svg"} <= {path.name for path in study.files}
+
+
+def test_importance_bars_have_their_values(studies: Store) -> None:
+    figure_data = make_figure("importance", studies, "tuned")
+    (axes,) = figure_of(figure_data).axes
+    assert [text.get_text() for text in axes.texts] == [f"{share:.1f} %" for share in figure_data.frame["share"]]
+    assert ("Arrow" in " ".join(figure_data.notes)) == bool((figure_data.frame["chance"] > 100).any())
 
 
 def test_unknown_evaluator_is_refused(studies: Store) -> None:
