@@ -54,7 +54,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame, axes = assign_panels(data, frame)
     means = line_means(frame)
     notes = [
-        f"{averaging_note(data)}{band_note(means)}The same targets at every length, in adjacent windows that "
+        f"{averaging_note(data, means=means)}{band_note(means)}The same targets at every length, in adjacent windows that "
         "each start from a zero state.",
         *fewer_cells_note(means),
     ]
