@@ -74,9 +74,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         note_text += " Same last tokens: the value of additional context, since the scored tokens stay the same."
     notes = [note_text, *fewer_cells_note(means)]
     beyond = {
-        str(probe): int(
-            (lines_of_cells(part, means).groupby("cell")["value"].max() > y_limits(part, means)[1]).sum()
-        )
+        str(probe): int((lines_of_cells(part, means).groupby("cell")["value"].max() > y_limits(part, means)[1]).sum())
         for probe, part in frame.groupby("probe", sort=False)
     }
     if any(beyond.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -222,17 +222,24 @@ def averaging_note(data: SweepData, axes: Sequence[str] | None = None, *, means:
         axes: Axes that distinguish lines; None: attn_type and `axes_of_lines`.
         means: Rows of `line_means`.
     """
-    line_axes = ("attn_type", *axes_of_lines(data)) if axes is None else axes
-    every = ("attn_type",) if axes is not None else ()
-    every = (*every, "distractor", "reg_mode", "memory", "window")
-    averaged_axes = [axis for axis in every if len(data.levels(axis)) > 1]
-    names = [axis for axis in (*averaged_axes, *data.extra_axes()) if axis not in line_axes]
-    names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
-    if not names:
+    over = averaged_axes(data, ("attn_type", *axes_of_lines(data)) if axes is None else axes)
+    if not over:
         return ""
     thin = "; thin lines: single cells" if (means["of"].gt(1) & ~is_banded_line(means)).any() else ""
-    over = ", ".join(drawing.axis_label(name) for name in names)
     return f"Thick lines: means over {over} (n = {count_range(means['of'])} per line){thin}. "
+
+
+def averaged_axes(data: SweepData, line_axes: Collection[str]) -> str:
+    """Return the labels of the axes that vary and do not distinguish lines, and of seeds if they vary, by commas.
+
+    Args:
+        data: The sweep.
+        line_axes: Axes that distinguish lines or panels.
+    """
+    axes = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
+    names = [axis for axis in axes if len(data.levels(axis)) > 1 and axis not in line_axes]
+    names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
+    return ", ".join(drawing.axis_label(name) for name in names)
 
 
 def count_range(counts: Iterable[int]) -> str:

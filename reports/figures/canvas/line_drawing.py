@@ -17,7 +17,7 @@ from .length_frames import LINE, has_band, is_banded_line
 
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
-MARKS_PER_LINE = 6  # approximate number of markers on a line of many points
+MARKS_PER_LINE = 12  # approximate number of markers on a line of more than twice as many points
 MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
 TRAINED_LINE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1)), "linewidth": 0.8}
