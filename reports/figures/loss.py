@@ -34,7 +34,7 @@ FEWEST_POINTS = 40  # points that each curve keeps, regardless of the number of 
 SMOOTHED = 40  # the training loss is smoothed over a 40th of a curve's points
 GRID = 120  # points of a group's mean if its curves were not measured at the same tokens
 SHOWN_SHARE = 0.8  # share of the training, from its end, whose losses the y axis covers
-VISIBLE_SHARE = 0.02  # share of the range of losses by which a cell differs visibly from a mean line
+VISIBLE_SHARE = 0.03  # share of the range of losses by which a cell differs visibly from a mean line
 MIN_SMOOTHED_POINTS = 2 * SMOOTHED  # points of a training curve from which on it is drawn behind the validation loss
 UNITS = (("tokens (billions)", 1e9), ("tokens (millions)", 1e6), ("tokens (thousands)", 1e3), ("tokens", 1.0))
 TIMES = (("training time (hours)", 3600.0), ("training time (minutes)", 60.0), ("training time (seconds)", 1.0))
@@ -342,7 +342,7 @@ def cells_stand_out(frame: pd.DataFrame, column: str) -> bool:
     """Return True if the line of a single cell can be seen next to the mean of its group (first, second).
 
     A cell diverged, or its loss differs from the mean of its group at the same step, in the last 80 % of the training,
-    by more than 2 % of the range of all losses there.
+    by more than 3 % of the range of all losses there.
 
     Args:
         frame: Points of curves.
