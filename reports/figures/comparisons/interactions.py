@@ -85,7 +85,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append(needle_caption(data))
     notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
-        notes.append(f"The {MAX_ROWS} largest of {most}, which the selection overstates.")
+        notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")
     return collected(store, data, "interactions", "Interactions of two factors", frame, origins, notes=notes)
 
 

@@ -73,6 +73,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     if any(plan.spread.sd < plan.spread.floor for plan in moving):
         notes.append(FLOOR_NOTE)
+    frame = pd.DataFrame(rows)
+    if frame.duplicated(["measure", "pairs", "detectable"]).any():
+        notes.append("Lines of equal differences coincide.")
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
             f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least "
@@ -84,9 +87,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ]
         notes.append(f"Left out, since replicates do not differ: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
-    return collected(
-        store, data, "power", "Detectable difference by sample size", pd.DataFrame(rows), origins, notes=notes
-    )
+    return collected(store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes)
 
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:

@@ -78,6 +78,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         f"{kinds}. n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one "
         "standard deviation to either side, pooled over the groups of a row (number at the right).",
     ]
+    if frame.duplicated(["measure", "stratum", "group", "difference"]).any():
+        notes.append("Marks of equal values of a line coincide.")
     if (frame["sd"] < frame["floor"]).any():
         notes.append(FLOOR_NOTE)
     title = "Variation between replicate runs"
