@@ -147,13 +147,13 @@ def write_values(
         axes: Axes with the map.
         table: Numbers [rows, columns]; squares with NaN stay empty.
         texts: Text of each square, [rows][columns].
-        norm: Normalization of the numbers; below 0.55 a square counts as dark.
+        norm: Normalization of the numbers; below 0.47 a square counts as dark.
         fitting: Write nothing if a text would be larger than its square; the layout must be final.
     """
     written = []
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
-            dark = float(norm(table[row, column])) < 0.55
+            dark = float(norm(table[row, column])) < 0.47
             style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
             written.append(axes.text(column, row, texts[row][column], color="#ffffff" if dark else "#000000", **style))
     panel = axes.get_window_extent()

@@ -18,7 +18,7 @@ PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}
 """Title of a metric's panel."""
 BAND = "95% t intervals across the heads of all layers (in context: across rows) of a single cell"
-CHANCE: dict[str, Any] = {"color": drawing.INK, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
+CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
 COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
 NUMBERS = ["probe", "metric", "pairs", "chance", "value", "n", "low", "high"]
 SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]

@@ -140,7 +140,10 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
     image = draw_heat_map(axes, table, norm)
     if rows["channel"].max() == 0:
         texts = [[_life_text(number) for number in row] for row in table.tolist()]
-        drawing.after_layout(axes.figure, lambda: write_values(axes, table, texts, norm, fitting=True))
+        drawing.after_layout(
+            axes.figure,  # type: ignore[arg-type]
+            lambda: write_values(axes, table, texts, norm, fitting=True),
+        )
         axes.set_xticks(drawing.thin_evenly(range(table.shape[1]), 8))
     for layer_index in range(1, len(layers)):
         axes.axhline(heads * layer_index - 0.5, color="#ffffff", linewidth=drawing.line_width(1.2))
