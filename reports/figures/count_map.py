@@ -61,7 +61,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     learned = len(curves) - 1
     note_text = (
         f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β is initialized to softplus(-1.5) = {BETA:.3f}. "
-        "Grey: growth of a sum of m identical keys (m) and of m independent keys (√m). "
+        "Grey: growth of a sum of m identical keys (m) and of m independent keys (√m), scaled to meet the map at m = 1. "
     )
     if learned:
         note_text += (
@@ -148,7 +148,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_ylim(0, 1)
     for label, power in GUIDES.items():
         _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
-    axes.set_xlabel("equally weighted keys, m")
+    axes.set_xlabel("equally weighted keys, m (spaced by ln(1 + m))")
     axes.set_ylabel("output magnitude")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
@@ -169,7 +169,18 @@ def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
     m = np.geomspace(1, MAX_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1
-    line: dict[str, Any] = {"color": drawing.FAINT, "linestyle": drawing.DASHES[1], "zorder": 2}
+    line: dict[str, Any] = {
+        "color": drawing.GREY,
+        "linestyle": drawing.DASHES[1],
+        "zorder": 2,
+        "linewidth": drawing.line_width(0.8),
+    }
     axes.plot(np.log1p(m[inside]), heights[inside], **line, label=f"_guide {label}")
-    style: dict[str, Any] = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
+    style: dict[str, Any] = {
+        "ha": "center",
+        "va": "bottom",
+        "color": drawing.INK,
+        "annotation_clip": False,
+        "fontsize": drawing.size("legend.fontsize"),
+    }
     drawing.note(axes, label, (math.log1p(m[inside][-1]), 1.0), (0, 2), **style)

@@ -33,10 +33,11 @@ from .canvas.line_drawing import (
     draw_lines_with_means,
     legend,
     line_styles,
+    lines_of_cells,
     mark_out_of_range,
     mark_training_length,
     named_cells,
-    robust_range,
+    range_of_lines,
     training_key,
 )
 
@@ -66,14 +67,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.concat(measured, ignore_index=True)
     means = line_means(frame)
     note_text = (
-        f"{averaging_note(data)}{band_note(means)}Clean: whole documents. Junk: the validation stream across "
+        f"{averaging_note(data, means=means)}{band_note(means)}Clean: whole documents. Junk: the validation stream across "
         "document boundaries."
     )
     if (frame["probe"] == PROBES[2]).any():
         note_text += " Same last tokens: the value of additional context, since the scored tokens stay the same."
     notes = [note_text, *fewer_cells_note(means)]
     beyond = {
-        str(probe): int((part.groupby("cell")["value"].max() > y_limits(part, means)[1]).sum())
+        str(probe): int((lines_of_cells(part, means).groupby("cell")["value"].max() > y_limits(part, means)[1]).sum())
         for probe, part in frame.groupby("probe", sort=False)
     }
     if any(beyond.values()):
@@ -94,7 +95,7 @@ def y_limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
         means: Means of all lines, of which those of the probe count.
     """
     probe_means = means[means["probe"] == part["probe"].iloc[0]]
-    return robust_range(list(part["value"]), list(probe_means["value"]))
+    return range_of_lines(part, probe_means)
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
@@ -125,6 +126,6 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
         axes.set_ylim(*y_limits(part, means))
         mark_training_length(axes, trained)
-        mark_out_of_range(axes, panel_rows, 1)
+        mark_out_of_range(axes, lines_of_cells(panel_rows, mean), 1)
     drawing.outer_labels(figure, length_label(trained), "loss (nats per token)")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))

@@ -20,7 +20,7 @@ from ..sweep_data import ReportError, SweepData, cell_level, load_sweep_data
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, cell_labels, collected, frame_origins
 from .canvas.labels import label_ends
-from .canvas.length_frames import configuration_of
+from .canvas.length_frames import averaged_axes, configuration_of, count_range
 from .canvas.line_drawing import label_line_ends, named_cells
 from .canvas.scales import hide_overlapping_labels
 
@@ -34,6 +34,7 @@ FEWEST_POINTS = 40  # points that each curve keeps, regardless of the number of 
 SMOOTHED = 40  # the training loss is smoothed over a 40th of a curve's points
 GRID = 120  # points of a group's mean if its curves were not measured at the same tokens
 SHOWN_SHARE = 0.8  # share of the training, from its end, whose losses the y axis covers
+VISIBLE_SHARE = 0.03  # share of the range of losses by which a cell differs visibly from a mean line
 MIN_SMOOTHED_POINTS = 2 * SMOOTHED  # points of a training curve from which on it is drawn behind the validation loss
 UNITS = (("tokens (billions)", 1e9), ("tokens (millions)", 1e6), ("tokens (thousands)", 1e3), ("tokens", 1.0))
 TIMES = (("training time (hours)", 3600.0), ("training time (minutes)", 60.0), ("training time (seconds)", 1.0))
@@ -96,7 +97,7 @@ def collect(
     if compare is not None:
         reference_frame, notes = _reference_curves(compare, store, x)
         frame = pd.concat([own, reference_frame], ignore_index=True)
-    notes = [*_notes(frame, curves, log), *notes]
+    notes = [*_notes(frame, curves, averaged_axes(data, axes) if x == "tokens" else "", log), *notes]
     if x == "wall_s":
         notes.append(
             "Time: training time of all attempts of a cell together, without interruptions. Cells end at different "
@@ -295,19 +296,24 @@ def _frame(
     return frame.join(numbers.astype({"step": np.int64, "tokens": np.int64}))
 
 
-def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
+def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list[str]:
     """Return the notes on lines, bands, smoothing, diverged cells and thinning.
 
     Args:
         frame: Points of curves, with cell, configuration, first, second, diverged, train_loss and val_loss.
         curves: The curves of the sweep.
+        over: Labels of the axes that means are over; "" without any.
         log: Whether the axes are logarithmic.
     """
     width, longest, most = curves.widest, curves.longest, curves.most
     validated, trained = frame["val_loss"].notna().any(), frame["train_loss"].notna().any()
     notes = []
     if validated:
-        notes.append("Thin lines: single cells. Thick lines: means; numbers: mean final loss.")
+        sound = frame[frame["val_loss"].notna() & ~frame["diverged"]]
+        cells = sound.groupby(["first", "second"])["cell"].nunique()
+        means = f"means over {over} (n = {count_range(cells)} per line)" if over and len(cells) else "means"
+        thin = "Thin lines: single cells. " if cells_stand_out(frame, "val_loss") else ""
+        notes.append(f"{thin}Thick lines: {means}; numbers: mean final loss.")
         notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
     else:
         notes.append("No validation loss is stored.")
@@ -330,6 +336,22 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
     elif frame["step"].gt(0).any():
         notes.append("The y axis covers the last 80 % of the training.")
     return [note for note in notes if note]
+
+
+def cells_stand_out(frame: pd.DataFrame, column: str) -> bool:
+    """Return True if the line of a single cell can be seen next to the mean of its group (first, second).
+
+    A cell diverged, or its loss differs from the mean of its group at the same step, in the last 80 % of the training,
+    by more than 3 % of the range of all losses there.
+
+    Args:
+        frame: Points of curves.
+        column: Column of the losses.
+    """
+    late = frame[frame[column].notna() & (frame["tokens"] >= (1 - SHOWN_SHARE) * frame["tokens"].max())]
+    spread = float(late[column].max() - late[column].min())
+    off = late[column] - late.groupby(["first", "second", "step"])[column].transform("mean")
+    return bool(frame["diverged"].any() or (off.abs() > VISIBLE_SHARE * spread).any() or _ends_differ(frame))
 
 
 def _ends_differ(frame: pd.DataFrame) -> bool:
@@ -375,7 +397,7 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per mixer with its cells and mean lines, those of the other mixers grey; else one panel of all.
+    """Draw a panel per mixer with its mean lines, and its cells where they can be told from these; else one panel of all.
 
     Mean lines end in their final loss. Over time there are no means: a marker stands at the mean of the cells' last
     losses and times. Without any validation loss the training loss is drawn. Highlighted cells of `look` are black, and
@@ -407,9 +429,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         groups = [key for key in styles if key[0] == first or not by_mixer]
         panel_rows = frame[frame["first"] == first] if by_mixer else frame
         panel_ends = {key: end for key, end in ends.items() if key in groups}
-        if by_mixer:
-            _draw_context(axes, means if len(means) else frame, x, first, column, scale)
-        _draw_cells(axes, panel_rows, x, column, styles, scale, look.highlight)
+        if means.empty or cells_stand_out(frame, column):
+            _draw_cells(axes, panel_rows, x, column, styles, scale, look.highlight)
         _draw_training_loss(axes, behind[behind["first"] == first] if by_mixer else behind, x, styles, scale)
         _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale)
         if x != "tokens":
@@ -430,20 +451,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         )
     drawing.outer_labels(figure, unit, f"{'validation' if column == 'val_loss' else 'training'} loss (nats per token)")
     handles = _legend_handles(frame, ends, styles, axes_of_groups if by_mixer and reference is None else None)
-    handles |= _context_handles(len(behind) > 0, len(means) > 0, by_mixer)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4 if by_mixer else 3)
-
-
-def _context_handles(has_training_loss: bool, has_means: bool, by_mixer: bool) -> dict[str, Any]:
-    """Return the legend handles of the training loss and of the grey lines of other panels, by label; each if drawn."""
-    handles = {}
-    if has_training_loss:
+    if len(behind):
         dotted: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.5))}
         handles["training loss"] = drawing.key(**dotted, linewidth=drawing.line_width(0.8))
-    if by_mixer:
-        label = "other panels' means" if has_means else "other panels' cells"
-        handles[label] = drawing.key(color=drawing.FAINT, linewidth=drawing.line_width(0.8))
-    return handles
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4 if by_mixer else 3)
 
 
 def _set_scales(axes: Axes, *, log: bool) -> None:
@@ -608,26 +619,6 @@ def _legend_handles(
     for label, group_style in (entry for key, entry in styles.items() if key not in ends):
         handles[f"{label}: diverged"] = drawing.key(color=group_style["color"], linewidth=drawing.line_width(0.4))
     return handles
-
-
-def _draw_context(axes: Axes, curves: pd.DataFrame, x: str, first: str, column: str, scale: float) -> None:
-    """Draw the curves of all groups that a panel is not about, thin and grey: mean lines, or cells where there is none.
-
-    Args:
-        axes: The panel.
-        curves: Rows of `mean_curves`, or points of curves with cell and `column`.
-        x: Column of the x axis.
-        first: Level of the first axis that the panel shows.
-        column: Column of the losses.
-        scale: Divisor from values of `x` to units of the axis.
-    """
-    from matplotlib.collections import LineCollection
-
-    keys, y = (["first", "second"], "value") if "value" in curves else (["cell"], column)
-    behind = curves[(curves["first"] != first) & curves[y].notna()]
-    lines = [part[[x, y]].to_numpy(dtype=float) / (scale, 1) for _, part in behind.groupby(keys, sort=False)]
-    thin = {"linewidths": drawing.line_width(0.8 if y == "value" else 0.4), "zorder": 1.2}
-    axes.add_collection(LineCollection(lines, colors=drawing.FAINT, **thin), autolim=True)
 
 
 def _draw_ends(

@@ -9,7 +9,6 @@ import pandas as pd
 
 from ...results.store.store import Store
 from ..number_format import NEEDLE, format_length, format_number
-from ..render.style import INK
 from ..stats.effects.needle_baseline import constant_answer_score
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
@@ -70,7 +69,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     measured_ceilings = {length: value for length, value in ceilings.items() if value is not None}
     best = _best(frame)
     notes = [
-        f"{averaging_note(data)}{band_note(means)}{_ceiling_note(measured_ceilings)}",
+        f"{averaging_note(data, means=means)}{band_note(means)}{_ceiling_note(measured_ceilings)}",
         *_best_note(frame, best, data),
     ]
     return collected(
@@ -106,8 +105,8 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
     if len(data.levels("attn_type")) > 1:
         text = cell_labels(data)[best]
     return [
-        f"Black: the cell that is best at {format_length(int(ends['length'].iloc[0]))} ({text}), best of {len(ends)} "
-        "runs; subject to selection bias."
+        f"Best cell: best at {format_length(int(ends['length'].iloc[0]))} ({text}) of {len(ends)} runs; subject to "
+        "selection bias."
     ]
 
 
@@ -127,7 +126,7 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per mixer with a line per group of cells, in %, and the constant-digit baseline.
 
-    The highlighted cells have labelled lines, or else the best one has a line of its own. Where the baseline differs
+    The highlighted cells have labelled lines, or else the best one has. Where the baseline differs
     between lengths, the highest is drawn.
     """
     frame, trained, ceilings = (
@@ -153,9 +152,6 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         highest = max(levels, key=float)
         mark_baseline(group, levels[highest])
         keys.append((f"constant digit ({highest} %)", BASELINE))
-    if list(highlighted.values()) == [""]:
-        value = frame[frame["cell"] == figure_data.draw_options["best"]].sort_values("length")["value"].iloc[-1]
-        keys.append((f"best cell ({format_number(value, 1, percent=True)} %)", {"color": INK, "linewidth": 1.2}))
     drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys))
 
@@ -163,16 +159,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
     """Return the labels of the cells that get a line of their own, by cell id: the highlighted ones, else the best.
 
-    A label has the cell's name and its accuracy, in %, at its own longest length; that of the best cell is empty, since
-    the legend has it. Cells without any accuracy are left out.
+    A label has the cell's name, or "best cell", and its accuracy, in %, at its own longest length. Cells without any
+    accuracy are left out.
     """
     best = figure_data.draw_options["best"]
-    if not look.highlight:
-        return {best: ""} if best else {}
+    names = figure_data.draw_options["names"] | ({} if look.highlight else {best: "best cell"})
     ends = figure_data.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
-    names = figure_data.draw_options["names"]
     return {
         cell: f"{names[cell] or 'this cell'}: {format_number(ends[cell], 1, percent=True)} %"
-        for cell in look.highlight
+        for cell in look.highlight or ([best] if best else [])
         if cell in ends.index
     }

@@ -19,9 +19,9 @@ from .canvas.length_frames import count_fewer, fewer_cells_note, length_frame, l
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_LABELS = {
-    "delta_norm": "the memory",
+    "delta_norm": "delta-rule memory",
     "hebbian_norm": "Hebbian writes",
-    "delta_norm_kept": "the memory, γ = 1",
+    "delta_norm_kept": "delta-rule memory, γ = 1",
     "hebbian_norm_kept": "Hebbian writes, γ = 1",
 }
 GUIDES = {"∝ N": 1.0, "∝ √N": 0.5}
@@ -55,7 +55,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "state_norm"
         )
     note_text = (
-        f"From the formulas of the memory, for independent keys and values in heads of size {HEAD_SIZE} and "
+        f"From the formulas of the delta-rule memory, for independent keys and values in heads of size {HEAD_SIZE} and "
         "gates as initialized in the published networks: γ about 0.98, β about 0.5; the trained weights "
         "are not available. Hebbian: the same writes without erasing. γ = 1: no decay. "
     )
@@ -65,7 +65,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     return collected(store, data, "state-norm", title, frame, origins, notes=[note_text + GUIDE_NOTE], trained=None)
 
 
-GUIDE_NOTE = "Grey: growth without forgetting, as N for a repeated write and as √N for independent writes."
+GUIDE_NOTE = "Grey: growth without forgetting, as N for a repeated write and as √N for independent writes, from the first value at γ = 1."
 
 
 def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
@@ -213,8 +213,8 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
         visible = y <= high
-        band: dict[str, Any] = {"color": drawing.FAINT, "alpha": 0.6, "linewidth": drawing.line_width(4), "zorder": 1}
-        axes.plot(x[visible], y[visible], **band, label=f"_guide {label}")
+        thin: dict[str, Any] = {"color": drawing.GREY, "linewidth": drawing.line_width(0.8), "zorder": 1}
+        axes.plot(x[visible], y[visible], **thin, label=f"_guide {label}")
         # the label of the steeper line is above its end, that of the other below its middle
         steep = power == max(GUIDES.values())
         index = int(np.flatnonzero(visible)[-1]) if steep else len(x) // 2
@@ -223,6 +223,10 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
             "ha": "right" if steep else "left",
             "va": "bottom" if steep and visible.all() else "top",
         }
-        style |= {"bbox": drawing.BACKING | {"alpha": 1.0}, "color": drawing.GREY}
+        style |= {
+            "bbox": drawing.BACKING | {"alpha": 1.0},
+            "color": drawing.INK,
+            "fontsize": drawing.size("legend.fontsize"),
+        }
         drawing.note(axes, label, (x[index], y[index]), offset if steep else (4, -4), **style)
     axes.set_ylim(low, high)

@@ -40,7 +40,7 @@ PREFERRED = {"timeline": "replication-longer", "seeds": "replication-longer", "r
 """Sweep of a figure that shows it better than the first that has its data."""
 LOOK = FigureOptions(width_mm=120.0, title=False)
 DOTS_PER_INCH = 170
-COLOURS = 96
+COLOURS = 256
 """Colours of a picture's palette, which makes its file a third as large."""
 MAX_ROWS, MAX_COLUMNS = 6, 8
 """Rows and columns of a table that the page shows."""

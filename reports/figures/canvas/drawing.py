@@ -470,7 +470,7 @@ def put_ticks(axis: Any, ticks: Mapping[float, str]) -> None:
 
 
 def _multiple_label(ratio: float) -> str:
-    return f"{ratio:g}×" if ratio >= 1 and float(ratio).is_integer() else f"{ratio:.2g}×"
+    return f"{ratio:g}×" if ratio >= 1 and float(ratio).is_integer() else f"{ratio:.3g}×"
 
 
 def finished(

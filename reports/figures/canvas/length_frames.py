@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import stdtrit
 
 from ....results import metrics
+from ....results.console.text import counted
 from ...number_format import format_length
 from ...sweep_data import SweepData
 from . import drawing
@@ -169,6 +170,11 @@ def has_band(means: pd.DataFrame) -> pd.Series:
     return means["low"].notna() & ((means["interval"] == "trials") | (units >= MIN_UNITS_OF_BAND))
 
 
+def is_banded_line(means: pd.DataFrame) -> pd.Series:
+    """Return for each row of `line_means` whether any point of its line has a band, which replaces its thin lines."""
+    return has_band(means).groupby([means[name] for name in LINE]).transform("any").astype(bool)
+
+
 def bar_note(means: pd.DataFrame, mark: str = "Bands", trials: str = BARS["trials"]) -> str:
     """Return the sentence on the bands of lines, with a space at its end; "" without any.
 
@@ -205,23 +211,41 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
     return [f"Some means are over fewer cells at {', '.join(parts)}."]
 
 
-def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
+def averaging_note(data: SweepData, axes: Sequence[str] | None = None, *, means: pd.DataFrame) -> str:
     """Return the sentence on the axes that thick lines average over, with a space at its end; "" without any.
 
-    Axes that do not vary are left out; seeds count as one if they vary.
+    It has the number of cells of a line. Axes that do not vary are left out; seeds count as one if they vary. Thin
+    lines are mentioned if a line of several cells has no band.
 
     Args:
         data: The sweep.
         axes: Axes that distinguish lines; None: attn_type and `axes_of_lines`.
+        means: Rows of `line_means`.
     """
-    line_axes = ("attn_type", *axes_of_lines(data)) if axes is None else axes
-    every = ("attn_type",) if axes is not None else ()
-    every = (*every, "distractor", "reg_mode", "memory", "window")
-    averaged_axes = [axis for axis in every if len(data.levels(axis)) > 1]
-    names = [axis for axis in (*averaged_axes, *data.extra_axes()) if axis not in line_axes]
+    over = averaged_axes(data, ("attn_type", *axes_of_lines(data)) if axes is None else axes)
+    if not over:
+        return ""
+    thin = "; thin lines: single cells" if (means["of"].gt(1) & ~is_banded_line(means)).any() else ""
+    return f"Thick lines: means over {over} (n = {count_range(means['of'])} per line){thin}. "
+
+
+def averaged_axes(data: SweepData, line_axes: Collection[str]) -> str:
+    """Return the labels of the axes that vary and do not distinguish lines, and of seeds if they vary, by commas.
+
+    Args:
+        data: The sweep.
+        line_axes: Axes that distinguish lines or panels.
+    """
+    axes = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
+    names = [axis for axis in axes if len(data.levels(axis)) > 1 and axis not in line_axes]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
-    names = [drawing.axis_label(name) for name in names]
-    return f"Thick lines: means over {', '.join(names)}; thin lines: single cells. " if names else ""
+    return ", ".join(drawing.axis_label(name) for name in names)
+
+
+def count_range(counts: Iterable[int]) -> str:
+    """Return the range of at least one number of cells as text, such as "10 cells" or "2 to 5 cells"."""
+    ends = sorted({int(count) for count in counts})
+    return counted(ends[0], "cell") if len(ends) == 1 else f"{ends[0]} to {ends[-1]} cells"
 
 
 def single_value(values: Sequence[int]) -> int | None:

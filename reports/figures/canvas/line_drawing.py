@@ -13,11 +13,11 @@ from ...number_format import format_length
 from ...render import style
 from . import drawing
 from .base import Axes, FigureData, FigureOptions
-from .length_frames import has_band
+from .length_frames import LINE, has_band, is_banded_line
 
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
-MARKS_PER_LINE = 6  # approximate number of markers on a line of many points
+MARKS_PER_LINE = 12  # approximate number of markers on a line of more than twice as many points
 MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
 TRAINED_LINE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1)), "linewidth": 0.8}
@@ -110,11 +110,11 @@ def draw_lines_with_means(
     *,
     highlighted: Mapping[str, str] | None = None,
 ) -> None:
-    """Draw cells thin and the means of their lines with a white halo, with bands of their intervals.
+    """Draw the means of lines with a white halo, with the bands of their intervals, or their cells thin without any.
 
     Nothing is moved sideways. The caller sets the limits of the axes and marks what leaves them. A line of a single
     cell has no thin line; a line without rows in `means` is not drawn. Intervals over fewer than three configurations
-    or seeds have no band.
+    or seeds have no band. Bands of lines with hollow markers have a dashed edge.
 
     Args:
         axes: The axes.
@@ -124,6 +124,8 @@ def draw_lines_with_means(
         scale: Factor from values to units of the y axis.
         highlighted: Label by id of a highlighted cell; these get lines of their own with labels at their ends.
     """
+    from matplotlib.colors import to_rgba
+
     highlighted = highlighted or {}
     for rank, (name, line_style) in enumerate(styles.items()):
         line = means[means["line"] == name].sort_values("length")
@@ -131,12 +133,13 @@ def draw_lines_with_means(
             continue
         own = cells[cells["line"] == name]
         look = line_style.line(str(own["panel"].iloc[0]))
-        if (line["cells"] > 1).any():
+        banded = line[has_band(line)]
+        if (line["cells"] > 1).any() and banded.empty:
             _draw_cells(axes, own, look, scale, faint=bool(highlighted))
         above = MEAN_ZORDER + 0.01 * rank
         if len(line) > 2 * MARKS_PER_LINE:
             stride = len(line) // MARKS_PER_LINE
-            look["markevery"] = (rank * stride // max(1, len(styles)), stride)
+            look["markevery"] = (0, stride)
         halo: dict[str, Any] = {
             "color": style.BACKGROUND,
             "linewidth": drawing.line_width(3.0),
@@ -144,11 +147,13 @@ def draw_lines_with_means(
         }
         axes.plot(line["length"], scale * line["value"], **halo)
         axes.plot(line["length"], scale * line["value"], zorder=above, **look)
-        banded = line[has_band(line)]
         if len(banded):
             low, high = (scale * banded[side].astype(float) for side in ("low", "high"))
-            shade: dict[str, Any] = {"alpha": min(0.16, 0.5 / len(styles)), "linewidth": 0, "zorder": 2}
-            axes.fill_between(banded["length"], low, high, color=look["color"], **shade)
+            hollow = look["markerfacecolor"] == style.BACKGROUND
+            shade: dict[str, Any] = {"facecolor": to_rgba(look["color"], 0.05 if hollow else 0.2), "zorder": 2}
+            shade |= {"edgecolor": look["color"], "linestyle": look["linestyle"]} if hollow else {"edgecolor": "none"}
+            width = drawing.line_width(0.4) if hollow else 0
+            axes.fill_between(banded["length"], low, high, **shade, linewidth=width)
     _draw_highlighted(axes, cells[cells["cell"].isin(list(highlighted))], styles, scale, highlighted)
 
 
@@ -177,9 +182,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, look: Mapping[str, Any], scale:
 def _draw_highlighted(
     axes: Axes, cells: pd.DataFrame, styles: LineStyles, scale: float, highlighted: Mapping[str, str]
 ) -> None:
-    """Draw the lines of highlighted cells with a dark edge, and label their ends once the layout is final.
-
-    Cells with an empty label have none.
+    """Draw the lines of highlighted cells thick in the ink of their line, and label their ends once the layout is final.
 
     Args:
         axes: The axes.
@@ -192,18 +195,11 @@ def _draw_highlighted(
     for cell, points in cells.groupby("cell", sort=False):
         curve = points.sort_values("length")
         colour = styles[str(curve["line"].iloc[0])].inks[str(curve["panel"].iloc[0])]
-        own = (
-            ((style.INK, 1.6, 3.4), (style.tint(colour, 0.35), 0.7, 3.5))
-            if highlighted[str(cell)]
-            else ((style.INK, 1.2, 3.4),)
-        )
-        for ink, width, above in own:
+        for ink, width, above in ((style.BACKGROUND, 3.6, 3.4), (colour, 2.2, 3.5)):
             line: dict[str, Any] = {"color": ink, "linewidth": drawing.line_width(width), "zorder": above}
             axes.plot(curve["length"], scale * curve["value"], **line)
         end = curve.iloc[-1]
-        axes.plot(end["length"], scale * end["value"], marker=".", color=style.INK, zorder=3.6)
-        if label := highlighted[str(cell)]:
-            labels.append((float(end["length"]), scale * float(end["value"]), label))
+        labels.append((float(end["length"]), scale * float(end["value"]), highlighted[str(cell)]))
     if labels:
         label_line_ends(axes, labels)
 
@@ -354,10 +350,34 @@ def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float
     return float(low - room), float(high + room + more)
 
 
+def lines_of_cells(cells: pd.DataFrame, means: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of cells that have a line of their own: those whose mean line has no band.
+
+    Args:
+        cells: Rows with the columns of GROUP, probe, metric, cell, length and value.
+        means: Their `line_means`.
+    """
+    banded = means[is_banded_line(means)][LINE].drop_duplicates().assign(banded=True)
+    return cells[cells.merge(banded, on=LINE, how="left")["banded"].isna().to_numpy()]
+
+
+def range_of_lines(cells: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
+    """Return the `robust_range` of the means with their bands, as far as these lie among the cells, and of thin lines.
+
+    Args:
+        cells: Rows of `lines_of_cells` and others, with value.
+        means: Their `line_means`.
+    """
+    own, banded = lines_of_cells(cells, means), means[has_band(means)]
+    bands = banded[["low", "high"]].to_numpy(dtype=float).clip(cells["value"].min(), cells["value"].max()).ravel()
+    inside = [*means["value"], *bands]
+    return robust_range([*own["value"], *inside], inside)
+
+
 def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
     """Write an arrow at the upper right for cells whose line leaves the axes at the top, with their largest values.
 
-    More than three distinct values are written as "lowest to highest". Without such a cell nothing is drawn.
+    Of more than three cells their number and "lowest to highest" are written. Without such a cell nothing is drawn.
 
     Args:
         axes: The axes, with their limits.
@@ -368,9 +388,9 @@ def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
     tops = cells.groupby("cell", sort=False)["value"].max()
     beyond = [f"{value:.{decimals}f}" for value in sorted(tops[tops > high])]
     if beyond:
-        values_text = ", ".join(dict.fromkeys(beyond))
-        if len(set(beyond)) > MAX_LISTED:
-            values_text = f"{beyond[0]} to {beyond[-1]}"
+        values_text = ", ".join(beyond)
+        if len(beyond) > MAX_LISTED:
+            values_text = f"{len(beyond)} lines: {beyond[0]} to {beyond[-1]}"
         style: dict[str, Any] = {
             "xycoords": "axes fraction",
             "ha": "right",

@@ -69,13 +69,21 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"no contrast of sweep {data.sweep} has two matched pairs, so none has an interval; --table effects lists the "
             "differences"
         )
+    frame = pd.DataFrame(rows)
+    keys = [_key(row) for _, row in frame.iterrows()]
+    shown = _rows_of(frame, keys)
+    drawn = [row for row, key in zip(rows, keys, strict=True) if key in {picture.key for picture in shown}]
     headings = {column.heading for column in columns}
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
-        "Mean difference over matched pairs of configurations with its 95% interval. Filled: significant "
-        "after correction for all tests of its number and axis (p < 0.05). Better is right; loss axes are "
-        "reversed. Pale: an average over strata that differ; the rows in grey below it are these strata, if any of them is significant.",
+        f"Mean difference over {forest.unit_range([row['pairs'] for row in drawn])} matched pairs of configurations "
+        "with its 95% interval; a single level: with minus without it. Filled: significant after correction for all "
+        "tests of its number and axis (p < 0.05). Better is right; loss axes are reversed.",
     ]
+    if any(row["mixed"] for row in drawn):
+        notes.append("Pale: an average over strata that differ.")
+    if any(row.is_stratum for row in shown):
+        notes.append("Grey names: the strata of the average above them.")
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
     if any(row["confirmatory"] for row in rows):
@@ -83,7 +91,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes += forest.missing_interval_note(rows, "pairs")
     if elsewhere:
         notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
-    return collected(store, data, "effects", "Effect of each factor", pd.DataFrame(rows), origins, notes=notes)
+    return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     handles = forest.legend_handles(
         frame.iloc[[index for index, key in enumerate(keys) if key in {row.key for row in rows}]]
     )
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 
 
 def _label_rows(axes: Axes, rows: Sequence[_Row]) -> None:

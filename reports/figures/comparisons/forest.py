@@ -31,8 +31,8 @@ SLACK = 0.12  # share of its range by which an axis may grow to end at a round n
 ROW = 0.15  # inches, height of a row in the style `paper`
 POINTS = ("points", "percentage points")
 """Unit of differences of shares in the data, and on an axis."""
-PALE = 0.5  # share of white in the ink of an average over strata that differ
-BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
+PALE = 0.4  # share of white in the ink of an average over strata that differ
+BETTER, WORSE, NOT_SIGNIFICANT, MIXED = "better", "worse", "not significant", "pale: strata differ"
 
 
 def default_columns(data: SweepData) -> list[Column]:
@@ -88,6 +88,11 @@ def effect_fields(effect: EffectEstimate) -> dict[str, Any]:
         "confirmatory": effect.confirmatory,
     }
     return fields
+
+
+def unit_range(counts: Sequence[int]) -> str:
+    """Return the range of at least one number of pairs or quadruples as text, such as "60" or "10 to 60"."""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> list[str]:
@@ -226,13 +231,13 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 
 def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
-    """Return at most three legend handles by label: the better side, the worse side, and "not significant".
+    """Return at most four legend handles by label: the better side, the worse side, "not significant", and pale ones.
 
     A side is there if a significant difference has its colour. "not significant" (grey and hollow) is there if any row is not
     significant.
 
     Args:
-        rows: Rows with mean, better and sure, as `effect_fields` gives them.
+        rows: Rows with mean, better, sure and mixed, as `effect_fields` gives them.
         sides: Labels of the better and of the worse side; "not significant" stays.
     """
     colours = {effect_colour(row) for _, row in rows.iterrows()}
@@ -240,4 +245,6 @@ def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE))
     handles = {label: drawing.key(color=colour, marker="o") for label, colour in pairs if colour in colours}
     if not rows["sure"].all():
         handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
+    if rows["mixed"].any():
+        handles[MIXED] = drawing.key(color=tint(drawing.GREY, PALE), marker="o")
     return handles

@@ -23,11 +23,12 @@ from .forest import (
     missing_interval_note,
     set_panel_title,
     text_width,
+    unit_range,
 )
 
 MAX_ROWS = 10
 MAX_LABEL = 0.42  # share of the width of a panel that its labels may take
-SIDES = ("better together", "worse together")
+SIDES = ("better than the sum", "worse than the sum")
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -71,17 +72,20 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
     frame = frame.drop(columns="size").reset_index(drop=True)
     most = int(frame["measure"].value_counts().max())
+    drawn = frame.groupby("measure", sort=False).head(MAX_ROWS)
     notes = [
-        "Differences of differences over matched quadruples of configurations with their 95% intervals, "
-        "the largest first: the joint effect beyond the sum of both. Filled: significant after correction "
-        "for all tests of its number and axes (p < 0.05). Better is right; loss axes are reversed. Pale: "
-        "an average over strata that differ."
+        f"Differences of differences over {unit_range(list(drawn['fours']))} matched quadruples of configurations with "
+        "their 95% intervals, the largest first: the joint effect of two differences beyond the sum of both. Filled: "
+        "significant after correction for all tests of its number and axes (p < 0.05). Better is right; loss axes are "
+        "reversed."
     ]
+    if drawn["mixed"].any():
+        notes.append("Pale: an average over strata that differ.")
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_caption(data))
     notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
-        notes.append(f"The {MAX_ROWS} largest of {most}; all, and those of three axes: --table interactions.")
+        notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")
     return collected(store, data, "interactions", "Interactions of two factors", frame, origins, notes=notes)
 
 
@@ -111,9 +115,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         format_effect_axis(axes, rows, each, SIDES[0])
         axes.set_yticks(heights, labels[name], linespacing=1.0)
         axes.set_ylim(tall - 0.4, -0.7)
-    return drawing.finished(
-        figure, figure_data.title, figure_data.notes, legend_handles(pd.concat(list(parts.values())), SIDES)
-    )
+    handles = legend_handles(pd.concat(list(parts.values())), SIDES)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 
 
 def _wrapped(label: str, characters: int) -> str:

@@ -13,8 +13,17 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.labels import label_ends
-from .forest import POINTS, measure_label
-from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_label, stratum_styles
+from .forest import POINTS, measure_label, unit_range
+from .strata import (
+    AT_FLOOR,
+    FLOOR_NOTE,
+    Stratum,
+    noise_columns,
+    ordered_strata,
+    strata_of,
+    stratum_label,
+    stratum_styles,
+)
 
 MIN_PAIRS, MAX_PAIRS = 3, 256
 """Range of pairs of the curves: Student's t of two pairs detects nothing."""
@@ -29,8 +38,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     A stratum is the cells that share mixer and memory; those of zero spread are left out. One row per number, stratum
     and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
-    stratum), kind (of the replicates), sd (of a run, at least the floor of an accuracy's trials), df, pairs,
-    detectable, design (the most pairs that the grid has there). Shares are percentage points. Counts are 3, 4, 5, 6, 8,
+    stratum), kind (of the replicates), run_sd (between runs), sd (of a run, at least the floor of an accuracy's trials),
+    df, pairs, detectable, design (the most pairs that the grid has there), floor (sampling error of an accuracy's
+    trials). Shares are percentage points. Counts are 3, 4, 5, 6, 8,
     10, 12, 16, 24, ..., 192, 256, and that of the design if it lies between 3 and 256.
 
     Raises:
@@ -58,9 +68,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     kinds = " and ".join(dict.fromkeys(plan.spread.kind for plan in moving))
     notes = [
         "Smallest true difference that a mean over so many matched pairs detects with 80% power at a "
-        f"two-sided 5% (Student's t), from the spread between {kinds} of the same mixer and memory; for an "
-        "accuracy, at least the sampling error of its trials."
+        f"two-sided 5% (Student's t), from the standard deviation between {kinds} of the same mixer and memory "
+        f"({unit_range([plan.spread.df for plan in moving])} degrees of freedom)."
     ]
+    if any(plan.spread.sd < plan.spread.floor for plan in moving):
+        notes.append(FLOOR_NOTE)
+    frame = pd.DataFrame(rows)
+    if frame.duplicated(["measure", "pairs", "detectable"]).any():
+        notes.append("Lines of equal differences coincide.")
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
             f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least "
@@ -72,24 +87,34 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ]
         notes.append(f"Left out, since replicates do not differ: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
-    return collected(
-        store, data, "power", "Detectable difference by sample size", pd.DataFrame(rows), origins, notes=notes
-    )
+    return collected(store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes)
 
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
     """Return the rows of one analysis: one dict per number of pairs, ascending.
 
-    Keys: measure (heading), words, unit, attn_type, memory, stratum (label), kind, sd (of a run), df, pairs, detectable
-    and design (the most pairs that the grid has there). Shares are percentage points.
+    Keys: measure (heading), words, unit, attn_type, memory, stratum (label), kind, run_sd (between runs), sd (the
+    larger of run_sd and floor), df, pairs, detectable, design (the most pairs that the grid has there) and floor
+    (sampling error of an accuracy's trials). Shares are percentage points.
     """
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
     fields: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_label(plan.measure), "unit": unit}
     fields |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": stratum_label(data, plan.stratum)}
-    fields |= {"kind": plan.spread.kind, "sd": scale * plan.spread.effective_sd, "df": plan.spread.df}
+    fields |= {
+        "kind": plan.spread.kind,
+        "run_sd": scale * plan.spread.sd,
+        "sd": scale * plan.spread.effective_sd,
+        "df": plan.spread.df,
+    }
     counts = sorted({*PAIRS, *([plan.pairs] if MIN_PAIRS <= plan.pairs <= MAX_PAIRS else [])})
     return [
-        fields | {"pairs": pairs, "detectable": scale * detectable(plan.spread, pairs), "design": plan.pairs}
+        fields
+        | {
+            "pairs": pairs,
+            "detectable": scale * detectable(plan.spread, pairs),
+            "design": plan.pairs,
+            "floor": scale * plan.spread.floor,
+        }
         for pairs in counts
     ]
 
@@ -113,7 +138,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     finished = drawing.finished(figure, figure_data.title, figure_data.notes, rings)
     for axes, title in zip(grid, titles, strict=True):
         names = [
-            (row["stratum"], row["detectable"], styles[row["attn_type"], row["memory"]]["color"])
+            (
+                row["stratum"] + AT_FLOOR * (row["run_sd"] < row["floor"]),
+                row["detectable"],
+                styles[row["attn_type"], row["memory"]]["color"],
+            )
             for _, row in named[title].iterrows()
         ]
         label_ends(axes, names)
@@ -157,7 +186,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
         axes.plot(line["pairs"], line["detectable"], color=style["color"], linestyle=style["linestyle"], zorder=3)
         ring = line[line["pairs"] == line["design"]]
         drawing.points(axes, ring["pairs"], ring["detectable"], color=style["color"], markerfacecolor="white", zorder=4)
-    _write_design_point(axes, panel_rows, unit)
+    _write_design_point(axes, panel_rows, unit, styles)
     axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -175,11 +204,12 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
     axes.set_ylabel(f"detectable difference, {unit.replace(*POINTS)}")
 
 
-def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None:
-    """Write next to the highest ring how small a difference the pairs of the design detect; nothing without a ring."""
+def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str, styles: dict[Stratum, dict[str, Any]]) -> None:
+    """Write next to the highest ring, in its colour, how small a difference the pairs of the design detect; nothing without a ring."""
     rings = panel_rows[panel_rows["pairs"] == panel_rows["design"]].sort_values("detectable")
     if rings.empty:
         return
+    colour = styles[rings["attn_type"].iloc[-1], rings["memory"].iloc[-1]]["color"]
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
-    style: dict[str, Any] = {"va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
+    style: dict[str, Any] = {"color": colour, "va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
     drawing.note(axes, f"{amount:.2g} {unit.replace(*POINTS)}\nwith {pairs:g} pairs", (pairs, amount), (5, 4), **style)

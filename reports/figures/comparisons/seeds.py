@@ -13,8 +13,17 @@ from ...stats.noise.run_noise import NoiseEstimate, Replicate, replicates
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .forest import POINTS, measure_label, three_ticks
-from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_label, stratum_styles
+from .forest import POINTS, measure_label, three_ticks, unit_range
+from .strata import (
+    AT_FLOOR,
+    FLOOR_NOTE,
+    Stratum,
+    noise_columns,
+    ordered_strata,
+    strata_of,
+    stratum_label,
+    stratum_styles,
+)
 
 TALLEST = 8.0  # inches
 EACH = 0.085
@@ -66,9 +75,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     kinds = " and ".join(KINDS[kind] for kind in dict.fromkeys(frame["kind"]))
     notes = [
         "Each mark is a run, shown as its difference from the mean of its replicates; a line joins "
-        f"{kinds}. Shaded: one standard deviation to either side, pooled over the runs of a mixer with or "
-        "without memory (number at the right); for an accuracy, at least the sampling error of its trials.",
+        f"{kinds}. n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one "
+        "standard deviation to either side, pooled over the groups of a row (number at the right).",
     ]
+    if frame.duplicated(["measure", "stratum", "group", "difference"]).any():
+        notes.append("Marks of equal values of a line coincide.")
+    if (frame["sd"] < frame["floor"]).any():
+        notes.append(FLOOR_NOTE)
     title = "Variation between replicate runs"
     return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes)
 
@@ -196,4 +209,5 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
         "color": stratum_style["color"],
         "annotation_clip": False,
     }
-    drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, position), (4, 0), **style)
+    floor = AT_FLOOR * bool(part["sd"].iloc[0] < part["floor"].iloc[0])
+    drawing.note(axes, f"±{used:#.2g}".rstrip(".") + floor, (1, position), (4, 0), **style)

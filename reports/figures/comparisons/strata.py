@@ -15,6 +15,9 @@ from ..canvas import drawing
 from .forest import default_columns
 
 Stratum = tuple[str, ...]
+AT_FLOOR = " *"
+"""Mark of a standard deviation that the sampling error of trials sets, not the runs."""
+FLOOR_NOTE = "*: the runs differ by less than the sampling error of their trials, which is shown: a lower bound."
 
 
 def noise_columns(data: SweepData) -> list[Column]:

@@ -16,7 +16,6 @@ from .heat_maps import (
     cells_to_draw,
     draw_heat_map,
     first_cell_of_each,
-    label_maps,
     map_grid,
     map_title,
     selection_notes,
@@ -45,16 +44,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has attention maps; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
     first = first_cell_of_each(data, measured)
-    notes = ["Rows: queries; columns: keys."]
+    sizes = sorted({int(size) + 1 for size in frame.groupby("cell")["query"].max()})
+    tokens = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    notes = [f"A text of {tokens} tokens, positions from 0."]
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
         shown = " and ".join(drawing.level_label(mixer) for mixer in normed)
         notes.append(f"{shown}: rows are normalized to a sum of 1, without the magnitude or norm that follows.")
     if len(first) > 1:
-        notes.append(
-            "Shown for each cell: the map whose queries attend to the fewest keys; --highlight CELL shows all "
-            "maps of a cell."
-        )
+        maps = frame.drop_duplicates(["cell", "layer", "head"]).groupby("cell").size()
+        counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
+        notes.append(f"Of the {counts} maps of each cell: the one whose queries attend to the fewest keys.")
     return collected(
         store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
         notes=[*notes, *selection_notes(data, measured)], first=first, titles=title_parts(data, measured),
@@ -94,7 +94,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for (layer, head), rows in of_cell[:MAX_MAPS]:
             name = f"layer {layer}, head {head}"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
-    figure, group = map_grid([name for name, _ in maps], 2.1, 0.55, square=True)
+    figure, group = map_grid([name for name, _ in maps], 2.9, 0.9, square=True)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MIN_NEGATIVE_WEIGHT
     far = max(-least, most)
@@ -103,9 +103,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         image = draw_heat_map(
             axes, table, norm, colours=drawing.diverging() if signed else drawing.HEAT_MAP, bad="#ffffff"
         )
-        ticks = sorted({0, (len(table) - 1) // 2, len(table) - 1})
-        axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
-    label_maps(group, "key position", "query position")
+        ticks = drawing.thin_evenly(range(len(table)), 8)
+        axes.set(xticks=ticks, yticks=ticks, box_aspect=1, xlabel="key position", ylabel="query position")
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
     add_colour_bar(

@@ -57,7 +57,7 @@ def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
     if len(cells) > len(first):
         notes.append("First seed of each configuration.")
     if len(first) > MAX_CELLS:
-        notes.append(f"The first {MAX_CELLS} of {len(first)}; --highlight CELL shows others.")
+        notes.append(f"The first {MAX_CELLS} of {len(first)} configurations.")
     return notes
 
 
@@ -139,17 +139,28 @@ def add_colour_bar(
         bar.ax.axvline(mark, color="#000000", linewidth=drawing.line_width(1.0), linestyle=(0, (1, 1.2)))
 
 
-def write_values(axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], norm: Any) -> None:
+def write_values(
+    axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], norm: Any, *, fitting: bool = False
+) -> None:
     """Write a text into each square of a map that has a number, white on dark squares and black on bright ones.
 
     Args:
         axes: Axes with the map.
         table: Numbers [rows, columns]; squares with NaN stay empty.
         texts: Text of each square, [rows][columns].
-        norm: Normalization of the numbers; below 0.55 a square counts as dark.
+        norm: Normalization of the numbers; below 0.47 a square counts as dark.
+        fitting: Write nothing if a text would be larger than its square; the layout must be final.
     """
+    written = []
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
-            dark = float(norm(table[row, column])) < 0.55
+            dark = float(norm(table[row, column])) < 0.47
             style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
-            axes.text(column, row, texts[row][column], color="#ffffff" if dark else "#000000", **style)
+            written.append(axes.text(column, row, texts[row][column], color="#ffffff" if dark else "#000000", **style))
+    panel = axes.get_window_extent()
+    boxes = [text.get_window_extent() for text in written] if fitting else []
+    if any(
+        box.width > 0.95 * panel.width / table.shape[1] or box.height > panel.height / table.shape[0] for box in boxes
+    ):
+        for text in written:
+            text.remove()

@@ -10,7 +10,7 @@ from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from ..canvas.length_frames import averaging_note, bar_note, configuration_of, line_means, t_half_width
+from ..canvas.length_frames import averaging_note, band_note, configuration_of, line_means, t_half_width
 from .item_frames import item_detail_rows
 from .panels import draw_panels
 
@@ -18,6 +18,7 @@ PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}
 """Title of a metric's panel."""
 BAND = "95% t intervals across the heads of all layers (in context: across rows) of a single cell"
+CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
 COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
 NUMBERS = ["probe", "metric", "pairs", "chance", "value", "n", "low", "high"]
 SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]
@@ -43,16 +44,30 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = _with_line_groups(data, frame, axes)
     means = line_means(_with_pairs_as_length(frame))
     notes = [
-        f"{averaging_note(data, axes)}{bar_note(means, 'Bands', BAND)}Alone: random keys and values, "
+        f"{averaging_note(data, axes, means=means)}{band_note(means, BAND)}Alone: random keys and values, "
         "written with the memory's average write strengths and decays on validation text; correct if the value nearest "
         "to the readout (by cosine) is the key's own. In context: pairs of tokens, then every key again; correct if the value is the most "
         "probable token.",
-        "Dotted: chance level, a random value.",
+        *_missing_note(frame),
     ]
     return collected(
         store, data, "memory-recall", "Recall by number of key-value pairs", frame, frame_origins(frame), notes=notes,
         axes=axes, names=cell_labels(data, without=axes),
     )  # fmt: skip
+
+
+def _missing_note(frame: pd.DataFrame) -> list[str]:
+    """Return the note on numbers of pairs that one of the panels lacks, as a list; empty without any.
+
+    Args:
+        frame: Rows with panel and pairs.
+    """
+    every = set(frame["pairs"])
+    parts = []
+    for panel, measured in frame.groupby("panel", sort=False)["pairs"]:
+        missing = ", ".join(map(str, sorted(every - set(measured))))
+        parts += [f"{missing} pairs ({panel})"] if missing else []
+    return [f"Not measured: {'; '.join(parts)}."] if parts else []
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
@@ -108,14 +123,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
         """Set the scales and limits of a panel and draw its chance level; `last` has no effect."""
         chance = 100 * panel_rows.groupby("length")["chance"].mean()
-        dotted: dict[str, Any] = {
-            "color": drawing.GREY,
-            "linestyle": (0, (1, 1.2)),
-            "linewidth": drawing.line_width(0.9),
-        }
-        axes.plot(chance.index, chance, **dotted, zorder=2.5)
+        axes.plot(chance.index, chance, **CHANCE | {"linewidth": drawing.line_width(CHANCE["linewidth"])}, zorder=0.9)
         drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)
 
-    labels = "pairs", "keys answered correctly, %"
-    return draw_panels(figure_data, look, frame, line_means(frame), dress, labels, scale=100)
+    labels = "key-value pairs", "keys answered correctly, %"
+    keys = [("chance level, a random value", CHANCE)]
+    return draw_panels(figure_data, look, frame, line_means(frame), dress, labels, scale=100, keys=keys)

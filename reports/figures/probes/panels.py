@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from dataclasses import replace
 
 import pandas as pd
@@ -67,7 +68,7 @@ def out_of_range_note(frame: pd.DataFrame, high: float) -> list[str]:
 
 def draw_panels(
     figure_data: FigureData, look: FigureOptions, frame: pd.DataFrame, means: pd.DataFrame, format_panel: FormatPanel, labels: tuple[str, str], *,
-    scale: float = 1, trained: int | None = None,
+    scale: float = 1, trained: int | None = None, keys: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> Figure:  # fmt: skip
     """Draw a panel per value of `panel`: cells thin, means of lines thick, highlighted cells labelled.
 
@@ -82,6 +83,7 @@ def draw_panels(
         labels: Labels below and at the left.
         scale: Factor from values to units of the y axis.
         trained: Training length in tokens, for the legend; None: no panel marks it.
+        keys: Further (label, properties of a line) entries of the legend.
     """
     names = list(dict.fromkeys(frame["panel"]))
     is_single = len(names) == 1
@@ -99,4 +101,4 @@ def draw_panels(
         draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted)
         format_panel(axes, panel_rows, name == names[-1])
     drawing.outer_labels(figure, *labels)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained), *keys))

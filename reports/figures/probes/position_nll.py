@@ -57,7 +57,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame, axes = assign_panels(data, frame)
     means = complete_line_means(frame)
     notes = [
-        f"{averaging_note(data)}{band_note(means, BAND)}Full attention, a single pass over each "
+        f"{averaging_note(data, means=means)}{band_note(means, BAND)}Full attention, a single pass over each "
         f"document. Beyond {POINTS_PER_OCTAVE} points per octave, a point is the mean over neighbouring "
         "tokens."
     ]

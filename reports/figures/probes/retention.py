@@ -24,6 +24,7 @@ from .heat_maps import (
     map_title,
     selection_notes,
     title_parts,
+    write_values,
 )
 from .item_frames import item_values_frame
 
@@ -46,10 +47,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has measured gates; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
-    notes = [
-        "Half-life: tokens until half of what was read is left, from the mean log of each gate. Rows: "
-        "layers; columns: heads. For a mixer with gates per channel, rows are heads, with sorted channels.",
-    ]
+    notes = ["Half-life: tokens until half of what was read is left, from the mean log of each gate over tokens."]
+    if (frame["channel"] > 0).any():
+        notes.append("Gates per channel: a row is a head of a layer, its channels sorted by half-life.")
     if any(cell.levels["attn_type"] == "tra" for cell in data.cells if cell.cell_id in measured):
         notes.append("TRA: counted in surviving keys, not in tokens.")
     return collected(
@@ -139,9 +139,29 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
         heads, middles = 1, [float(index) for index in range(len(layers))]
     image = draw_heat_map(axes, table, norm)
     if rows["channel"].max() == 0:
+        texts = [[_life_text(number) for number in row] for row in table.tolist()]
+        drawing.after_layout(
+            axes.figure,  # type: ignore[arg-type]
+            lambda: write_values(axes, table, texts, norm, fitting=True),
+        )
         axes.set_xticks(drawing.thin_evenly(range(table.shape[1]), 8))
     for layer_index in range(1, len(layers)):
         axes.axhline(heads * layer_index - 0.5, color="#ffffff", linewidth=drawing.line_width(1.2))
     shown = drawing.thin_evenly(range(len(layers)), 8)
     axes.set_yticks([middles[index] for index in shown], [str(layers[index]) for index in shown])
     return image
+
+
+def _life_text(life: float) -> str:
+    """Return a half-life in tokens as text: two digits, and K for 1024 tokens."""
+    if life >= LONGEST:
+        return f"≥ {format_length(int(LONGEST))}"
+    return (
+        f"{life / 1024:.2g}K"
+        if 1000 <= life < 100 * 1024
+        else f"{life / 1024:.0f}K"
+        if life >= 1000
+        else f"{life:.0f}"
+        if life >= 10
+        else f"{life:.2g}"
+    )

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.timeline import distinct_name_parts
 from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.records import Owner
@@ -28,14 +27,14 @@ def test_a_printed_sweep_fits_a_column(published: Store, name: str) -> None:
 class TestStart:
     def test_guides_grow_as_the_count_and_as_its_root(self, published: Store) -> None:
         axes = figure_of(make_figure("state-norm", published, "printed-v2")).axes[0]
-        guides = [line for line in axes.lines if line.get_color() == drawing.FAINT]
+        guides = [line for line in axes.lines if str(line.get_label()).startswith("_guide")]
         slopes = [float(np.polyfit(np.log(line.get_xdata()), np.log(line.get_ydata()), 1)[0]) for line in guides]
         assert slopes == pytest.approx([1.0, 0.5])
         assert {"∝ N", "∝ √N"} <= {text.get_text() for text in axes.texts}
 
     def test_the_map_stays_below_both_of_its_guides_in_the_end(self, published: Store) -> None:
         axes = figure_of(make_figure("count-map", published, "printed-v2")).axes[0]
-        guides = [line for line in axes.lines if line.get_color() == drawing.FAINT]
+        guides = [line for line in axes.lines if str(line.get_label()).startswith("_guide")]
         slopes = [
             float(np.polyfit(np.log(np.expm1(line.get_xdata())), np.log(line.get_ydata()), 1)[0]) for line in guides
         ]

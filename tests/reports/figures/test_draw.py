@@ -18,6 +18,8 @@ from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.length_frames import line_means
 from atma_sweep.reports.figures.files import FORMATS, drawn, read_trace, renderings
+from atma_sweep.reports.figures.loss import cells_stand_out
+from atma_sweep.reports.render.style import mixer_inks
 from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.errors import StoreError
@@ -124,6 +126,62 @@ class TestLegends:
             for _, line in means[means["panel"] == "nope"].groupby("line")
         ]
         assert seen == sorted(settings_before)
+
+
+class TestSamples:
+    @pytest.mark.parametrize("name", every_nth(["needle", "length"], 2))
+    def test_banded_lines_have_no_lines_of_cells(self, published: Store, name: str) -> None:
+        from matplotlib.collections import FillBetweenPolyCollection, LineCollection
+
+        figure_data = make_figure(name, published, "printed-v2")
+        drawn_marks = [mark for axes in figure_of(figure_data).axes for mark in axes.collections]
+        lines = figure_data.frame.groupby(["panel", "line", "probe"])["cell"].nunique()
+        assert sum(isinstance(mark, FillBetweenPolyCollection) for mark in drawn_marks) == len(lines)
+        assert not any(isinstance(mark, LineCollection) for mark in drawn_marks)
+        assert set(lines) == {10}
+        assert "(n = 10 cells per line). Bands" in figure_data.notes[0]
+        assert not any("leave the axes" in note or "single cells" in note for note in figure_data.notes)
+
+    def test_best_cell_has_the_ink_of_its_mixer(self, published: Store) -> None:
+        figure_data = make_figure("needle", published, "printed-v2")
+        panel = figure_of(figure_data).axes[0]
+        best = figure_data.frame[figure_data.frame["cell"] == figure_data.draw_options["best"]].sort_values("length")
+        (ink,) = [
+            line.get_color()
+            for line in panel.lines
+            if list(line.get_ydata()) == list(100 * best["value"]) and line.get_color() != "#ffffff"
+        ]
+        assert ink == mixer_inks(["polar"])["polar"]
+        value = 100 * best["value"].iloc[-1]
+        assert f"best cell: {value:.1f} %" in [text.get_text() for text in panel.texts]
+
+    def test_samples_of_differences_are_in_their_captions(self, published: Store) -> None:
+        effects, interactions = (make_figure(name, published, "printed-v2") for name in ("effects", "interactions"))
+        pairs = effects.frame[effects.frame["where"] == ""]["pairs"]
+        assert f" to {pairs.max()} matched pairs" in effects.notes[0]
+        largest = interactions.frame.groupby("measure").head(10)["fours"]
+        assert f" {largest.min()} to {largest.max()} matched quadruples" in interactions.notes[0]
+        assert any("strata differ" in label for label in legend_of(figure_of(effects)))
+
+    @pytest.mark.parametrize("name", every_nth(["power", "seeds"], 2))
+    def test_spreads_at_the_floor_of_trials_are_marked(self, published: Store, name: str) -> None:
+        figure_data = make_figure(name, published, "printed-v2")
+        spread = "run_sd" if name == "power" else "sd"
+        at_floor = figure_data.frame[figure_data.frame[spread] < figure_data.frame["floor"]]
+        count = len(at_floor.drop_duplicates(["measure", "stratum"]))
+        starred = [text.get_text() for axes in figure_of(figure_data).axes for text in axes.texts]
+        assert count == sum(text.endswith(" *") for text in starred) == 3
+        assert any(note.startswith("*: ") for note in figure_data.notes)
+
+    def test_cells_of_training_curves_are_drawn_if_visible(self, published: Store) -> None:
+        figure_data = make_figure("loss", published, "printed-v2")
+        frame = figure_data.frame
+        assert not cells_stand_out(frame, "val_loss")
+        assert "n = 20 cells per line" in figure_data.notes[0]
+        assert "single cells" not in figure_data.notes[0]
+        # one cell a tenth above the mean of its group, of 20 cells
+        high = frame["cell"] == frame["cell"].iloc[0]
+        assert cells_stand_out(frame.assign(val_loss=frame["val_loss"] + 0.1 * high), "val_loss")
 
 
 class TestFiles:

@@ -304,7 +304,7 @@ def test_compared_sweep_adds_points_with_time(empty: Store, make: Any) -> None:
     with drawing.settings():
         figure = drawn(figure_data)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["all cells", "printed-atlas, no memory", "printed-atlas, ATLAS", "other panels' cells"]
+    assert labels == ["all cells", "printed-atlas, no memory", "printed-atlas, ATLAS"]
     assert figure.get_supxlabel() == "training time (hours)"
     with pytest.raises(ReportError, match="has no stored training curve"):
         make_figure("loss", empty, "s", options={"compare": "printed-atlas"})

@@ -120,6 +120,14 @@ class TestRetention:
         titles = {axes.get_title().replace("\n", " ") for axes in figure_of(figure_data, look).axes} - {""}
         assert titles == {"FoX, seed 1", "memory with FoX, seed 1"}
 
+    def test_half_lives_are_written_into_their_squares(self, probed: Store) -> None:
+        figure_data = make_figure("retention", probed)
+        lives = figure_data.frame[figure_data.frame["cell"] == figure_data.draw_options["first"][0]]
+        lives = lives[lives["part"] == "mixer"].sort_values(["layer", "head"])["half_life"]
+        written = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
+        expected = ["≥ 1M" if math.isnan(life) else f"{life:.0f}" for life in lives]
+        assert [text for text in written if text != "a"] == expected
+
 
 class TestPasskey:
     def test_squares_are_means_over_trials_of_each_depth(self, probed: Store) -> None:
@@ -250,13 +258,19 @@ class TestMemoryRecall:
         figure = figure_of(figure_data)
         check_column(figure)
         (legend,) = figure.legends
-        assert [text.get_text() for text in legend.get_texts()] == list(names.values())
+        assert [text.get_text() for text in legend.get_texts()] == [*names.values(), "chance level, a random value"]
         alone, context = figure.axes
         inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2} - {"#ffffff"}
         assert len(inks) == 5 + 1, "every memory has a colour of its own, and so has chance"
         assert not set(figure_data.frame[figure_data.frame["first"] == "off"]["panel"]) - {"in context"}
         chance = next(line for line in alone.lines if line.get_color() == drawing.GREY)
         assert list(zip(chance.get_xdata(), chance.get_ydata(), strict=True)) == [(2, 50), (4, 25), (8, 12.5)]
+
+    def test_pairs_that_are_not_measured_are_in_the_caption(self, probed: Store) -> None:
+        figure_data = make_figure("memory-recall", probed)
+        pairs = {name: set(rows["pairs"]) for name, rows in figure_data.frame.groupby("panel")}
+        assert pairs["the memory alone"] - pairs["in context"] == {8}
+        assert "Not measured: 8 pairs (in context)." in figure_data.notes
 
 
 class TestExtrapolation:
