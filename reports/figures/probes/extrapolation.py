@@ -63,7 +63,6 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     frame, axes = assign_panels(data, _with_seed_means(data, frame))
     means = line_means(frame)
-<<<<<<< HEAD
     lengths = sorted(set(frame["length"]))
     title = "Perplexity by window length"
     if len(lengths) == 1:
@@ -75,21 +74,6 @@ def collect(store: Store, data: SweepData) -> FigureData:
             *fewer_cells_note(means),
             *out_of_range_note(frame, y_limits(frame, means)[1]),
         ]
-||||||| 33dfeb48
-    notes = [
-        f"{averaging_note(data)}{band_note(means)}The same targets at every length, in adjacent windows that "
-        "each start from a zero state.",
-        *fewer_cells_note(means),
-    ]
-    notes += out_of_range_note(frame, y_limits(frame, means)[1])
-=======
-    notes = [
-        f"{averaging_note(data, means=means)}{band_note(means)}The same targets at every length, in adjacent windows that "
-        "each start from a zero state.",
-        *fewer_cells_note(means),
-    ]
-    notes += out_of_range_note(frame, y_limits(frame, means)[1])
->>>>>>> fx3
     return collected(
         store, data, "extrapolation", title, frame, frame_origins(frame), notes=own,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
