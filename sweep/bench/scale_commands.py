@@ -88,7 +88,7 @@ def measure_reports(store: Store, folder: Path) -> list[ScaleRow]:
         rows += [
             ScaleRow(f"{name}, including start-up", usage.wall, "s"),
             ScaleRow("of which CPU time", usage.processor, "s"),
-            ScaleRow(f"peak memory of {name}", usage.memory / MIB, "MiB"),
+            ScaleRow(f"peak RAM of {name}", usage.memory / MIB, "MiB"),
         ]
     return rows
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 

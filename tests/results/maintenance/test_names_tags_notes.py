@@ -64,7 +64,7 @@ def test_a_sweep_with_another_name_is_the_same_sweep(filled: Store) -> None:
         ("one", "two", "there is a sweep two already"),
         ("one", "a b", "is not a valid sweep name"),
         ("one", "printed-mine", "is not available as a sweep name"),
-        ("printed-v2", "mine", "keeps its name"),
+        ("printed-v2", "mine", "cannot be renamed"),
     ], 4),
 )  # fmt: skip
 def test_rename_refuses_invalid_names(filled: Store, name: str, new: str, message: str) -> None:

@@ -591,8 +591,8 @@ def test_decode_times_dense_attention_as_well() -> None:
     assert rows[1].step_bytes == rows[0].step_bytes
     assert rows[2].tokens_per_s is None, "no cuDNN on a CPU"
     assert rows[2].unfit
-    assert "Attention other than in pages" in decode.table(LIMITS, rows)
-    assert "Attention other than in pages" not in decode.table(LIMITS, rows[:1])
+    assert "Attention without paging" in decode.table(LIMITS, rows)
+    assert "Attention without paging" not in decode.table(LIMITS, rows[:1])
 
 
 def test_dense_network_gives_the_logits_of_a_step() -> None:

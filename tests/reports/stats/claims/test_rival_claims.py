@@ -143,7 +143,5 @@ def test_every_figure_of_a_rival_draws_or_explains(published: Store) -> None:
             except ReportError as error:
                 refused.append(str(error))
     assert all(why.endswith("; a published sweep has printed numbers only") and "\n" not in why for why in refused)
-    assert set(drawn_figures) >= {("printed-tra", name) for name in ("effects", "power", "extrapolation")} | {
-        ("printed-wall", "effects")
-    }
+    assert set(drawn_figures) >= {("printed-tra", name) for name in ("power", "extrapolation")}
     assert not {name for _, name in drawn_figures} & {"needle", "loss", "seeds", "pareto", "timeline"}
