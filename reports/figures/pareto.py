@@ -292,7 +292,7 @@ def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles) -> None:
-    """Draw every point, those of the front with error bars of one standard deviation.
+    """Draw every point, those of the front with capped error bars of one standard error.
 
     Args:
         axes: The panel.
@@ -398,7 +398,7 @@ def _label_after_layout(axes: Axes, label_list: Sequence[tuple[float, float, str
     points = list(zip(panel_rows["speed"], panel_rows["value"], strict=True))
     front = panel_rows[panel_rows["front"]].sort_values("speed")
     steps = list(zip(front["speed"], front["value"], strict=True))
-    lines = [[one, (one[0], two[1]), two] for one, two in pairwise(steps)]
+    lines = [[start, (start[0], end[1]), end] for start, end in pairwise(steps)]
     for (x, y), across, up in zip(steps, front["speed_sd"].fillna(0), front["sd"].fillna(0), strict=True):
         lines += [[(x - across, y), (x + across, y)], [(x, y - up), (x, y + up)]]
     radii = {"ring": drawing.line_width(RING) / 2, "mark": drawing.line_width(MARK) / 2}

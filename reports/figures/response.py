@@ -245,11 +245,11 @@ def _coinciding_note(means: pd.DataFrame, axes: Sequence[str]) -> list[str]:
             )
             for line in table.columns
         }
-        for one, two in combinations(table.columns, 2):
-            distances = (table[one] - table[two]).abs().dropna()
+        for below, above in combinations(table.columns, 2):
+            distances = (table[below] - table[above]).abs().dropna()
             hidden = int((distances <= near).sum())
             if hidden and hidden >= len(distances) / 2:
-                texts.append(f"{names[one]} and {names[two]} at {hidden} of {len(distances)} levels ({panel})")
+                texts.append(f"{names[below]} and {names[above]} at {hidden} of {len(distances)} levels ({panel})")
     most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
     return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
 

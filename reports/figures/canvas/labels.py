@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -136,6 +137,52 @@ GLYPH_HEIGHT = 0.72
 """Height of a digit as a share of the font size, to which the box of a text is cut: it includes descenders."""
 
 
+Segment = tuple[np.ndarray, np.ndarray]
+"""Both ends (x, y) of a straight line, or the lower left and upper right corner of a box, in pixels."""
+
+
+@dataclass(kw_only=True)
+class Obstacles:
+    """What a label and its line should not meet, in pixels; labels and lines are added as they are placed."""
+
+    inside: Segment
+    """Box of the panel."""
+    dots: np.ndarray
+    rings: np.ndarray
+    """Centres [n, 2] of marks and of rings."""
+    mark: float
+    ring: float
+    """Radii of marks and of rings, with the space that stays free around them."""
+    walls: Sequence[Segment]
+    air: float
+    """Space that stays free between a label and the walls, which are further lines."""
+    boxes: list[Segment]
+    leaders: list[Segment]
+
+    def cost(self, at: np.ndarray, box: Segment, leader: Segment | None) -> float:
+        """Return how much a label at `box` and its line would meet: 1000 outside of the panel, 12 to 200 per object.
+
+        Args:
+            at: Centre of the label's own ring, which does not count.
+            box: Box of the label.
+            leader: The label's line, from its ring; None: it has no line.
+        """
+        low, high = box
+        cost = 1000.0 * bool((low < self.inside[0]).any() or (high > self.inside[1]).any())
+        for centres, radius in ((self.dots, self.mark), (self.rings, self.ring)):
+            foreign = centres[np.hypot(*(centres - at).T) > 0.3 * self.mark]
+            cost += 60 * int((_distances_to_box(foreign, low, high) < radius).sum())
+            if leader is not None:
+                cost += 60 * int((_distances_to_segment(foreign, *leader) < radius).sum())
+        cost += 200 * sum(bool((low < top).all() and (high > bottom).all()) for bottom, top in self.boxes)
+        cost += 100 * sum(_crosses_box(*line, low, high) for line in self.leaders)
+        cost += 12 * sum(_crosses_box(*wall, low - self.air, high + self.air) for wall in self.walls)
+        if leader is not None:
+            cost += 100 * sum(_crosses_box(*leader, *written) for written in self.boxes)
+            cost += 60 * sum(_cross(*leader, *line) for line in self.leaders)
+        return cost
+
+
 def label_rings(
     axes: Axes,
     labels: Sequence[tuple[float, float, str]],
@@ -158,63 +205,60 @@ def label_rings(
         mark: Radius of a mark in points.
         lines: Corners (x, y), in data, of further lines that labels should not stand on.
     """
+    if not labels:
+        return
     figure: Any = axes.figure
-    renderer = figure.canvas.get_renderer()
-    unit = figure.dpi / 72
-    air = LINE_CLEARANCE * unit
-    inside = axes.get_window_extent(renderer)
-    rings = axes.transData.transform([label[:2] for label in labels]) if labels else np.empty((0, 2))
-    dots = axes.transData.transform(list(marks)) if len(marks) else np.empty((0, 2))
-    segments = [axes.transData.transform(list(line)) for line in lines]
-    walls = [(one, two) for corners in segments for one, two in pairwise(corners)]
-    boxes = [_corners(text.get_window_extent(renderer)) for text in axes.texts]
-    leaders: list[tuple[np.ndarray, np.ndarray]] = []
+    renderer, unit = figure.canvas.get_renderer(), figure.dpi / 72
+    to_pixels = axes.transData.transform
+    dots, centres = to_pixels(list(marks)), to_pixels([label[:2] for label in labels])
+    obstacles = Obstacles(
+        inside=_corners(axes.get_window_extent(renderer)), dots=dots, rings=centres,
+        mark=(mark + CLEARANCE) * unit, ring=(ring + CLEARANCE) * unit, air=LINE_CLEARANCE * unit, leaders=[],
+        walls=[ends for line in lines for ends in pairwise(to_pixels(list(line)))],
+        boxes=[_corners(text.get_window_extent(renderer)) for text in axes.texts],
+    )  # fmt: skip
     # the most crowded first, while there is free space
-    crowd = [int((np.hypot(*(dots - at).T) < 30 * unit).sum()) if len(dots) else 0 for at in rings]
+    crowd = [int((np.hypot(*(dots - at).T) < 30 * unit).sum()) for at in centres]
     for index in sorted(range(len(labels)), key=lambda index: -crowd[index]):
         x, y, text = labels[index]
         note = drawing.note(axes, text, (x, y), (0, 0), ha="center", va="center_baseline", zorder=6)
-        extent = note.get_window_extent(renderer)
-        half = np.array([extent.width / 2, GLYPH_HEIGHT * note.get_fontsize() * unit / 2])
-        at, others = rings[index], np.delete(rings, index, axis=0)
-        others = others[np.hypot(*(others - at).T) > unit] if len(others) else others
-        foreign = dots[np.hypot(*(dots - at).T) > unit] if len(dots) else dots
-        best: tuple[float, np.ndarray, tuple[np.ndarray, np.ndarray], float] | None = None
-        for distance in DISTANCES:
-            for angle in 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS:
-                way = np.array([math.cos(angle), math.sin(angle)])
-                # from the centre of a box to its edge in this direction
-                reach = min(
-                    size / abs(part) if abs(part) > 1e-9 else math.inf for size, part in zip(half, way, strict=True)
-                )
-                centre = at + way * ((ring + distance) * unit + reach)
-                low, high = centre - half, centre + half
-                leader = (at + way * ring * unit, at + way * (ring + distance - 1) * unit)
-                outside = low[0] < inside.x0 or high[0] > inside.x1 or low[1] < inside.y0 or high[1] > inside.y1
-                cost = 1000.0 * outside + 0.35 * distance
-                for centres, radius in ((foreign, mark), (others, ring)):
-                    near = (radius + CLEARANCE) * unit
-                    cost += 60 * int((_distances_to_box(centres, low, high) < near).sum())
-                    if distance > DISTANCES[0]:
-                        cost += 60 * int((_distances_to_segment(centres, *leader) < near).sum())
-                cost += 200 * sum(bool((low < top).all() and (high > bottom).all()) for bottom, top in boxes)
-                cost += 100 * sum(_crosses_box(*other, low, high) for other in leaders)
-                cost += 100 * sum(_crosses_box(*leader, *box) for box in boxes)
-                cost += 60 * sum(_cross(*leader, *other) for other in leaders)
-                cost += 12 * sum(_crosses_box(*wall, low - air, high + air) for wall in walls)
-                if best is None or cost < best[0]:
-                    best = cost, centre, leader, distance
-        assert best is not None
-        _, centre, leader, distance = best
-        note.set_position(tuple((centre - at) / unit))
-        boxes.append((centre - half, centre + half))
-        if distance > DISTANCES[0]:
-            leaders.append(leader)
+        width = note.get_window_extent(renderer).width
+        half = np.array([width, GLYPH_HEIGHT * note.get_fontsize() * unit]) / 2
+        centre, leader = _free_position(obstacles, centres[index], half, ring, unit)
+        note.set_position(tuple((centre - centres[index]) / unit))
+        obstacles.boxes.append((centre - half, centre + half))
+        if leader is not None:
+            obstacles.leaders.append(leader)
             ends = axes.transData.inverted().transform(leader)
-            axes.annotate(
-                "", ends[0], ends[1], zorder=5,
-                arrowprops={"arrowstyle": "-", "linewidth": drawing.line_width(0.5), "shrinkA": 0, "shrinkB": 0, "color": drawing.INK},
-            )  # fmt: skip
+            arrow = {"arrowstyle": "-", "linewidth": drawing.line_width(0.5), "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", ends[0], ends[1], zorder=5, arrowprops=arrow | {"color": drawing.INK})
+
+
+def _free_position(
+    obstacles: Obstacles, at: np.ndarray, half: np.ndarray, ring: float, unit: float
+) -> tuple[np.ndarray, Segment | None]:
+    """Return the centre of a label, in pixels, and its line; None for a label right next to its ring.
+
+    Args:
+        obstacles: What label and line should not meet.
+        at: Centre of its ring, in pixels.
+        half: Half the width and height of the label, in pixels.
+        ring: Radius of the ring in points.
+        unit: Pixels per point.
+    """
+    costs: list[float] = []
+    positions: list[tuple[np.ndarray, Segment | None]] = []
+    for distance in DISTANCES:
+        for angle in 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS:
+            way = np.array([math.cos(angle), math.sin(angle)])
+            # from the centre of a box to its edge in this direction
+            reach = float(np.min(half / np.maximum(np.abs(way), 1e-9)))
+            centre = at + way * ((ring + distance) * unit + reach)
+            leader = (at + way * ring * unit, at + way * (ring + distance - 1) * unit)
+            line = leader if distance > DISTANCES[0] else None
+            positions.append((centre, line))
+            costs.append(obstacles.cost(at, (centre - half, centre + half), line) + 0.35 * distance)
+    return positions[int(np.argmin(costs))]
 
 
 def _corners(box: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -242,16 +286,16 @@ def _crosses_box(start: np.ndarray, end: np.ndarray, low: np.ndarray, high: np.n
             if not least <= origin <= most:
                 return False
             continue
-        one, two = sorted(((least - origin) / step, (most - origin) / step))
-        first, last = max(first, one), min(last, two)
+        enter, leave = sorted(((least - origin) / step, (most - origin) / step))
+        first, last = max(first, enter), min(last, leave)
     return first <= last
 
 
 def _cross(start: np.ndarray, end: np.ndarray, begin: np.ndarray, stop: np.ndarray) -> bool:
     """Return True if two segments cross: the ends of each lie on both sides of the other."""
 
-    def side(one: np.ndarray, two: np.ndarray, point: np.ndarray) -> float:
-        return float((two[0] - one[0]) * (point[1] - one[1]) - (two[1] - one[1]) * (point[0] - one[0]))
+    def side(tail: np.ndarray, head: np.ndarray, point: np.ndarray) -> float:
+        return float((head[0] - tail[0]) * (point[1] - tail[1]) - (head[1] - tail[1]) * (point[0] - tail[0]))
 
     return (
         side(start, end, begin) * side(start, end, stop) < 0 and side(begin, stop, start) * side(begin, stop, end) < 0

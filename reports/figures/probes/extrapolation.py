@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -109,11 +111,11 @@ def _row_labels(data: SweepData, drawn: set[str]) -> dict[str, str]:
         drawn: Ids of the drawn cells.
     """
     cells = [cell for cell in data.cells if cell.cell_id in drawn]
-    others = [axis for axis in ("reg_mode", "distractor", "memory", "window", *data.extra_axes())
+    row_axes = [axis for axis in ("reg_mode", "distractor", "memory", "window", *data.extra_axes())
               if len({cell_level(cell, axis) for cell in cells}) > 1]  # fmt: skip
     labels = {}
     for cell in cells:
-        levels = [(axis, cell_level(cell, axis)) for axis in others]
+        levels = [(axis, cell_level(cell, axis)) for axis in row_axes]
         texts = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "none", "-")]
         labels[cell.cell_id] = ", ".join([drawing.level_label(cell.levels["attn_type"]), *texts])
     return labels
@@ -210,7 +212,7 @@ def _draw_single_length(figure_data: FigureData, look: FigureOptions) -> Figure:
         ink = inks[options["mixers"][row["cell"]]]
         runs = frame[frame["configuration"] == row["configuration"]]
         if len(runs) > 1:
-            dots = {"markersize": 2.4, "alpha": 0.5, "color": ink, "markeredgewidth": 0}
+            dots: dict[str, Any] = {"markersize": 2.4, "alpha": 0.5, "color": ink, "markeredgewidth": 0}
             drawing.points(axes, runs["value"], [y] * len(runs), **dots)
         if row["seeds_low"] == row["seeds_low"]:
             axes.hlines(y, row["seeds_low"], row["seeds_high"], color=ink, linewidth=drawing.line_width(1.3))
