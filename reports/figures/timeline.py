@@ -112,8 +112,8 @@ def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
         notes.append("A cross marks an attempt that failed or diverged.")
     at_once = int(frame["lane"].max()) + 1
     if tenants:
-        others = f"up to {max(tenants)} others" if max(tenants) > 1 else "another"
-        notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU with {others}.")
+        company = f"up to {max(tenants)} others" if max(tenants) > 1 else "another"
+        notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU with {company}.")
     elif at_once > 1:
         notes.append(f"Up to {at_once} attempts ran at the same time on a machine.")
     return notes

@@ -118,7 +118,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
         _draw_panel(axes, panel_rows, scales[x], scales[y], norm, chart)
     if down > 1:
-        _add_colour_bar(figure, down, norm, chart, figure_data.draw_options["label"])
+        _add_colour_bar(figure, norm, chart, figure_data.draw_options["label"])
     else:
         settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
     return drawing.finished(
@@ -133,11 +133,11 @@ def _triangle(figure: Figure, pairs: list[tuple[str, str]]) -> list[Axes]:
     """
     across = list(dict.fromkeys(x for x, _ in pairs))[::-1]
     up = list(dict.fromkeys(y for _, y in pairs))[::-1]
-    places = figure.add_gridspec(len(up), len(across))
+    spec = figure.add_gridspec(len(up), len(across))
     grid, letters = [], sorted((up.index(y), across.index(x)) for x, y in pairs)
     for x, y in pairs:
         row, column = up.index(y), across.index(x)
-        axes = figure.add_subplot(places[row, column])
+        axes = figure.add_subplot(spec[row, column])
         axes.tick_params(labelleft=not column, labelbottom=row == len(up) - 1)
         if len(pairs) > 1:
             drawing.add_panel_letter(axes, letters.index((row, column)))
@@ -150,17 +150,19 @@ def _in_lines(label: str) -> str:
     return "\n".join(textwrap.wrap(label, 14, break_long_words=False))
 
 
-def _add_colour_bar(figure: Figure, down: int, norm: Any, chart: Any, label: str) -> None:
-    """Add a horizontal colour bar in the free corner of a triangle of `down` rows."""
+def _add_colour_bar(figure: Figure, norm: Any, chart: Any, label: str) -> None:
+    """Add a horizontal colour bar in the free corner of the triangle of panels."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.ticker import MaxNLocator
 
-    corner = figure.add_subplot(figure.axes[0].get_gridspec()[0, 1:])  # type: ignore[union-attr]
+    spec = figure.axes[0].get_gridspec()
+    assert spec is not None
+    corner = figure.add_subplot(spec[0, 1:])
     corner.set_axis_off()
-    bar = figure.colorbar(
+    bar: Any = figure.colorbar(
         ScalarMappable(norm, chart), cax=corner.inset_axes((0.15, 0.72, 0.8, 0.12)), orientation="horizontal"
     )
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.grid(visible=False)
     bar.set_label(settings.wrap_vertical_label(label))
     bar.locator = MaxNLocator(4)

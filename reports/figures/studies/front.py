@@ -154,12 +154,12 @@ def _label_front(
     dot = axes.figure.dpi / 72
     marks = axes.transData.transform(list(points))
     frame = axes.get_window_extent(renderer)
-    steps = axes.transData.transform(front) if front else []
-    taken = np.concatenate([marks, *(np.linspace(a, b, 60) for a, b in pairwise(steps))])
+    steps: Any = axes.transData.transform(front) if front else []
+    ink = np.concatenate([marks, *(np.linspace(a, b, 60) for a, b in pairwise(steps))])
     boxes: list[Any] = []
     for x, y, text in named:
-        here = axes.transData.transform((x, y))
-        others = marks[np.hypot(*(marks - here).T) > dot]
+        origin = axes.transData.transform((x, y))
+        rest = marks[np.hypot(*(marks - origin).T) > dot]
         leader = {
             "arrowstyle": "-",
             "linewidth": drawing.line_width(0.5),
@@ -175,14 +175,12 @@ def _label_front(
             note.update_positions(renderer)
             box = Text.get_window_extent(note, renderer).padded(3.5 * dot)
             outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
-            way = np.linspace(here, here + dot * np.array([aside, up]), 12)
+            way = np.linspace(origin, origin + dot * np.array([aside, up]), 12)
             crossed = (
-                int((np.hypot(*(others[:, None] - way).transpose(2, 0, 1)) < 4 * dot).any(1).sum())
-                if len(others)
-                else 0
+                int((np.hypot(*(rest[:, None] - way).transpose(2, 0, 1)) < 4 * dot).any(1).sum()) if len(rest) else 0
             )
-            met = sum(box.overlaps(other) for other in boxes)
-            cost = 1000 * outside + 400 * met + 50 * box.count_contains(taken) + 50 * crossed + radius
+            met = sum(box.overlaps(label_box) for label_box in boxes)
+            cost = 1000 * outside + 400 * met + 50 * box.count_contains(ink) + 50 * crossed + radius
             best = min(best, (cost, aside, up))
         note.set_position(best[1:])
         note.update_positions(renderer)

@@ -62,8 +62,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         f"One line per {study.trial_noun}, coloured by {first.words}{unit} ({first.better}, and brighter); thick: {thick}."
     ]
     if len(study.objectives) > 1:
-        others = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
-        notes.append(f"Other objectives: {', '.join(others)}.")
+        further = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
+        notes.append(f"Other objectives: {', '.join(further)}.")
     if any(scale.levels for scale in scales.values()):
         notes.append("The lines of a level are spread over its bar.")
     if _has_outliers(study, scales):

@@ -161,9 +161,10 @@ def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]
         placed: list[tuple[float, float]] = []
         for index in heights[level.index].sort_values(kind="stable").index:
             height = float(heights[index])
-            near = [side for side, other in placed if height - other < 1]
-            # of the offsets in reach, the innermost one with most air
-            aside = max(sides, key=lambda side, near=near: min([STEP, *(abs(side - other) for other in near)]))
+            near = [side for side, level_height in placed if height - level_height < 1]
+            air = [min([STEP, *(abs(side - neighbour) for neighbour in near)]) for side in sides]
+            # of the offsets with most air, the innermost
+            aside = sides[air.index(max(air))]
             placed.append((aside, height))
             offsets[index] = space * aside
     return offsets
