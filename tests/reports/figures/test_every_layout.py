@@ -80,6 +80,10 @@ def means_by_hand(frame: pd.DataFrame) -> list[float]:
             if len(units) > 1:
                 half = stats.t.ppf(0.975, len(units) - 1) * np.std(units, ddof=1) / len(units) ** 0.5
                 numbers += [centre - half, centre + half, max(0, centre - half), min(1, centre + half)]
+    for column in ("val_loss", "smoothed") if {"val_loss", "smoothed"} <= set(frame) else ():
+        keys = ["first", "second", "tokens"]
+        each = frame[~frame["diverged"]].groupby([*keys, "configuration"])[column].mean()
+        numbers += list(each.groupby(keys).mean().dropna())
     if "depth" in frame:
         numbers += list(frame.groupby(["configuration", "depth", "length"])["value"].mean())
     if "failure" in frame:
