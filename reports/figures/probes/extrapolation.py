@@ -70,9 +70,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(lengths) == 1:
         title, own = f"Perplexity in windows of {format_length(lengths[0])} tokens", _single_length_notes(frame)
     else:
+        line_axes = axes if "attn_type" in axes else ("attn_type", *axes)
         own = [
-            f"{averaging_note(data, axes if 'attn_type' in axes else ('attn_type', *axes))}{band_note(means)}{_count_note(means)}The same targets at every length, in adjacent windows that "
-            "each start from a zero state.",
+            f"{averaging_note(data, line_axes, means=means)}{band_note(means)}The same targets at every length, in adjacent "
+            "windows that each start from a zero state.",
             *fewer_cells_note(means),
             *out_of_range_note(frame, y_limits(frame, means)[1]),
         ]
@@ -119,11 +120,6 @@ def _row_labels(data: SweepData, drawn: set[str]) -> dict[str, str]:
         texts = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "none", "-")]
         labels[cell.cell_id] = ", ".join([drawing.level_label(cell.levels["attn_type"]), *texts])
     return labels
-
-
-def _count_note(means: pd.DataFrame) -> str:
-    """Return the sentence on the number of cells behind each mean, with a space at its end."""
-    return f"Cells per mean: {_range_text(means['cells'])}. "
 
 
 def _range_text(counts: pd.Series) -> str:

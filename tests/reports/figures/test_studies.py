@@ -269,7 +269,10 @@ class TestPruned:
     ) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)  # with it importance is fANOVA's
         figure_data = make_figure(name, pruned, "cut")
-        assert any(note.startswith("Most trials were pruned, so all are compared at validation 2") for note in figure_data.notes)
+        assert any(
+            note.startswith("Most trials were pruned, so all are compared at validation 2")
+            for note in figure_data.notes
+        )
         assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
         assert_texts_apart(figure_of(figure_data))
         if name == "importance":
