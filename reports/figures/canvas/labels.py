@@ -143,7 +143,7 @@ Segment = tuple[np.ndarray, np.ndarray]
 
 @dataclass(kw_only=True)
 class Obstacles:
-    """What a label and its line should not meet, in pixels; labels and lines are added as they are placed."""
+    """Marks, rings, lines and texts that a label should not meet, in pixels; placed labels and lines are added."""
 
     inside: Segment
     """Box of the panel."""

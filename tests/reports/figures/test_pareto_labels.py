@@ -67,10 +67,10 @@ def label_faults(figure_data: FigureData, look: FigureOptions) -> list[str]:
             steps = np.linspace(ends[0], ends[1], 50)
             distances = np.hypot(*(steps[:, None, :] - at[None]).transpose(2, 0, 1)).min(axis=0)
             own_ring = np.argmin(np.hypot(*(at[front] - ends[1]).T))
-            others = np.hypot(*(at - at[front][own_ring]).T) > unit
-            faults += [f"{quality}: a line meets {i}" for i in np.flatnonzero((distances < MARK * unit) & others)]
+            foreign = np.hypot(*(at - at[front][own_ring]).T) > unit
+            faults += [f"{quality}: a line meets {i}" for i in np.flatnonzero((distances < MARK * unit) & foreign)]
         pairs = combinations(boxes.items(), 2)
-        faults += [f"{quality}: {one} on {two}" for (one, a), (two, b) in pairs if a.padded(-unit).overlaps(b)]
+        faults += [f"{quality}: {below} on {above}" for (below, a), (above, b) in pairs if a.padded(-unit).overlaps(b)]
     return faults
 
 
@@ -92,9 +92,7 @@ def test_bars_have_caps_and_front_is_broader(published: Store) -> None:
     (step,) = [line for line in axes.lines if line.get_drawstyle().startswith("steps")]
     bars = [segments for segments in axes.collections if len(segments.get_segments())]
     assert all(step.get_linewidth() > 2 * bar.get_linewidth()[0] for bar in bars)
-    assert {line.get_marker() for line in axes.lines} >= {2, 3} or {"_", "|"} & {
-        line.get_marker() for line in axes.lines
-    }
+    assert "_" in {line.get_marker() for line in axes.lines}, "caps of upright bars"
     assert step.get_color() not in {tuple(bar.get_color()[0]) for bar in bars}
 
 

@@ -295,7 +295,7 @@ class TestExtrapolation:
         )
 
     @pytest.mark.parametrize("length_count", [1, 3])
-    def test_positions_are_told_apart(self, empty: Store, make: Any, length_count: int) -> None:
+    def test_lines_and_rows_differ_by_positions(self, empty: Store, make: Any, length_count: int) -> None:
         """Lines of one mixer whose positions differ have different dashes or markers; rows different labels."""
         pairs = [(kind, positions) for kind in ("nope", "rope") for positions in ("none", "ape", "label")]
         cells = [
