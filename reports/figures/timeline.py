@@ -82,8 +82,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of cells as in other figures, by cell id; the varying parts of their slugs if two are the same
-    or one is longer than 56 characters.
+    """Return the names of cells as in other figures, by cell id.
+
+    If two are the same, or one is longer than 56 characters, they are the varying parts of the slugs.
 
     Args:
         data: The sweep.
