@@ -21,6 +21,7 @@ FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so tha
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
+MAX_NAME = 56  # characters of a cell's name that fit in a line of the key
 MAX_KEY_ENTRIES = 40
 """Largest number of cells that the key below the axes names; with more, it names only those with a bad end."""
 
@@ -81,7 +82,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of cells as in other figures, by cell id; the varying parts of their slugs if two are the same.
+    """Return the names of cells as in other figures, by cell id.
+
+    If two are the same, or one is longer than 56 characters, they are the varying parts of the slugs.
 
     Args:
         data: The sweep.
@@ -89,7 +92,7 @@ def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> dict[str, str]:
     """
     labels = cell_labels(data)
     names = {cell: labels[cell] for cell in slugs}
-    if all(names.values()) and len({*names.values()}) == len(names):
+    if len({*names.values()}) == len(names) and all(0 < len(name) <= MAX_NAME for name in names.values()):
         return names
     parts = distinct_name_parts(list(slugs.values()))
     return {cell: parts[slug] for cell, slug in slugs.items()}
