@@ -123,7 +123,9 @@ class TestLegends:
         figure = figure_of(figure_data)
         panel = next(axes for axes in figure.axes if axes.get_title() == "NoPE")
         seen = sorted(
-            tuple(round(float(y), 9) for y in line.get_ydata()) for line in panel.lines if line.get_zorder() == 3
+            tuple(round(float(y), 9) for y in line.get_ydata())
+            for line in panel.lines
+            if 3 <= line.get_zorder() < 3.1 and line.get_marker() != "None"
         )
         settings_before = [
             tuple(round(100 * y, 9) for y in line.sort_values("length")["value"])

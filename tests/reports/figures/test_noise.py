@@ -85,7 +85,8 @@ class TestPower:
             rings = [line for line in axes.lines if line.get_marker() == "o"]
             assert {float(line.get_xdata()[0]) for line in rings} == {10.0}
             texts = {text.get_text() for text in axes.texts}
-            assert {"PoLAR, with memory", "RoPE, no memory"} <= texts
+            # all runs of rope are at 0 % at 64K: the sampling error of the trials counts
+            assert {"PoLAR, with memory", "RoPE, no memory" + " *" * (measure != "Val")} <= texts
         assert "28 percentage points\nwith 10 pairs" in texts
 
     @pytest.mark.thorough
