@@ -55,7 +55,7 @@ class TestFigures:
             if line.startswith(f"{path.name}: cell {4:012x}: the file's numbers come from")
         ]
 
-    @pytest.mark.parametrize("name", every_nth(["needle", "length", "timeline"], 2))
+    @pytest.mark.parametrize("name", every_nth(["needle", "timeline"], 2))
     def test_figure_ignores_unshown_numbers(self, store, run, make, drawn, name):
         path = drawn(name=name)
         run(store, f"{4:012x}", "done", [Measurement(probe="clean", metric="nats", length=777, value=1.0)])

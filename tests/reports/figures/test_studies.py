@@ -1,4 +1,4 @@
-"""The figures of studies against their trials: the best so far and the front by hand, places on axes, and that words are readable."""
+"""The figures of studies against their trials: the best so far and the front by hand, positions on axes, and that words are readable."""
 
 from __future__ import annotations
 
@@ -190,9 +190,9 @@ class TestPositions:
         pairs = figure_data.frame[["x", "y"]].drop_duplicates().itertuples(index=False)
         panels = dict(zip(map(tuple, pairs), figure_of(figure_data).axes, strict=False))
         for (x, y), axes in panels.items():
-            for (other_x, other_y), other in panels.items():
-                assert (axes.get_position().x0 == pytest.approx(other.get_position().x0)) == (x == other_x)
-                assert (axes.get_position().y0 == pytest.approx(other.get_position().y0)) == (y == other_y)
+            for (second_x, second_y), neighbour in panels.items():
+                assert (axes.get_position().x0 == pytest.approx(neighbour.get_position().x0)) == (x == second_x)
+                assert (axes.get_position().y0 == pytest.approx(neighbour.get_position().y0)) == (y == second_y)
         assert sum(bool(axes.get_xlabel()) for axes in panels.values()) == 3
         assert sum(bool(axes.get_ylabel()) for axes in panels.values()) == 3
 
@@ -201,8 +201,8 @@ class TestPositions:
         axes = figure_of(figure_data, FigureOptions()).axes
         for panel in axes[1:3]:
             (marks,) = panel.collections
-            places = panel.transData.transform(marks.get_offsets())
-            gaps = np.hypot(*(places[:, None] - places).transpose(2, 0, 1))[np.triu_indices(len(places), 1)]
+            positions = panel.transData.transform(marks.get_offsets())
+            gaps = np.hypot(*(positions[:, None] - positions).transpose(2, 0, 1))[np.triu_indices(len(positions), 1)]
             diameter = marks.get_sizes()[0] ** 0.5 * panel.figure.dpi / 72
             assert gaps.min() > 0.7 * diameter
 
