@@ -39,3 +39,24 @@ def test_findings_name_rule_file_and_line() -> None:
     assert list(findings_of_code("tests/a.py", "def known(): ...")) == [("tests identifiers", "tests/a.py", 1, "known")]
     lines = f"{'x' * 101}\n| {'x' * 100}\nhttp://{'x' * 100}\n{'x' * 100}\n"
     assert list(findings_of_document("a.md", lines)) == [("document lines", "a.md", 1, "x" * 80)]
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        (f"{'a ' * 40}a.\n", ["document sentences"]),
+        (f"{'a ' * 39}a.\n", []),
+        ("a " * 20 + "end. " + "a " * 30 + "end.", ["document lines"]),
+        ("\n".join(["a " * 21, "a " * 20]), ["document sentences"]),
+        (f"- {'a ' * 40}a.\n- b.\n", ["document sentences"]),
+        (f"```text\n{'a ' * 41}\n```\n", []),
+        (f"| {'word ' * 41}|\n", []),
+    ],
+    ids=["41 words", "40 words", "two sentences", "over two lines", "an item of a list", "code", "a table"],
+)
+def test_long_lines_and_sentences_of_a_document(text: str, rules: list[str]) -> None:
+    assert [rule for rule, *_ in findings_of_document("docs/a.md", text)] == rules
+
+
+def test_generated_documents_have_no_findings() -> None:
+    assert list(findings_of_document("docs/cli.md", "a " * 60)) == []

@@ -23,6 +23,9 @@ MIN_LINES = 6
 MAX_TEST_NAME = 60
 """Characters of the longest name that a test may have."""
 
+MAX_SENTENCE_LENGTH = 40
+"""Length, in words, of the longest sentence that a document may have."""
+
 Finding = tuple[str, str, int, str]
 """Rule, file, line, text."""
 
@@ -81,12 +84,27 @@ def findings_of_code(file: str, text: str) -> Iterator[Finding]:
 
 
 def findings_of_document(file: str, text: str) -> Iterator[Finding]:
-    """Yield the lines longer than 100 characters, but for tables, lines with an address and generated documents."""
+    """Yield long lines and sentences of a document, unless a command writes it.
+
+    Lines may have 100 characters, but for tables and lines with an address. Sentences may have 40 words; code, tables,
+    headings and pictures are no prose.
+    """
     if file.startswith(tuple(rules()["generated"])):
         return
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > 100 and not line.startswith("|") and "http" not in line:
             yield "document lines", file, number, line[:80]
+    prose, is_code, start = list[str](), False, 1
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        is_code ^= line.lstrip().startswith("```")
+        item = re.match(r"\s*([-*]|\d+\.) ", line)
+        if is_code or not line.strip() or item or line.lstrip().startswith(("|", "#", "![", "```")):
+            for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(prose)):
+                if len(sentence.split()) > MAX_SENTENCE_LENGTH:
+                    yield "document sentences", file, start, f"{len(sentence.split())} words: {sentence[:70]}"
+            prose, start = [line[item.end() :]] if item and not is_code else [], number
+        else:
+            prose.append(line.strip())
 
 
 def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
