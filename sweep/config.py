@@ -198,7 +198,13 @@ class TrainConfig(Config):
         64, "Number of random directions of the regularizer.", identity=64, ge=1, le=MAX_WIDTH
     )
     distractor: Flag = knob(False, "Add the distractor loss of the global layers.", identity=False)
-    distractor_weight: Float = knob(0.01, "Weight of the distractor loss.", identity=0.01, ge=0, le=MAX_FLOAT)
+    distractor_weight: Float = knob(
+        0.01,
+        "Weight of the distractor loss (train.distractor), which is added to the regularized loss.",
+        identity=0.01,
+        ge=0,
+        le=MAX_FLOAT,
+    )
     distractor_count: Int | None = knob(
         None,
         "Random vectors per row that the distractor loss turns into extra keys; null: seq_len.",
@@ -211,7 +217,7 @@ class TrainConfig(Config):
     )
     compile: Annotated[Flag | Literal["blocks"], BeforeValidator(_compile_setting)] = knob(
         True,
-        "Compile the network on CUDA; changes only rounding and speed. blocks: one graph per kind of block, which compiles "
+        "Compile the network on CUDA (true), or not (false); changes only rounding and speed. blocks: one graph per kind of block, which compiles "
         "faster and fuses less, for networks that take minutes to compile.",
         identity=True,
     )

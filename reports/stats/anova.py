@@ -235,7 +235,9 @@ def _table(
             lack["p"] = float(stats.f.sf(lack["F"], lack["df"], pure_df))
         rows += [lack, {"term": "pure error", "df": pure_df, "sum_sq": pure}]
     remarks = (
-        ["the terms give every value exactly, so there is no residual variance; F, p and effect sizes are empty"]
+        [
+            "the residual is zero: the terms give every value exactly (so do constant values); F, p and effect sizes are empty"
+        ]
         if exact
         else []
     )

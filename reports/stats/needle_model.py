@@ -84,7 +84,13 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
     cells, remarks = _without_separated(numbers, [axis for axis in varying_axes(data) if numbers[axis].nunique() > 1])
     names = [axis for axis in varying_axes(data) if cells[axis].nunique() > 1]
     if not names:
-        return NeedleModel(column, empty, numbers, math.nan, (*remarks, "no axis varies among the remaining cells"))
+        if cells.empty:
+            reason = "every cell is excluded, so there is nothing to model"
+        elif remarks:
+            reason = "without the excluded cells no axis varies, so there is nothing to model"
+        else:
+            reason = "no axis varies among the cells with a needle accuracy, so there is nothing to model"
+        return NeedleModel(column, empty, numbers, math.nan, (*remarks, reason))
     if cells["value"].nunique() == 1:
         same = f"the share of right digits is the same in all {counted(len(cells), 'cell')}; there is nothing to model"
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, same))

@@ -184,7 +184,7 @@ class BundleContent:
                     f"{at}: the config of cell {cell} cannot be read ({error_text(error)})"
                 ) from error
             if cell_id != cell:
-                raise self.bundle.invalid_error(f"{at}: the config of cell {cell} has the id {cell_id}")
+                raise self.bundle.invalid_error(f"{at}: cell {cell} contradicts its config, whose id is {cell_id}")
 
     def _check_labels(self, derive: Derive) -> None:
         """Check the columns of cells, and their levels in each revision, against their configs.

@@ -25,7 +25,7 @@ class ExtrapolationConfig(ProbeConfig):
 
     span: Int = knob(
         0,
-        "Targets from the start of the validation split; 0: the whole rows of the training length within eval.validation_tokens.",
+        "Number of targets, from the start of the validation split; 0: as many complete rows of the training length as fit in eval.validation_tokens.",
         ge=0,
         le=MAX_TOKENS,
     )

@@ -324,7 +324,7 @@ class TestNothing:
 
     def test_exact_fit_has_no_residual(self, sweep):
         store = sweep([({"memory": m}, seed, 1.0 + (m == "on")) for m in ("off", "on") for seed in range(3)])
-        assert "the terms give every value exactly" in self.printed(store)
+        assert "the residual is zero: the terms give every value exactly" in self.printed(store)
         row = anova_frame(load_sweep_data(store), VAL)[0].iloc[0]
         assert all(math.isnan(row[name]) for name in ("F", "p", "p_permuted", "p_robust", "omega_sq"))
 

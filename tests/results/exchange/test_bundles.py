@@ -329,12 +329,12 @@ def test_damaged_files(victim, tmp_path):
 def test_import_compares_ids_with_configs_on_request(victim, tmp_path):
     store, members, unchanged = victim
     file = packed(tmp_path / "evil.zip", members)
-    with pytest.raises(BundleError, match="has the id other"):
+    with pytest.raises(BundleError, match="whose id is other"):
         import_bundle(store, file, identify=lambda config, claimed: "other")
     with pytest.raises(BundleError, match="cannot be read"):
         import_bundle(store, file, identify=lambda config, claimed: config["nothing"])
     read_only = packed(tmp_path / "evil.zip", edited(members, "sweep", read_only=True))
-    with pytest.raises(BundleError, match="has the id other"):
+    with pytest.raises(BundleError, match="whose id is other"):
         import_bundle(store, read_only, rename="published", identify=lambda config, claimed: "other")
     unchanged()
 
