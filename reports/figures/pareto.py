@@ -89,8 +89,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
         for heading, length in needle.items()
         if (level := constant_answer_score(data, length)) is not None
     }
+    title = "Quality against speed"
+    if speed.heading == "MFU":
+        title = "Quality against hardware utilization"
+        notes.append(
+            "Utilization is not speed: a network of more operations per token is slower at the same utilization."
+        )
     return collected(
-        store, data, "pareto", "Quality against speed", frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels,
+        store, data, "pareto", title, frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels,
     )  # fmt: skip
 
 
@@ -177,6 +183,7 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
         notes.append(
             f"Bars, of the front only: one standard error of the mean {' and '.join(barred)} to either side: the standard deviation of "
             "the runs of that mixer and memory, divided by the square root of the number of seeds."
+            f"{' Those of needle accuracy end at 0 and 100 %.' if frame['quality'].str.startswith('Ndl').any() else ''}"
         )
         medians = [(str(quality), rows["sd"].median()) for quality, rows in frame.groupby("quality", sort=False)]
         texts = [
