@@ -609,8 +609,8 @@ def _legend_handles(
     if axes is not None:
         for second in sorted(dict.fromkeys(frame["second"]), key=drawing.off_first):
             look = next(group_style for key, (_, group_style) in styles.items() if key[1] == second)
-            dark = {"color": style.INK, "markeredgecolor": style.INK}
-            dark |= {"markerfacecolor": style.INK} if look["markerfacecolor"] != style.BACKGROUND else {}
+            dark = {"color": style.GREY, "markeredgecolor": style.GREY}
+            dark |= {"markerfacecolor": style.GREY} if look["markerfacecolor"] != style.BACKGROUND else {}
             label = drawing.level_label(second, axes[1]) if len(axes) > 1 else "mean"
             handles[label] = drawing.key(**look | dark)
         return handles

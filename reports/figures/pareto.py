@@ -291,9 +291,9 @@ def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
     for axis in ("memory", "window"):
         levels = sorted(dict.fromkeys(frame[axis]), key=drawing.off_first)
         for level in levels if len(levels) > 1 else ():
-            fill = style.BACKGROUND if (axis, level) == ("memory", "off") else style.INK
+            fill = style.BACKGROUND if (axis, level) == ("memory", "off") else style.GREY
             marker = style.MARKERS[style.WINDOW_MARKERS.get(level, 0) if axis == "window" else 0]
-            look = point | {"color": style.INK, "markerfacecolor": fill, "marker": marker}
+            look = point | {"color": style.GREY, "markerfacecolor": fill, "marker": marker}
             handles[drawing.level_label(level, axis)] = drawing.key(**look)
     return handles
 

@@ -208,7 +208,7 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
     """Return the legend handles of the levels of each axis that distinguishes lines, by label.
 
     A level shows what its axis controls: the ink of a mixer or regularizer, dash and fill, or the marker. Handles are
-    dark grey where lines of several inks have the level.
+    grey where lines of several inks have the level.
 
     Args:
         styles: Style by line, from `line_styles`.
@@ -224,7 +224,7 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
         for line in styles.values():
             level = dict(line.levels)[axis]
             inks = {ink for mate in styles.values() if (axis, level) in mate.levels for ink in mate.inks.values()}
-            sole = inks.pop() if len(inks) == 1 else style.INK
+            sole = inks.pop() if len(inks) == 1 else style.GREY
             look = replace(line, inks={"": sole}).line("")
             used_dashes = {mate.dash for mate in styles.values() if (axis, level) in mate.levels}
             used_marks = {mate.marker for mate in styles.values() if (axis, level) in mate.levels}
