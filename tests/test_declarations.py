@@ -144,7 +144,7 @@ def test_new_metric_reaches_table_figure_and_completion(run: Run) -> None:
     assert rows["nope"]["Tens@64"] == "43.8 ± 8.8 (n=2)"
     table = run("-m", CLI, "report", "--table", "6", "--format", "md").stdout
     assert "Tens, in %: Share of tens recalled. More is better. Score of a trivial answer: 10%." in table
-    assert "Tens@64" in figure(run, "effects")
+    assert "Tens@64" in run("-m", CLI, "report", "--table", "effects", "--format", "md").stdout
     line = {"_ATMA_SWEEP_COMPLETE": "complete_bash", "COMP_WORDS": "atma-sweep delete --metric ten", "COMP_CWORD": "3"}
     assert run("-m", CLI, **line).stdout.split() == ["tens_accuracy"]
 

@@ -96,7 +96,7 @@ def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
     (path / "tokenizer.json").unlink()
     assert "has no tokenizer" in error_text(str(path), InvalidCheckpoint)
     (path / "config.json").write_text("[")
-    assert "is no JSON" in error_text(str(path), InvalidCheckpoint)
+    assert "is not valid JSON" in error_text(str(path), InvalidCheckpoint)
     (path / "config.json").unlink()
     assert "has no config.json" in error_text(str(path), InvalidCheckpoint)
     assert "neither a folder nor a repository" in error_text("hf:a/b/c", InvalidCheckpoint)
