@@ -206,7 +206,9 @@ CROWDED = ("length", "loss", "pareto")
 def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: str) -> None:
     figure_data = make_figure(figure, shown(figure))
     if figure not in CROWDED:
-        (assert_texts_apart if figure in STUDIED else check_column)(figure_of(figure_data))
+        # the rows of retention are layers, of which these networks have two with gates
+        plain = figure in STUDIED or figure == "retention"
+        (assert_texts_apart if plain else check_column)(figure_of(figure_data))
     assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
 
 

@@ -324,7 +324,7 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
     names = {path.name for path in written.files}
     assert {f"figure-{name}.{format}" for name in ("needle", "timeline") for format in FORMATS} <= names
     page = (out / "index.html").read_text()
-    assert '<img src="figure-needle.svg" alt="Needle accuracy over context length.' in page
+    assert '<img loading="lazy" src="figure-needle.png" alt="Needle accuracy over context length.' in page
     assert '<a href="figure-timeline.pdf">pdf</a>' in page
     assert "[svg](figure-needle.svg)" in (out / "index.md").read_text()
     assert "{figure-needle.pdf}" in (out / "appendix.tex").read_text()
