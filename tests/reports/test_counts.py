@@ -113,13 +113,3 @@ def test_interaction_uses_common_seeds(empty: Store, make: Make, run: Run) -> No
     assert row["fours"] == 1
     # of means over whatever there is it would be (7 - 5.5) - (3.5 - 1.5) = -0.5
     assert row["mean"] == 0
-
-
-def texts(figure_data: Any, wanted: str) -> int:
-    """Return the number of texts in a figure that equal this one."""
-    from atma_sweep.reports.figures.canvas import drawing
-    from atma_sweep.reports.figures.files import drawn
-    from matplotlib.text import Text
-
-    with drawing.settings():
-        return sum(text_artist.get_text() == wanted for text_artist in drawn(figure_data).findobj(Text))
