@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,7 +184,3 @@ def _is_valid_field(name: str, value: Any) -> bool:
     if name == "decimals" and not (isinstance(value, int) and 0 <= value <= 12):
         return False
     return name in _TYPES and type(value) is _TYPES[name]
-
-
-DESCRIPTION_FIELDS = tuple(field.name for field in fields(Metric) if field.name not in ("name", "unit"))
-"""Fields that a description may have."""

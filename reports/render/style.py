@@ -248,11 +248,6 @@ def contrast(colour: str, background: str = BACKGROUND) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def text_on(background: str) -> str:
-    """Return white or dark ink for text on a background, whichever has the higher contrast."""
-    return max(("#ffffff", INK), key=lambda ink: contrast(ink, background))
-
-
 def _channels(colour: str) -> tuple[float, ...]:
     return tuple(int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,57 +72,6 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
         drawing.note(
             axes, text, (1.0, y), shift, xycoords=coordinates, va="center", color=colour, annotation_clip=False
         )
-
-
-SIDES: tuple[tuple[Literal["left", "right"], float], ...] = (
-    ("left", 7.0), ("right", -7.0), ("left", 18.0), ("right", -18.0),
-)  # fmt: skip
-"""Positions of a text relative to its point: horizontal alignment, and horizontal offset in points."""
-OFFSETS = (0.0, 4.0, -4.0, 9.0, -9.0, 15.0, -15.0, 22.0, -22.0, 30.0, -30.0, 40.0, -40.0)
-"""Vertical offsets in points of a text from its point, in order of preference."""
-
-
-def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], points: Sequence[tuple[float, float]]) -> None:
-    """Write each label next to its point, where it overlaps no other text and hides the fewest points, if possible.
-
-    It stays inside the axes if possible. A distant label gets a thin line to its point. The layout must be final.
-
-    Args:
-        axes: The axes.
-        labels: (x, y, text) of each label, in data.
-        points: (x, y) in data of all points that labels should not hide.
-    """
-    from matplotlib.text import Text
-
-    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    pixels: Any = axes.transData.transform(list(points)) if points else []
-    inside = axes.get_window_extent(renderer)
-    boxes = [text.get_window_extent(renderer) for text in axes.texts]
-    for x, y, text in sorted(labels, key=lambda label: -label[1]):
-        arrow = {"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": drawing.GREY}
-        style: dict[str, Any] = {"va": "center", "zorder": 6, "bbox": drawing.BACKING, "arrowprops": arrow}
-        note = drawing.note(axes, text, (x, y), (6, 0), **style)
-        line = note.arrow_patch
-        costs = {}
-        for side, aside in SIDES:
-            for up in OFFSETS:
-                note.set_position((aside, up))
-                note.set_horizontalalignment(side)
-                note.update_positions(renderer)
-                box = Text.get_window_extent(note, renderer)
-                outside = not (
-                    inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
-                )
-                met = sum(box.overlaps(box_of_text) for box_of_text in boxes)
-                hidden = box.expanded(1.02, 1.2).count_contains(pixels) if len(pixels) else 0
-                costs[side, aside, up] = 1000 * outside + 400 * met + 6 * hidden + abs(up) / 3 + abs(aside) / 5
-        side, aside, up = min(costs, key=costs.__getitem__)
-        note.set_horizontalalignment(side)
-        note.set_position((aside, up))
-        note.update_positions(renderer)
-        if line is not None:
-            line.set_visible(abs(up) > 4 or abs(aside) > 7)
-        boxes.append(Text.get_window_extent(note, renderer))
 
 
 DIRECTIONS = 24
