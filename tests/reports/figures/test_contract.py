@@ -239,5 +239,7 @@ def test_diverged_loss_does_not_flatten_rest(poor: Store) -> None:
     assert [axes.get_ylim()[1] < 13 for axes in figure.axes] == [True, True]
     # polar without memory: seeds 0 and 1 of three, at 3.3 and 3.4
     assert "3.350" in {text.get_text() for text in figure.axes[0].texts}
-    every = figure_of(make_figure("loss", poor, "all-diverged"), FigureOptions())
+    all_diverged = make_figure("loss", poor, "all-diverged")
+    assert f"{all_diverged.frame['cell'].nunique()} diverged and are excluded from means." in all_diverged.notes
+    every = figure_of(all_diverged, FigureOptions())
     assert every.axes[0].get_ylim()[1] == pytest.approx(1.1 * 11)
