@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.reports.dashboard.page import dashboard, decode_block
-from atma_sweep.reports.figures.comparisons.effects import collect
+from atma_sweep.reports.figures.comparisons.forest import default_columns, effect_fields
 from atma_sweep.reports.stats.audit import audit_differences
+from atma_sweep.reports.stats.effects.effects import effects
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import open_store
@@ -119,9 +120,9 @@ def _reports_know_it(folder: Path, source: str) -> None:
     ]  # fmt: skip
     assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {description}
     assert "Other units: Glow@32 lux, Glow@64 lux." in make_table("effects", store, "micro").notes
-    frame = collect(store, load_sweep_data(store, "micro")).frame
-    assert set(frame[frame["measure"] == "Glow@64"]["unit"]) == {"lux"}
     data = load_sweep_data(store, "micro")
+    fields = [effect_fields(effect) for effect in effects(data, default_columns(data))]
+    assert {row["unit"] for row in fields if row["measure"] == "Glow@64"} == {"lux"}
     assert data.metric("glow", "light").definition == description
     assert data.metric("glow", "heat").definition == (
         "Recorded by the probe glow, which describes it by name and unit only."

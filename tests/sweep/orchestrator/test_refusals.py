@@ -124,7 +124,7 @@ def test_unwritable_database_is_refused(tmp_path: Path) -> None:
             ("status", "--db", "other/atma.db"),
             (*LAUNCH, "--db", "other/atma.db", "--runs", "atma-runs"),
         ):
-            assert "cannot be written here, and even reading needs that" in refused(bench, *arguments)
+            assert "is not writable here, which SQLite needs even for reading" in refused(bench, *arguments)
         assert "Permission denied; check its permissions, or choose another path" in refused(
             bench, *LAUNCH, "--db", "other/new.db"
         )
