@@ -108,11 +108,11 @@ for panel, commands in COMMANDS.items():
 
 @app.command(hidden=True)
 def reference(out: OutFile = None) -> None:
-    """Print the page of all commands, docs/cli.md.
+    """Print the page of all commands, docs/reference/cli.md.
 
     \b
     Example:
-      atma-sweep reference --out docs/cli.md
+      atma-sweep reference --out docs/reference/cli.md
     """
     write_output(reference_page(typer.main.get_command(app)), out)
 

@@ -1,6 +1,6 @@
 """Gated activations of the MLP: squared ReLU and swish gates with their own backward.
 
-See docs/mechanisms.md, "Backbone".
+See docs/reference/mechanisms.md, "Backbone".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Root-mean-square norm (docs/mechanisms.md, "Backbone")."""
+"""Root-mean-square norm (docs/reference/mechanisms.md, "Backbone")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (docs/mechanisms.md, "Softmax attention").
+"""Rotary position embeddings (docs/reference/mechanisms.md, "Softmax attention").
 
 B batch, T length, H heads, X head size, F = X/2 rotated pairs.
 """

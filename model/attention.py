@@ -1,6 +1,6 @@
 """Global attention layer around a mixer: projections, norms, Canon convolution, output gate and memory branch.
 
-Source: docs/mechanisms.md, "Backbone".
+Source: docs/reference/mechanisms.md, "Backbone".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, R distractors, E channels
 of concatenated projections.
 """

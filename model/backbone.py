@@ -1,6 +1,6 @@
 """The whole network: embedding, blocks, final norm and head; training losses, decoding and initialisation.
 
-Source: docs/mechanisms.md, "Backbone".
+Source: docs/reference/mechanisms.md, "Backbone".
 Letters of shapes: B batch, T length, D model width, V vocabulary, R distractors, L layers, K sketch directions, N = B *
 T; kernels/shapes.py lists all.
 """
@@ -630,7 +630,7 @@ class Backbone(nn.Module):
         fewer than two axes (biases, norm weights, scalars). Of the others, "muon": those inside blocks, conv filters
         [C, 1, W] included; "embedding": the embedding unless the head shares it, and tables of positions; "head": the
         head's matrix.
-        Source: docs/mechanisms.md, "Backbone".
+        Source: docs/reference/mechanisms.md, "Backbone".
 
         Raises:
             RuntimeError: a parameter fits no group.
@@ -720,7 +720,7 @@ def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Gene
     llama`. Conv filters: uniform within 1/sqrt(taps). RMS norm: 1. Tied head's bias: 0. Position tables: normal with
     their own standard deviation. Embedding: N(0, 1); 0.02 N(0, 1) if tied; uniform within 0.01 for an untied `init:
     llama`. Values are drawn on the CPU in float32.
-    Source: docs/mechanisms.md, "Backbone".
+    Source: docs/reference/mechanisms.md, "Backbone".
 
     Args:
         module: layer that owns the parameter; its class selects the distribution.

@@ -1,6 +1,6 @@
 """Blocks of the network: a mixing branch (global attention or gated convolution) followed by an MLP.
 
-Source: docs/mechanisms.md, "Backbone".
+Source: docs/reference/mechanisms.md, "Backbone".
 Letters of shapes: B batch, T length, D model width, R distractors, C channels.
 """
 

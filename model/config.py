@@ -152,7 +152,7 @@ class Config(BaseModel):
 
 
 class ModelConfig(Config):
-    """Network of one cell (docs/mechanisms.md)."""
+    """Network of one cell (docs/reference/mechanisms.md)."""
 
     d_model: Int = knob(1024, "Width of the residual stream.", ge=8, le=MAX_WIDTH)
     n_layers: Int = knob(16, "Number of blocks.", ge=1, le=MAX_LAYERS)

@@ -1,6 +1,6 @@
 """Layers that blocks are made of, and helpers that evaluate them in chunks of tokens.
 
-Source: docs/mechanisms.md, "Backbone".
+Source: docs/reference/mechanisms.md, "Backbone".
 Letters of shapes: B batch, T length, D input width, E output width, C channels, W taps, H query heads, J KV heads, X
 head size.
 """

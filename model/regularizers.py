@@ -4,7 +4,7 @@ Each takes the stream after every layer, L tensors [N, D] of any float type, and
 on their device. It returns one value per layer, [L], in float32 (float64 for float64). Layers share nothing; they are
 processed together so that a hundred small kernels become a few.
 
-Source: docs/mechanisms.md, "Regularizers".
+Source: docs/reference/mechanisms.md, "Regularizers".
 Letters of shapes: L layers, N tokens, D channels, K sketch directions.
 """
 

@@ -56,7 +56,7 @@ def length_weighted_mean(values: Mapping[int, float]) -> float:
 
     `values` maps a length in tokens (above 0) to its value. Raises ZeroDivisionError for an empty mapping.
 
-    Source: docs/mechanisms.md, "Losses".
+    Source: docs/reference/mechanisms.md, "Losses".
     """
     return math.fsum(length * value for length, value in values.items()) / sum(values)
 

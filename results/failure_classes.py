@@ -1,6 +1,6 @@
 """Failure classes of attempts, each with its meaning and the retry policy of a launch.
 
-The column `attempt.failure` holds their names. Retries, the validation of bundles and docs/robustness.md read this
+The column `attempt.failure` holds their names. Retries, the validation of bundles and docs/explanation/robustness.md read this
 table.
 """
 
@@ -25,7 +25,7 @@ class FailureClass:
 
     meaning: str
     reaction: str
-    """The policy in words, for docs/robustness.md."""
+    """The policy in words, for docs/explanation/robustness.md."""
     tries: int | None = 1
     """Maximum number of attempts of a cell within one launch; None for no limit."""
     alone: bool = False
@@ -72,7 +72,7 @@ FAILURES: Mapping[Failure, FailureClass] = {
         tries=3,
     ),
     "pruned": FailureClass(
-        meaning="a [study](studies.md) ended the trial early",
+        meaning="a study ended the trial early",
         reaction="none: not a failure; a factorial grid with that cell resumes it",
     ),
 }

@@ -120,7 +120,7 @@ MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations
 
 
 class TrainConfig(Config):
-    """Training recipe (docs/mechanisms.md, "Training")."""
+    """Training recipe (docs/reference/mechanisms.md, "Training")."""
 
     tokens: Int = knob(996_147_200, "Training tokens; steps = floor(tokens / batch_tokens).", ge=1, le=MAX_TOKENS)
     seq_len: Int = knob(2048, "Tokens per row.", ge=2, le=MAX_LENGTH)

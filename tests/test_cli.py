@@ -61,7 +61,7 @@ def test_commands_and_options_all_have_help(name: str) -> None:
 def test_guide_counts_the_existing_formats() -> None:
     count = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
     expected = f"every table in {count[len(report_folder.FORMAT_SUFFIXES)]} formats, every figure in {count[len(files.FORMATS)]}"
-    assert expected in (ROOT / "docs" / "guide.md").read_text()
+    assert expected in (ROOT / "docs" / "how-to" / "guide.md").read_text()
 
 
 def test_version(run) -> None:  # type: ignore[no-untyped-def]

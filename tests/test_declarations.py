@@ -30,7 +30,7 @@ DECLARATIONS = {
         "needle,tens_accuracy,fraction,higher,Tens,1,0.1,5,Share of tens recalled.\n",
     ),
     "sweep/config.py": (
-        '    """Training recipe (docs/mechanisms.md, "Training")."""\n',
+        '    """Training recipe (docs/reference/mechanisms.md, "Training")."""\n',
         '    rest_steps: Int = knob(0, "Steps between two rests.", identity=0, ge=0, le=MAX_TOKENS)\n',
     ),
     "reports/report_options.py": (

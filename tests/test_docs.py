@@ -1,4 +1,4 @@
-"""The documents: every link leads somewhere, and every part of the network has its place in docs/mechanisms.md."""
+"""The documents: every link leads somewhere, and every part of the network has its place in docs/reference/mechanisms.md."""
 
 import re
 from pathlib import Path
@@ -39,21 +39,21 @@ def test_the_link_check_sees_a_missing_heading(tmp_path: Path) -> None:
 
 
 def test_every_part_has_its_row_and_its_section() -> None:
-    page = ROOT / "docs/mechanisms.md"
+    page = ROOT / "docs/reference/mechanisms.md"
     text = page.read_text()
     table = text.split("## Parts by name")[1].split("\n## ")[0]
     named = set(re.findall(r"`(?:\w+: )?(\w+)`", table))
     parts = {*registry.MIXERS, *registry.MEMORIES, *registry.REGULARIZERS, *PROBES}
-    assert parts <= named, f"docs/mechanisms.md lacks a row for {sorted(parts - named)}"
+    assert parts <= named, f"docs/reference/mechanisms.md lacks a row for {sorted(parts - named)}"
 
 
 def test_the_guide_says_what_each_mixer_does() -> None:
-    table = (ROOT / "docs/guide.md").read_text().split("## Mixers to compare")[1].split("\n## ")[0]
+    table = (ROOT / "docs/how-to/guide.md").read_text().split("## Mixers to compare")[1].split("\n## ")[0]
     described = re.findall(r"^\| `(\w+)` \| \w", table, re.MULTILINE)
     assert sorted(described) == sorted(["attn_type", *registry.MIXERS])
 
 
-CITED = re.compile(r'docs/(\w+)\.md(?:, "([^"\n]+)"(?: and "([^"\n]+)")?)?')
+CITED = re.compile(r'docs/([\w/-]+)\.md(?:, "([^"\n]+)"(?: and "([^"\n]+)")?)?')
 
 
 def test_what_the_code_cites_is_there() -> None:

@@ -1,4 +1,4 @@
-"""Delta rule with a decay per channel of the keys, as in Kimi Linear (docs/mechanisms.md, "Delta rules").
+"""Delta rule with a decay per channel of the keys, as in Kimi Linear (docs/reference/mechanisms.md, "Delta rules").
 
 B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, X_v, X_k].
 """

@@ -1,6 +1,6 @@
 """Depthwise causal convolutions: LFM2's between two gates, and Canon's on the heads of q, k and v.
 
-B batch, T length, C channels, W taps, E = 3 C, H heads, X head size. See docs/mechanisms.md, "Backbone".
+B batch, T length, C channels, W taps, E = 3 C, H heads, X head size. See docs/reference/mechanisms.md, "Backbone".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Triton kernels of the gated and the residual depthwise causal convolution (docs/mechanisms.md, "Backbone").
+"""Triton kernels of the gated and the residual depthwise causal convolution (docs/reference/mechanisms.md, "Backbone").
 
 B batch, T length, C channels, W taps (at most 4), H heads, X head size, M rows of a tile; a row is a token. In the
 forward a program reads its rows and the W - 1 before them again for each tap, out of the cache. In the backward a warp

@@ -1,4 +1,4 @@
-"""Output head, soft cap and cross-entropy in one op that never stores all logits (docs/mechanisms.md, "Backbone").
+"""Output head, soft cap and cross-entropy in one op that never stores all logits (docs/reference/mechanisms.md, "Backbone").
 
 N tokens, D width, V vocabulary. Losses are in nats. A token whose target is negative does not count.
 """

@@ -1,6 +1,6 @@
 """Soft-capped cross-entropy of rows of logits, with the gradient written over the logits.
 
-N tokens, V vocabulary. See docs/mechanisms.md, "Backbone". Two roots and two exponentials per element. Each logit is
+N tokens, V vocabulary. See docs/reference/mechanisms.md, "Backbone". Two roots and two exponentials per element. Each logit is
 read twice, the second time from the cache, and written once. Agrees with the formula in float32 up to the rounding of
 the exponential, 2e-6.
 """

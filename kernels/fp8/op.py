@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit products, e4m3 in the forward and e5m2 for gradients (docs/mechanisms.md, "Precision").
+"""Linear layers with 8-bit products, e4m3 in the forward and e5m2 for gradients (docs/reference/mechanisms.md, "Precision").
 
 M rows, K inputs, N outputs. Every row of a factor has a scale of its own, a power of two.
 """

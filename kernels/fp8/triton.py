@@ -1,4 +1,4 @@
-"""Triton kernels that cast gradients to 8 bits while they compute them (docs/mechanisms.md, "Precision").
+"""Triton kernels that cast gradients to 8 bits while they compute them (docs/reference/mechanisms.md, "Precision").
 
 M rows, N numbers of a row, F = N / 2. A row is read once and stays in registers until its largest number is known.
 Bytes per row with 16-bit numbers: the cast alone reads 2 N and writes N; the gate's backward reads 3 N and writes 3 N,

@@ -1,4 +1,4 @@
-"""Gated delta rule, the recurrence of the memory (docs/mechanisms.md, "Gated delta memory").
+"""Gated delta rule, the recurrence of the memory (docs/reference/mechanisms.md, "Gated delta memory").
 
 B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, X_v, X_k].
 """

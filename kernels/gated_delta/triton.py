@@ -1,6 +1,6 @@
 """Triton kernels of the chunked gated delta rule, forward and backward (oracle: `gated_delta_reference`).
 
-See docs/mechanisms.md, "Gated delta memory". B batch, T length, H heads, J KV heads, G = H / J, X head size, C = 64
+See docs/reference/mechanisms.md, "Gated delta memory". B batch, T length, H heads, J KV heads, G = H / J, X head size, C = 64
 chunk, N = ceil(T / C) chunks, L = N C. In a chunk with start state S [X_v, X_k], k and q of unit length, g the running
 sum of log_gamma, ratio_ps = exp(g_p - g_s), s <= p:
     N_ps = beta_p ratio_ps k_p.k_s (s < p),  T = (I + N)^-1,  y_p = beta_p (v_p - e^{g_p} S k_p),  u = T y,

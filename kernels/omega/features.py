@@ -1,6 +1,6 @@
 """Feature maps of keys and queries, so that a matrix holds more pairs than its keys have channels.
 
-X head size, H heads, F columns of a feature, r columns of a sketch. See docs/mechanisms.md, "Omega memory".
+X head size, H heads, F columns of a feature, r columns of a sketch. See docs/reference/mechanisms.md, "Omega memory".
 """
 
 from __future__ import annotations

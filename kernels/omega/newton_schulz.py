@@ -1,6 +1,6 @@
 """Newton-Schulz orthogonalisation: five steps towards the nearest matrix with orthonormal rows or columns.
 
-See docs/mechanisms.md, "Omega memory".
+See docs/reference/mechanisms.md, "Omega memory".
 """
 
 from __future__ import annotations

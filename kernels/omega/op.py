@@ -1,7 +1,7 @@
 """Omega memory: at each token one gradient step on the loss of the last `window` pairs.
 
 B batch, T length, H heads, X head size, F columns of a feature, C tokens of a chunk, S these and the window's tokens
-before, N chunks, G rows times heads. See docs/mechanisms.md, "Omega memory".
+before, N chunks, G rows times heads. See docs/reference/mechanisms.md, "Omega memory".
 """
 
 from __future__ import annotations

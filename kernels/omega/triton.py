@@ -1,6 +1,6 @@
 """Triton kernels of the omega memory of one matrix, forward and backward (oracle: `omega.reference`).
 
-See docs/kernels.md, "Omega memory: one scan, the rest products". B batch, T length, H heads, X head size and size of a
+See docs/explanation/kernels.md, "Omega memory: one scan, the rest products". B batch, T length, H heads, X head size and size of a
 feature, G = B H, C tokens of a chunk, S pairs that it sees, N chunks, L = T + S - C. With M and R the memory and its
 momentum [X, X] before a chunk, K, V, Q its pairs and queries, a = memory_decay and c = momentum_weight [C], W =
 pair_weights [C, S], E = K Mᵀ - V, P = W ⊙ Q Kᵀ, and the last token's entries a_C, c_C and W_C:

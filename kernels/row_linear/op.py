@@ -1,6 +1,6 @@
 """Projection of one row, with the norm before it and the gate or sum after it in one pass over its matrix.
 
-B texts, D inputs, E outputs, C channels, W taps, R rows of the table of convolution tails. See docs/decoding.md.
+B texts, D inputs, E outputs, C channels, W taps, R rows of the table of convolution tails. See docs/how-to/decoding.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..norms import rms_norm
 MAX_ROWS = 1
 """Largest number of rows that the kernel takes.
 
-With two or more, matrix units, cuBLAS and the compiler's fusions around it are faster (docs/speed.md, "Decoding").
+With two or more, matrix units, cuBLAS and the compiler's fusions around it are faster (docs/experiments/speed.md, "Decoding").
 """
 GATES = {"none": 0, "relu2": 1, "swiglu": 2}
 

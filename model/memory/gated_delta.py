@@ -1,6 +1,6 @@
 """Memories that write by the delta rule: gated delta, delta net, and KDA with one retention gate per channel.
 
-Source: docs/mechanisms.md, "Gated delta memory".
+Source: docs/reference/mechanisms.md, "Gated delta memory".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size.
 """
 

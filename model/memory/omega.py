@@ -1,6 +1,6 @@
 """Memories that take gradient steps at test time: omega and atlas.
 
-Source: docs/mechanisms.md, "Omega memory".
+Source: docs/reference/mechanisms.md, "Omega memory".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, F columns of a feature.
 """
 

@@ -1,6 +1,6 @@
 """Base class of memories with a state: gated, normed readout, and evaluation in chunks of tokens.
 
-Source: docs/mechanisms.md, "Gated delta memory".
+Source: docs/reference/mechanisms.md, "Gated delta memory".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, C channels.
 """
 

@@ -1,7 +1,7 @@
 """Mixers whose scores get a bias that depends on distance: ALiBi, learned relative bias, CoPE.
 
 CoPE, contextual positions, measures distance by gates instead of tokens.
-Source: docs/mechanisms.md, "Other position schemes".
+Source: docs/reference/mechanisms.md, "Other position schemes".
 Letters of shapes: B batch, T length, H query heads, J KV heads, X head size, S cached keys, R distances.
 """
 

@@ -1,6 +1,6 @@
 """Differential attention as a mixer.
 
-Source: docs/mechanisms.md, "Other position schemes".
+Source: docs/reference/mechanisms.md, "Other position schemes".
 Letters of shapes: B batch, T length, H query heads, J KV heads, X head size.
 """
 

@@ -1,6 +1,6 @@
 """Forgetting attention (FoX) as a mixer.
 
-Source: docs/mechanisms.md, "Forgetting attention".
+Source: docs/reference/mechanisms.md, "Forgetting attention".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, S cached keys.
 """
 

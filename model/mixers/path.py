@@ -1,6 +1,6 @@
 """PaTH attention as a mixer.
 
-Source: docs/mechanisms.md, "PaTH attention".
+Source: docs/reference/mechanisms.md, "PaTH attention".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, C channels.
 """
 

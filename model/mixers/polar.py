@@ -1,6 +1,6 @@
 """Polar attention (PoLAR) as a mixer.
 
-Source: docs/mechanisms.md, "Polar attention".
+Source: docs/reference/mechanisms.md, "Polar attention".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, R distractors.
 """
 

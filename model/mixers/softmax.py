@@ -1,6 +1,6 @@
 """Softmax attention without positions (NoPE), with rotary positions (RoPE), and scaled by ln n (SSMax).
 
-Source: docs/mechanisms.md, "Softmax attention" and "Scalable softmax".
+Source: docs/reference/mechanisms.md, "Softmax attention" and "Scalable softmax".
 Letters of shapes: B batch, T length, H query heads, J KV heads, X head size, R distractors.
 """
 

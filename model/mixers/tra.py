@@ -1,6 +1,6 @@
 """Threshold relative attention (TRA) as a mixer.
 
-Source: docs/mechanisms.md, "Threshold relative attention".
+Source: docs/reference/mechanisms.md, "Threshold relative attention".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, S cached keys, P gates of a
 token.
 """
@@ -22,7 +22,7 @@ from .gates import Gate
 
 
 class TRAConfig(ScaledConfig):
-    """Settings of threshold relative attention; docs/mechanisms.md lists the other settings of the authors' network."""
+    """Settings of threshold relative attention; docs/reference/mechanisms.md lists the other settings of the authors' network."""
 
     empty: Literal["zero", "uniform"] = knob(
         "zero",

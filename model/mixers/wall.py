@@ -1,6 +1,6 @@
 """Wall attention as a mixer.
 
-Source: docs/mechanisms.md, "Wall attention".
+Source: docs/reference/mechanisms.md, "Wall attention".
 Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, S cached keys, P heads that
 have gates.
 """

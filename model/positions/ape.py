@@ -1,6 +1,6 @@
 """Learned positions: token t gets row t of a table, or sorted random rows of a longer table.
 
-Source: docs/mechanisms.md, "Positions".
+Source: docs/reference/mechanisms.md, "Positions".
 Letters of shapes: T length, D model width.
 """
 

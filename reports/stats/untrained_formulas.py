@@ -1,4 +1,4 @@
-"""Closed-form behaviour of the mechanisms before training (docs/mechanisms.md has the derivations).
+"""Closed-form behaviour of the mechanisms before training (docs/reference/mechanisms.md has the derivations).
 
 For sweeps without stored weights, such as printed ones, nothing else can be derived. Sizes are those of the published
 networks.

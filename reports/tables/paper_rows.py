@@ -2,7 +2,7 @@
 
 The plain recipe has the regularizer `baseline` where the sweep has it (else its first), and other switches off unless
 the table varies them. A sweep of published numbers gives the rows and columns that were printed; where they contradict
-the authors' logs, docs/mechanisms.md says so ("Decisions").
+the authors' logs, docs/reference/mechanisms.md says so ("Decisions").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables of tasks that other papers print.
 
-Flip-flop, recall, perplexity over lengths, questionnaires (docs/recipes.md, docs/memories.md). A row is a
+Flip-flop, recall, perplexity over lengths, questionnaires (docs/explanation/recipes.md, docs/experiments/memories.md). A row is a
 configuration. A mean over seeds has their standard deviation and Student's t interval over seeds. A share of sequences
 has Wilson's interval over the sequences of one seed in addition, since every seed reads the same sequences.
 """

@@ -12,7 +12,7 @@ version: 4 is training throughput (6 in the second version), 6 the complete resu
 the rows of the second version's tables of training budgets and of open-weight models.
 
 `printed-tra`, `printed-wall` and `printed-atlas` hold the numbers of rival papers: threshold relative attention
-(arXiv:2503.23174), Wall attention (its authors' blog) and the ATLAS memory (a blog). See rivals.py, and docs/recipes.md
+(arXiv:2503.23174), Wall attention (its authors' blog) and the ATLAS memory (a blog). See rivals.py, and docs/explanation/recipes.md
 for the sources.
 
 Losses are nats per token (the open-weight table: bits per token), accuracies and MFU fractions, times seconds.

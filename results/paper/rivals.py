@@ -50,7 +50,7 @@ _TRAINED: Mapping[str, Mapping[str, Any]] = {
         "train": {**_ADAM, "tokens": 100_000 * 64 * 128, "seq_len": 128, "batch_tokens": 64 * 128, "loss_on": "all"},
     },
 }
-"""Known part of the recipes by corpus, with the keys of a cell's config (docs/recipes.md)."""
+"""Known part of the recipes by corpus, with the keys of a cell's config (docs/explanation/recipes.md)."""
 _TOKENIZERS = {"flipflop": "flipflop", "wikitext-103": "gpt2"}
 
 

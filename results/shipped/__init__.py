@@ -1,6 +1,6 @@
 """Sweeps that come with the program, as bundles (without items) next to this file; every reading command can show them.
 
-docs/replication.md is based on them. A sweep of the same name in a database has precedence. `import` copies a bundle
+docs/experiments/replication.md is based on them. A sweep of the same name in a database has precedence. `import` copies a bundle
 into a database.
 
 Start at builtin_sweeps.py in the parent folder, which opens them.

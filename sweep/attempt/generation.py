@@ -1,4 +1,4 @@
-"""Text generation by trained models (docs/decoding.md)."""
+"""Text generation by trained models (docs/how-to/decoding.md)."""
 
 from __future__ import annotations
 

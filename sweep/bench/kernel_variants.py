@@ -378,7 +378,7 @@ def polar_attention_eager(
         of real keys and r their weight against the null key.
 
     Source:
-        docs/mechanisms.md, "Polar attention".
+        docs/reference/mechanisms.md, "Polar attention".
     """
     _, t, h, d = q_BTHX.shape
     dtype = torch.promote_types(q_BTHX.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Generated reference of the commands (docs/cli.md) and the JSON Schema of grid files."""
+"""Generated reference of the commands (docs/reference/cli.md) and the JSON Schema of grid files."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Batches:
 
     Consecutive rows of a shard share one token, as target of one and first input of the next. No row crosses from one
     shard to the next. With `whole_steps` a shard of n tokens gives floor((n - 2) / tokens per step) steps and its
-    remainder is dropped, as in the published runs (docs/mechanisms.md, "Training").
+    remainder is dropped, as in the published runs (docs/reference/mechanisms.md, "Training").
 
     Raises:
         DataError: The shards hold less than one row, or with `whole_steps` less than one step.

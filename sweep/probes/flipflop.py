@@ -1,4 +1,4 @@
-"""Flip-flop probe: share of rows that repeat the last written bit at every read (docs/mechanisms.md, "Flip-flop")."""
+"""Flip-flop probe: share of rows that repeat the last written bit at every read (docs/reference/mechanisms.md, "Flip-flop")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Associative recall probe: share of keys answered with their value (docs/mechanisms.md, "Associative recall")."""
+"""Associative recall probe: share of keys answered with their value (docs/reference/mechanisms.md, "Associative recall")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Induction needle: recall of digits by their key across a long gap (docs/mechanisms.md, "Induction needle")."""
+"""Induction needle: recall of digits by their key across a long gap (docs/reference/mechanisms.md, "Induction needle")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passkey probe: recall of a value by its depth in a text and the length of that (docs/mechanisms.md, "Passkey")."""
+"""Passkey probe: recall of a value by its depth in a text and the length of that (docs/reference/mechanisms.md, "Passkey")."""
 
 from __future__ import annotations
 

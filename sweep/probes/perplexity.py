@@ -1,6 +1,6 @@
 """Losses in nats per token: validation, clean and junk text by context length, and a fixed tail of documents.
 
-Source: docs/mechanisms.md, "Losses".
+Source: docs/reference/mechanisms.md, "Losses".
 """
 
 from __future__ import annotations

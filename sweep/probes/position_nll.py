@@ -1,4 +1,4 @@
-"""Loss by position in a document, from one forward pass per document (docs/mechanisms.md, "Losses")."""
+"""Loss by position in a document, from one forward pass per document (docs/reference/mechanisms.md, "Losses")."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
     """Return training FLOPs (forward and backward) per token by the paper's formula, 6 N + 12 layers d T.
 
     N counts all parameters (vocabulary matrices too), and every layer counts as non-causal attention, so it overstates.
-    Source: docs/mechanisms.md, "Training".
+    Source: docs/reference/mechanisms.md, "Training".
 
     Args:
         config: network; number of layers and width are read.
@@ -90,7 +90,7 @@ def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) ->
     Counts matrix products and convolution taps: causal or windowed attention on the global layers, projections, MLPs,
     memory and head. Not counted: look-ups of embeddings and positions, elementwise work, Canon, auxiliary losses. None
     if the mixer or the memory of a network with global layers does not report its FLOPs (`unknown_reason` names it).
-    Source: docs/mechanisms.md, "Training".
+    Source: docs/reference/mechanisms.md, "Training".
 
     Args:
         config: network.

@@ -351,7 +351,7 @@ class Trainer:
 
         With marked targets, CE covers these alone. Its mean is then the micro-batch's sum, divided by the step's marked
         targets per micro-batch, so that its average over micro-batches is the mean of the whole step.
-        Source: docs/mechanisms.md, "Regularizers" and "Training".
+        Source: docs/reference/mechanisms.md, "Regularizers" and "Training".
         """
         config = self.config
         inputs_BT, targets_BT, drawn, marked = batch

@@ -1,6 +1,6 @@
 """Dynamic loss scaling, without which small gradients underflow in float16.
 
-Source: docs/mechanisms.md, "Precision".
+Source: docs/reference/mechanisms.md, "Precision".
 """
 
 from __future__ import annotations

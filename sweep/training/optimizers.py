@@ -1,6 +1,6 @@
 """Optimizers: Muon, AdamW, and the split of the parameters between them.
 
-Source: docs/mechanisms.md, "Backbone" and "Training".
+Source: docs/reference/mechanisms.md, "Backbone" and "Training".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     All singular values go to 1, approximately. X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X -
     1.5 A X + 0.5 A^2 X. A zero matrix stays zero. A matrix of one row or column has one singular value, so the
     iteration is done on that number.
-    Source: docs/mechanisms.md, "Training".
+    Source: docs/reference/mechanisms.md, "Training".
 
     Args:
         matrices_NRC: matrices [N, R, C] of any float type; not changed.
@@ -93,7 +93,7 @@ class Muon(torch.optim.Optimizer):
     - lr wd) - lr u. The last two axes are a matrix: a parameter [C, 1, k] is treated as C matrices of one row.
     Parameters of one shape are updated together. A group's lr may be a 0-dimensional tensor on the device. `dtype` is
     the type of the iteration; the project uses 16 bits on CUDA, and float32 on the CPU, where bfloat16 is emulated.
-    Source: docs/mechanisms.md, "Training".
+    Source: docs/reference/mechanisms.md, "Training".
     """
 
     def __init__(

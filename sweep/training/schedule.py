@@ -11,7 +11,7 @@ def lr_factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cos
     During warm-up it rises linearly: 1/warmup, 2/warmup, ... 1. Then it stays 1 for the fraction `constant` of the
     other steps, and falls towards 0 over the rest; 0 would be reached at step `steps`, one after the last. With
     `constant` 1 or more it never falls.
-    Source: docs/mechanisms.md, "Training".
+    Source: docs/reference/mechanisms.md, "Training".
 
     Args:
         step: optimizer step, counted from 0, below `steps`.

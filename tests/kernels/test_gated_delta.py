@@ -86,7 +86,7 @@ def hebbian(k: Tensor, v: Tensor, gamma: float, beta: Tensor) -> Tensor:
     (256, 11.7, 19.0, 14.3, 45.9), (4096, 11.2, 18.5, 14.0, 178.0),
 ])  # fmt: skip
 def test_state_norms_of_section_p(n: int, delta_98: float, delta_1: float, hebb_98: float, hebb_1: float) -> None:
-    """docs/mechanisms.md, "Diagnostics": the delta rule's state stays bounded, the Hebbian one grows as sqrt(N). Random data, so 8%."""
+    """docs/reference/mechanisms.md, "Diagnostics": the delta rule's state stays bounded, the Hebbian one grows as sqrt(N). Random data, so 8%."""
     draw = torch.Generator().manual_seed(1)
     k, v = (torch.randn(1, n, 4, 32, generator=draw, dtype=torch.float64) for _ in range(2))
     noise = 0.3 * torch.randn(1, n, 4, generator=draw, dtype=torch.float64)

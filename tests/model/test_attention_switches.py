@@ -1,4 +1,4 @@
-"""The switches of what stands around a mixer: each by its formula (docs/mechanisms.md, "Backbone")."""
+"""The switches of what stands around a mixer: each by its formula (docs/reference/mechanisms.md, "Backbone")."""
 
 from __future__ import annotations
 

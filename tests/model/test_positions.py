@@ -1,4 +1,4 @@
-"""Positions at the embedding: learned ones and randomized labels (docs/mechanisms.md, "Positions")."""
+"""Positions at the embedding: learned ones and randomized labels (docs/reference/mechanisms.md, "Positions")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/mechanisms.md, "Regularizers": the reference values on Gaussian data, and the invariances."""
+"""docs/reference/mechanisms.md, "Regularizers": the reference values on Gaussian data, and the invariances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The switches of what surrounds a mixer: each by its formula, and none of them inert (docs/mechanisms.md, "Backbone")."""
+"""The switches of what surrounds a mixer: each by its formula, and none of them inert (docs/reference/mechanisms.md, "Backbone")."""
 
 from __future__ import annotations
 

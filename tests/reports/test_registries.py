@@ -29,7 +29,7 @@ from atma_sweep.results.store.store import Store
 from tiers import every_nth
 from typer.testing import CliRunner
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 
 
 @pytest.mark.usefixtures("few_deals")

@@ -1,4 +1,4 @@
-"""The sweeps that come along, and what docs/replication.md says of them."""
+"""The sweeps that come along, and what docs/experiments/replication.md says of them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from atma_sweep.sweep.grid.grid import load_grid
 from reads import sweeps_read
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "replication.md").read_text()
+PAGE = (ROOT / "docs" / "experiments" / "replication.md").read_text()
 HEADLINE = "headline-370m"
-HEADLINE_PAGE = (ROOT / "docs" / f"{HEADLINE}.md").read_text()
+HEADLINE_PAGE = (ROOT / "docs" / "experiments" / f"{HEADLINE}.md").read_text()
 TEXT = "76939ae0d6f985eb48af0c2ca98935d11b250c67a9aa3a28fa44d9e2c35c4af5"
 CONCLUSIONS = {1: [(0, +1)], 2: [(2, -1)], 3: [(4, -1), (6, +1)], 4: [(8, -1)], 5: [(10, -1)]}
 """By the page's number: which contrasts under `intended` (each next one is that under `published`), and the sign that it claims."""
@@ -83,7 +83,7 @@ def checked(folder: Path, command_line: Command, files: Sequence[str], source: s
     """Return the output of --check for copies of these files below docs; it must report no difference."""
     folder.mkdir()
     for name in files:
-        shutil.copy(ROOT / "docs" / source / name, folder)
+        shutil.copy(ROOT / "docs" / "experiments" / source / name, folder)
     code, out, err = command_line("report", "--check", str(folder))
     assert code == 0, out + err
     assert out.count("matches the database") == len(files)
@@ -108,7 +108,7 @@ def test_tables_and_figures_of_the_page_match_the_numbers(
     tmp_path: Path, command_line: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = sweeps_read(monkeypatch)
-    names = [path.name for path in (ROOT / "docs" / "replication").iterdir()]
+    names = [path.name for path in (ROOT / "docs" / "experiments" / "replication").iterdir()]
     checked(tmp_path / "all", command_line, names)
     assert len(names) >= 29
     assert {HEADLINE, *map(str, read)} == set(SHIPPED), "every other sweep"
@@ -487,6 +487,6 @@ def test_headline_page_prints_the_needles_of_its_bundle() -> None:
 
 @pytest.mark.thorough
 def test_headline_figures_match_the_bundle(tmp_path: Path, command_line: Command) -> None:
-    names = sorted(path.name for path in (ROOT / "docs" / "images").glob("headline-*.svg"))
+    names = sorted(path.name for path in (ROOT / "docs" / "experiments" / "headline").glob("*.svg"))
     assert len(names) == 4
-    checked(tmp_path / "figures", command_line, names, "images")
+    checked(tmp_path / "figures", command_line, names, "headline")

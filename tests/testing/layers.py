@@ -1,6 +1,6 @@
-"""The table of layers in docs/layers.toml, and the drawing that docs/architecture.md makes of it.
+"""The table of layers in docs/layers.toml, and the drawing that docs/explanation/architecture.md makes of it.
 
-`python -m tests.testing.layers` puts the drawing of today's packages into docs/architecture.md.
+`python -m tests.testing.layers` puts the drawing of today's packages into docs/explanation/architecture.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "```text\n", "```"
 
 
@@ -72,7 +72,7 @@ def drawing() -> str:
 
 
 def page() -> str:
-    """Return docs/architecture.md with the drawing of today's packages."""
+    """Return docs/explanation/architecture.md with the drawing of today's packages."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return before + BEGIN + drawing() + END + rest.partition(END)[2]
 

@@ -1,4 +1,4 @@
-"""Attention with contextual positions, CoPE (docs/mechanisms.md, "Other position schemes").
+"""Attention with contextual positions, CoPE (docs/reference/mechanisms.md, "Other position schemes").
 
 B batch, T length, H query heads, J KV heads, X head size, P positions, M queries of a block, S the keys in its reach.
 """

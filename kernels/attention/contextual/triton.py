@@ -1,4 +1,4 @@
-"""Triton kernels of contextual positions, for NVIDIA GPUs from Ampere on (docs/kernels.md, "Contextual positions").
+"""Triton kernels of contextual positions, for NVIDIA GPUs from Ampere on (docs/explanation/kernels.md, "Contextual positions").
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, P positions, M queries of a tile, S its keys.
 Units of log 2: s = factor q·k, gate = 1 / (1 + 2^-s), weight = 2^(s + z(p) - lse). p sums the gates from the key to the

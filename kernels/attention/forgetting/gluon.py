@@ -1,6 +1,6 @@
 """Forward of forgetting attention in Gluon for Hopper: polar attention's without a null key, with decayed scores.
 
-See docs/kernels.md, "Forgetting attention". With every block of keys the copy engine loads F_first - F_j, each key's
+See docs/explanation/kernels.md, "Forgetting attention". With every block of keys the copy engine loads F_first - F_j, each key's
 decay relative to the block's first. The decay between the block and the tile of queries is one number, and shifts the
 block's largest score instead of every score. The backward is plain Triton's.
 """

@@ -1,4 +1,4 @@
-"""Forgetting attention: softmax whose scores decay by every gate between key and query (docs/mechanisms.md).
+"""Forgetting attention: softmax whose scores decay by every gate between key and query (docs/reference/mechanisms.md).
 
 B batch, T length, H query heads, J KV heads, X head size, M queries of a block, S the keys in its reach.
 """

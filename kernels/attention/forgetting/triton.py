@@ -1,6 +1,6 @@
 """Triton kernels of forgetting attention: sums of its gates; the rest is softmax attention's kernels.
 
-See docs/kernels.md, "Forgetting attention". B batch, T length, H query heads, J KV heads, X head size. F is the running
+See docs/explanation/kernels.md, "Forgetting attention". B batch, T length, H query heads, J KV heads, X head size. F is the running
 sum of the gates in units of log 2. It is summed in float64, block by block, and stored as two float32 numbers, high and
 low part.
 """

@@ -1,6 +1,6 @@
 """PaTH attention: a Householder map per token transforms the query on its way back to each key.
 
-See docs/mechanisms.md, "PaTH attention". B batch, T length, H query heads, J KV heads, X head size, N chunks of C
+See docs/reference/mechanisms.md, "PaTH attention". B batch, T length, H query heads, J KV heads, X head size, N chunks of C
 tokens, M queries of a block, S the keys in its reach.
 """
 

@@ -1,6 +1,6 @@
 """Polar attention's three heavy kernels for Hopper (compute capability 9.0), in Triton's Gluon.
 
-See docs/mechanisms.md, "Polar attention". B batch, T length, H query heads, J KV heads, G = H / J, X head size, M rows
+See docs/reference/mechanisms.md, "Polar attention". B batch, T length, H query heads, J KV heads, G = H / J, X head size, M rows
 of queries. Formulas, units and signs are those of the plain Triton kernels: queries carry temp log2(e) / sqrt(X), null
 scores temp log2(e), P = 2^(q'k - lse). Negative n_eff marks a row bound by the floor, negative inverse a row whose |s|
 is below TINY.

@@ -1,7 +1,7 @@
-"""Polar attention: direction and magnitude separately, with a null key (docs/mechanisms.md, "Polar attention").
+"""Polar attention: direction and magnitude separately, with a null key (docs/reference/mechanisms.md, "Polar attention").
 
 B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, X head size, S keys in reach of a query
-block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what
+block, N real keys a query sees, R distractors. docs/explanation/kernels.md, "Polar attention over real keys only", derives what
 `_PolarFunction` computes: the softmax runs over real keys only and the null is folded in last, so nothing underflows.
 """
 

@@ -1,6 +1,6 @@
 """Slow, obvious versions of polar attention: by query, by key block, and a backward derived by hand.
 
-B batch, T length, H query heads, J KV heads, X head size, S keys that one query sees. See docs/mechanisms.md, "Polar
+B batch, T length, H query heads, J KV heads, X head size, S keys that one query sees. See docs/reference/mechanisms.md, "Polar
 attention".
 """
 
@@ -122,7 +122,7 @@ def polar_backward_reference(
     """Return the gradients of the eight tensors of `polar_attention`, in its order, by hand-derived formulas.
 
     Where `n_eff_floor` binds, they use dm/dQ2 = -m/Q2 under the clamp and take the largest weight as constant. This is
-    not the gradient of the forward, but the one that the published runs trained with (docs/mechanisms.md, "Polar
+    not the gradient of the forward, but the one that the published runs trained with (docs/reference/mechanisms.md, "Polar
     attention"). The tensors from q to v_null are the inputs of `polar_attention`; |s| must not be 0.
 
     Args:

@@ -1,6 +1,6 @@
 """Triton kernels of polar attention: those of softmax attention, and a backward pass over rows.
 
-Units, shapes and formulas as in `..softmax.triton`; see docs/mechanisms.md, "Polar attention".
+Units, shapes and formulas as in `..softmax.triton`; see docs/reference/mechanisms.md, "Polar attention".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention with a learned bias per head and distance (docs/mechanisms.md, "Other position schemes").
+"""Attention with a learned bias per head and distance (docs/reference/mechanisms.md, "Other position schemes").
 
 B batch, T length, H query heads, J KV heads, X head size, R reach, M queries of a block, S the keys in its reach.
 """

@@ -1,4 +1,4 @@
-"""Triton kernels of learned relative bias, for NVIDIA GPUs from Ampere on (docs/kernels.md, "Relative bias").
+"""Triton kernels of learned relative bias, for NVIDIA GPUs from Ampere on (docs/explanation/kernels.md, "Relative bias").
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, R reach, M queries of a tile, S its keys, as many.
 Units of log 2: weight = 2^(factor q·k + bias of min(i - j, R) - lse). A tile whose keys all lie R or more away adds one

@@ -1,6 +1,6 @@
 """Causal softmax attention, with an optional sliding window, and its distractor loss.
 
-B batch, T length, H query heads, J KV heads (J divides H), X head size, R distractors. See docs/mechanisms.md, "Softmax
+B batch, T length, H query heads, J KV heads (J divides H), X head size, R distractors. See docs/reference/mechanisms.md, "Softmax
 attention".
 """
 

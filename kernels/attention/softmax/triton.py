@@ -1,6 +1,6 @@
 """Triton kernels of polar and of softmax attention, for NVIDIA GPUs from Ampere on.
 
-See docs/mechanisms.md, "Polar attention" and "Softmax attention". B batch, T length, H query heads, J KV heads, G = H /
+See docs/reference/mechanisms.md, "Polar attention" and "Softmax attention". B batch, T length, H query heads, J KV heads, G = H /
 J, X head size, M queries of a tile, S its keys. Scores are in units of log 2: the caller scales queries by log2(e)
 times the factor of the scores (polar: temp / sqrt(X)) and null scores by temp log2(e), so that weights are 2^(q'k -
 lse). Query i stands at position `offset` + i of the keys; an offset of TK or more shows every key to every query.

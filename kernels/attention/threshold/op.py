@@ -1,6 +1,6 @@
 """Threshold relative attention: only keys with a positive score take part, and distances count only these.
 
-See docs/mechanisms.md, "Threshold relative attention". B batch, T length, H query heads, J KV heads, X head size, M
+See docs/reference/mechanisms.md, "Threshold relative attention". B batch, T length, H query heads, J KV heads, X head size, M
 queries of a block, S the keys in its reach.
 """
 

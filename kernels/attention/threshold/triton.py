@@ -1,6 +1,6 @@
 """Triton kernels of threshold relative attention, for NVIDIA GPUs from Ampere on.
 
-See docs/kernels.md, "Threshold relative attention". B batch, T length, H query heads, J KV heads, G = H / J, X head
+See docs/explanation/kernels.md, "Threshold relative attention". B batch, T length, H query heads, J KV heads, G = H / J, X head
 size, M queries of a tile, S its keys. Units of log 2: s = factor q·k, weight = 2^(s + D decay - lse) for keys with s >
 0, where D counts the survivors from the key to the query. So a row is walked from its query back to its first key with
 `count`, the survivors so far. Inside a tile the count is a product of the 0/1 matrix of survivors with a triangle of

@@ -1,4 +1,4 @@
-"""Forward of wall attention in Gluon for Hopper (docs/kernels.md, "Wall attention"); the backward is plain Triton's.
+"""Forward of wall attention in Gluon for Hopper (docs/explanation/kernels.md, "Wall attention"); the backward is plain Triton's.
 
 Loader and two warpgroups as in polar attention, over tiles of 128 queries, but keys in blocks of 64, at which the gates
 of q' and k' are cut. A warpgroup's 64 queries are such a block too, so one vector of rates [X] multiplies them for a

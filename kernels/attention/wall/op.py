@@ -1,6 +1,6 @@
 """Wall attention: every channel of a score decays by its own gates between key and query.
 
-See docs/mechanisms.md, "Wall attention". B batch, T length, H query heads, J KV heads, P gate heads (H or J), X head
+See docs/reference/mechanisms.md, "Wall attention". B batch, T length, H query heads, J KV heads, P gate heads (H or J), X head
 size, M queries of a block, S the keys in reach.
 """
 

@@ -1,4 +1,4 @@
-"""Triton kernels of wall attention, for NVIDIA GPUs from Ampere on (docs/kernels.md, "Wall attention").
+"""Triton kernels of wall attention, for NVIDIA GPUs from Ampere on (docs/explanation/kernels.md, "Wall attention").
 
 B batch, T length, H query heads, J KV heads, Y gate heads (H, or J when tied), X head size, M queries of a tile, S its
 keys. Units of log 2. P_t is the sum of a channel's log gates up to t, and a score is sum_x q_ix k_jx 2^(P_ix - P_jx). P

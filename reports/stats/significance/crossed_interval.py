@@ -9,7 +9,7 @@ runs (balanced: both are 1 / C).
 p is a weighted mean of two p values. Satterthwaite's takes the variance as known, with the degrees of freedom that its
 parts suggest. With few seeds these often agree by chance, V2 is then dropped, and p is too small. Weerahandi's
 generalized p averages over the uncertainty of V1 and V2 and is too large where seeds have no effect. Its weight is 1 /
-(2 seeds - 3): 1 with two seeds, a third with three. docs/statistics.md has the coverage of the intervals.
+(2 seeds - 3): 1 with two seeds, a third with three. docs/explanation/statistics.md has the coverage of the intervals.
 
 Source:
     Satterthwaite 1946; Weerahandi 1993.

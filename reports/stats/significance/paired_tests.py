@@ -1,7 +1,7 @@
 """Tests and 95% intervals of matched (paired) differences, with correction for families of tests.
 
 The unit is a configuration: the levels of all axes but the compared one. Its seeds are repeated observations, not
-further units. docs/statistics.md has the formulas, their sources and the coverage of the intervals.
+further units. docs/explanation/statistics.md has the formulas, their sources and the coverage of the intervals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flip-flop corpus: rows that write bits and read back the last one (docs/mechanisms.md, "Flip-flop").
+"""Flip-flop corpus: rows that write bits and read back the last one (docs/reference/mechanisms.md, "Flip-flop").
 
 A row consists of pairs of an instruction and a bit. "w 1" writes it, "i 0" is to be ignored, and "r" is followed by the
 bit that was written last.

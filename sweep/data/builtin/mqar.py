@@ -1,6 +1,6 @@
 """Associative recall: rows of key-value pairs, after which each key returns as a question for its value.
 
-See docs/mechanisms.md, "Associative recall".
+See docs/reference/mechanisms.md, "Associative recall".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention maps of any mixer: its outputs for values that form the identity (docs/mechanisms.md, "Diagnostics")."""
+"""Attention maps of any mixer: its outputs for values that form the identity (docs/reference/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned slope of a Polar network's count map, mag = tanh(beta ln(1 + m)) (docs/mechanisms.md, "Polar attention")."""
+"""Learned slope of a Polar network's count map, mag = tanh(beta ln(1 + m)) (docs/reference/mechanisms.md, "Polar attention")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention of the gates of mixers and memories, by layer, head and channel (docs/mechanisms.md, "Diagnostics")."""
+"""Retention of the gates of mixers and memories, by layer, head and channel (docs/reference/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 

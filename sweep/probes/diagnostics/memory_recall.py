@@ -1,4 +1,4 @@
-"""Capacity of a memory: random pairs written and read back (docs/mechanisms.md, "Memory recall")."""
+"""Capacity of a memory: random pairs written and read back (docs/reference/mechanisms.md, "Memory recall")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Access to memories: the norm of their state while a network reads, and pairs that a memory recalls on its own.
 
-For the probes state_norm ("Diagnostics" in docs/mechanisms.md) and memory_recall ("Memory recall"). B documents or
+For the probes state_norm ("Diagnostics" in docs/reference/mechanisms.md) and memory_recall ("Memory recall"). B documents or
 draws, T tokens, K pairs, H heads, J KV heads, X head size, L layers with a memory.
 """
 

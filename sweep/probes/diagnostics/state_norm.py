@@ -1,4 +1,4 @@
-"""Norm of the memory's state by text length, next to writes that erase nothing (docs/mechanisms.md, "Diagnostics")."""
+"""Norm of the memory's state by text length, next to writes that erase nothing (docs/reference/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 

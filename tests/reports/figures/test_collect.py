@@ -126,7 +126,7 @@ class TestDiagnostics:
     def test_count_map_is_the_formula(self, published: Store) -> None:
         at = {row["m"]: row["mag"] for row in rows(make_figure("2a", published, "printed-v2"))}
         assert (at[0], max(at)) == (0.0, 1000)
-        # docs/mechanisms.md, "Polar attention"
+        # docs/reference/mechanisms.md, "Polar attention"
         assert [round(at[1], 4), round(at[1000], 4)] == [0.1387, 0.8835]
 
     def test_state_norms_of_printed_sweep_are_initial(self, published: Store) -> None:

@@ -95,7 +95,7 @@ def test_gate_spread_equals_that_of_the_model(started: Backbone) -> None:
 
 
 def test_count_map_by_hand() -> None:
-    # docs/mechanisms.md, "Polar attention"
+    # docs/reference/mechanisms.md, "Polar attention"
     assert np.round(untrained_formulas.count_map(np.array([0, 1, 37, 1000])), 4).tolist() == [
         0.0,
         0.1387,

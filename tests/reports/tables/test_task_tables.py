@@ -340,8 +340,8 @@ class TestCompare:
         assert not any(note.startswith("Not recorded for muon") and "train." in note for note in table.notes)
 
     def test_flipflop_page_has_the_rows_of_the_command(self, empty, make):
-        """docs/flipflop.md: its runs in a database give its comparison, every number of it, and its intervals of sequences."""
-        page = (Path(__file__).parents[3] / "docs" / "flipflop.md").read_text(encoding="utf-8")
+        """docs/experiments/flipflop.md: its runs in a database give its comparison, every number of it, and its intervals of sequences."""
+        page = (Path(__file__).parents[3] / "docs" / "experiments" / "flipflop.md").read_text(encoding="utf-8")
         lines = [
             [entry.strip() for entry in line.strip("|").split("|")]
             for line in page.splitlines()

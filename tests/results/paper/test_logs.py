@@ -146,7 +146,7 @@ def test_both_versions_say_the_same_of_a_cell(published: Store) -> None:
 
 
 def test_complete_table_rounds_binary_numbers_of_the_logs() -> None:
-    """So an MFU of 41.55 is printed as 41.5; docs/recipes.md says so."""
+    """So an MFU of 41.55 is printed as 41.5; docs/explanation/recipes.md says so."""
     runs = {tuple(row[axis] for axis in AXES): row for row in paper.rows("runs")}
     last = {tuple(row[axis] for axis in AXES): row for row in paper.rows("curves")}
     printed = {tuple(row[axis] for axis in AXES): row for row in paper.rows("complete-v2")}

@@ -171,7 +171,7 @@ def test_the_package_names_what_it_gives():
     assert tuple(AXES) == tuple(CELL)[3:]
 
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "guide.md"
 
 
 @pytest.mark.parametrize("address", ['"atma.db"', '"sqlite:///atma.db"', "url", ""])

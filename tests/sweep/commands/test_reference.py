@@ -1,4 +1,4 @@
-"""docs/cli.md matches the commands, and its examples work."""
+"""docs/reference/cli.md matches the commands, and its examples work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atma_sweep.sweep.planning import planner
 from synthetic import synthetic_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "cli.md"
+PAGE = ROOT / "docs" / "reference" / "cli.md"
 SHOWN = re.findall(r"^\$ (atma-sweep .*)$", PAGE.read_text(), re.MULTILINE)
 EXCLUDED = {
     "launch": "trains",
@@ -38,7 +38,7 @@ EXCLUDED = {
 
 def test_reference_page_matches_the_commands() -> None:
     assert PAGE.read_text() == reference.reference_page(typer.main.get_command(cli.app)), (
-        "atma-sweep reference --out docs/cli.md"
+        "atma-sweep reference --out docs/reference/cli.md"
     )
 
 

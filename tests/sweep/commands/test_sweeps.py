@@ -58,7 +58,7 @@ def test_report_of_a_renamed_sweep_differs_only_in_its_name(run: Run, tmp_path: 
     assert (code, "no sweep is named 'big'" in err) == (2, True)
 
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md"
 
 
 def test_guide_section_runs_as_pasted(run: Run) -> None:

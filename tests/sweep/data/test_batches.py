@@ -135,7 +135,7 @@ def test_batches_read_shards_of_both_widths() -> None:
 
 
 def test_batches_ten_published_shards_give_1900_steps() -> None:
-    """docs/mechanisms.md, "Training": floor((n - 2) / 524288) = 190 steps per shard.
+    """docs/reference/mechanisms.md, "Training": floor((n - 2) / 524288) = 190 steps per shard.
 
     A broadcast zero is 100M tokens.
     """

@@ -28,7 +28,7 @@ from atma_sweep.sweep.planning.admission import expand_grid
 from bench import Bench
 from registries import scope
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md"
 PLUGIN = """
 from atma_sweep.sweep.data import CorpusKind, Text, register_corpus
 

@@ -32,7 +32,7 @@ def test_shard_round_trip(tmp_path: Path, tokens: np.ndarray) -> None:
 
 
 def test_shard_layout_matches_published_shards(shard: Path) -> None:
-    """The header is 256 int32: magic 20240520, version 1, count, zeros; see docs/mechanisms.md, "Training"."""
+    """The header is 256 int32: magic 20240520, version 1, count, zeros; see docs/reference/mechanisms.md, "Training"."""
     raw = shard.read_bytes()
     assert len(raw) == 1024 + 2 * len(TOKENS)
     header = np.frombuffer(raw[:1024], dtype="<i4")

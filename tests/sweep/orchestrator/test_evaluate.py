@@ -39,7 +39,7 @@ from patience import PATIENCE_S
 from refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
-GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guide.md").read_text()
+GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md").read_text()
 IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
 """What the guide shows, to the letter."""
 POLAR, FADE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "fade", "rope"))

@@ -217,7 +217,7 @@ def test_price_from_flops_of_a_large_network(cells: Cells, tmp_path: Path) -> No
     assert each is not None
     tokens = cell.config.train.steps * cell.config.train.batch_tokens
     assert cost.parts["training"].likely == pytest.approx(tokens * each / (0.4 * 989e12))
-    # docs/speed.md: 294,000 tokens a second on an H200
+    # docs/experiments/speed.md: 294,000 tokens a second on an H200
     assert cost.parts["training"].low < tokens / 294_000 < cost.parts["training"].high
     bill = cost_estimate.bill(make_plan(None, [cell]), prices, gpus=1)
     lines = "\n".join(render.price_lines(bill, list_all=True))

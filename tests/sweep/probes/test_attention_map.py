@@ -1,4 +1,4 @@
-"""Attention maps from values that form the identity (docs/mechanisms.md, "Diagnostics")."""
+"""Attention maps from values that form the identity (docs/reference/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perplexity of one text in windows of every length (docs/mechanisms.md, "Losses")."""
+"""Perplexity of one text in windows of every length (docs/reference/mechanisms.md, "Losses")."""
 
 from __future__ import annotations
 

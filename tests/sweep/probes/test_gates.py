@@ -1,4 +1,4 @@
-"""Retention of gates (docs/mechanisms.md, "Diagnostics")."""
+"""Retention of gates (docs/reference/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 

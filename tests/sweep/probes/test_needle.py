@@ -1,4 +1,4 @@
-"""Induction needle: prompt, oracles with known scores, and records (docs/mechanisms.md, "Induction needle")."""
+"""Induction needle: prompt, oracles with known scores, and records (docs/reference/mechanisms.md, "Induction needle")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recall of a value by depth and length (docs/mechanisms.md, "Passkey")."""
+"""Recall of a value by depth and length (docs/reference/mechanisms.md, "Passkey")."""
 
 from __future__ import annotations
 

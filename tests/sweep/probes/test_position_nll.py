@@ -1,4 +1,4 @@
-"""Loss by position in the document (docs/mechanisms.md, "Losses")."""
+"""Loss by position in the document (docs/reference/mechanisms.md, "Losses")."""
 
 from __future__ import annotations
 

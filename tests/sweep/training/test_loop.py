@@ -178,7 +178,7 @@ def test_a_small_gradient_is_not_clipped(network: Network) -> None:
 
 @pytest.mark.parametrize(("init", "dead"), [("zero-ends-and-conv-in", True), ("zero-ends", False)])
 def test_published_convolutions_never_train_and_intended_ones_do(network: Network, init: str, dead: bool) -> None:
-    """docs/mechanisms.md, "Decisions", through whole training steps with Muon, decay and clipping."""
+    """docs/reference/mechanisms.md, "Decisions", through whole training steps with Muon, decay and clipping."""
     model = network(init=init)
     convs = [block.mix for block in model.blocks if not hasattr(block.mix, "mixer")]
     start = [(mix.in_proj.weight.detach().clone(), mix.conv.weight.detach().clone()) for mix in convs]

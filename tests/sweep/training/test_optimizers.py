@@ -1,4 +1,4 @@
-"""Muon against torch's own and against the SVD; the split of the parameters; rates and state (docs/mechanisms.md, "Training")."""
+"""Muon against torch's own and against the SVD; the split of the parameters; rates and state (docs/reference/mechanisms.md, "Training")."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_matrices_of_a_batch_do_not_mix() -> None:
 
 
 def general(matrices_NRC: Tensor, iterations: int) -> Tensor:
-    """X <- X / (|X| + 1e-7), then X <- a X + (b A + c A A) X with A = X X^T, whatever the shape (docs/mechanisms.md, "Training")."""
+    """X <- X / (|X| + 1e-7), then X <- a X + (b A + c A A) X with A = X X^T, whatever the shape (docs/reference/mechanisms.md, "Training")."""
     a, b, c = COEFFICIENTS
     results = []
     for matrix in matrices_NRC:

@@ -1,4 +1,4 @@
-"""The learning-rate factor (docs/mechanisms.md, "Training")."""
+"""The learning-rate factor (docs/reference/mechanisms.md, "Training")."""
 
 from __future__ import annotations
 

@@ -171,7 +171,12 @@ class TestPublished:
         near = {"attn_type": "polar", "memory": "on", "distractor": "off", "window": "off"}
         noise = ef.pooled_noise(paper, NEEDLE_64K, near)
         assert (noise.kind, noise.df, noise.groups) == ("near-replicates", 3, 1)
-        numbers = [0.925, 0.5125, 0.7375, 0.6375]  # docs/mechanisms.md, "Decisions", unrounded, without strong
+        numbers = [
+            0.925,
+            0.5125,
+            0.7375,
+            0.6375,
+        ]  # docs/reference/mechanisms.md, "Decisions", unrounded, without strong
         assert noise.sd == pytest.approx(np.std(numbers, ddof=1))
 
     def test_distractor_effect_is_below_its_error(self, paper):
