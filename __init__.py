@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .api import Sweep
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .sweep.attempt.trained_cells import LoadedModel
 
-__all__ = ["__version__", "load"]
+__all__ = ["Sweep", "__version__", "load"]
 __version__ = "0.1.0"
 
 
@@ -21,20 +23,29 @@ def load(
     sweep: str | None = None,
     device: str = "cpu",
 ) -> LoadedModel:
-    """The trained model of a cell, by id or slug, with or without its seed, or by the beginning of either, with its tokenizer and its config.
+    """Return the trained model of a cell with its tokenizer and config.
 
-        trained = atma_sweep.load("polar-baseline-d0-m0-w0-s0")
+        trained = atma_sweep.load("polar-baseline-d0-m1-w0-s0")
         tokens_BT = torch.from_numpy(trained.tokenizer.encode("def main(").astype("int64"))[None]
         logits_BTV = trained.model(tokens_BT)
 
-    `db` is a file or URL (else ATMA_DB, else atma.db here), `runs` the folder of artifacts (else `<db name>-runs` beside
-    it), `sweep` where to look for the cell (else the sweep launched last, then every other). On `device` "cpu" the
-    model computes in float32, on "cuda" in bfloat16. A model that was trained with a window keeps it in `model(...)`;
-    probes measure `model.features(tokens_BT, full_context=True)`.
+    A model that was trained with a window keeps it in `model(...)`; probes measure
+    `model.features(tokens_BT, full_context=True)`.
 
-    Raises StoreMissing, SweepUnknown, CellUnknown, CellAmbiguous; NotTrained, WeightsGone, CellUnreadable,
-    CheckpointError (damaged weights, or others than were kept), CorpusError (no prepared corpus in `runs`, which holds the tokenizer),
-    MachineError (no usable GPU, or a place of weights that cannot be reached); TypeError (an argument of another type).
+    Args:
+        cell: Id or slug of the cell, with or without its seed, or the beginning of either.
+        db: Database file or URL; None: that of ATMA_DB, else atma.db in the working folder.
+        runs: Folder of checkpoints and weights; None: `<db name>-runs` beside the database.
+        sweep: Sweep to look in; None: the one launched last, then every other.
+        device: "cpu" (float32) or "cuda" (bfloat16).
+
+    Raises:
+        StoreMissing, SweepUnknown, CellUnknown, CellAmbiguous: There is no such cell, or there are several.
+        NotTrained, WeightsGone, CellUnreadable: The cell has no weights, or its config cannot be restored.
+        CheckpointError: The weights are damaged, or others than were recorded.
+        CorpusError: `runs` lacks the prepared corpus, which holds the tokenizer.
+        MachineError: There is no usable GPU, or the location of the weights cannot be reached.
+        TypeError: An argument has another type.
     """
     # Imported only now, so that `import atma_sweep` loads nothing heavy.
     from .sweep.attempt.trained_cells import load as load_cell

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..results.console.text import choices_hint
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,20 @@ class Table:
         `cells` holds the attempts of every cell, `sources` the commits and GPUs of these attempts.
         """
         return self.trace_of()
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Frame of the table: the labels as printed, the numbers unrounded (NaN for placeholders).
+
+        Its columns are the table's headings. Units are the database's: shares as fractions.
+        """
+        import pandas as pd
+
+        numbers = [[math.nan if entry.value is None else entry.value for entry in row] for row in self.entries]
+        labels = [row[: self.text_columns] for row in self.rows]
+        return pd.DataFrame(
+            [[*own, *row] for own, row in zip(labels, numbers, strict=True)], columns=list(self.columns)
+        )
 
     @property
     def best(self) -> frozenset[tuple[int, int]]:

@@ -21,13 +21,14 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ROOT / "kernels" / "shapes.py"
 FOLDERS = tuple(table())
+"""Folders of the root, and its files cli.py and api.py without their suffix."""
 
 
 @cache
 def sources() -> list[Path]:
-    files = [ROOT / "cli.py"]
-    for folder in FOLDERS[1:]:
-        files += sorted((ROOT / folder).rglob("*.py"))
+    files: list[Path] = []
+    for folder in FOLDERS:
+        files += sorted((ROOT / folder).rglob("*.py")) or [ROOT / f"{folder}.py"]
     return files
 
 
@@ -500,6 +501,7 @@ PRIVATE = {
     "tests/kernels/test_omega_triton.py": "the error of a self-test that passes",
     "tests/kernels/test_self_tests.py": "the errors of self-tests that pass",
     "tests/kernels/test_small_ops.py": "losses of a token, of which the product returns the mean",
+    "tests/test_api.py": "what a notebook calls to show an object",
     "tests/reports/dashboard/server/test_access_guard.py": "the database that a running server reads",
     "tests/reports/dashboard/server/test_page_cache.py": "the lock of a page that is being made",
     "tests/reports/dashboard/server/test_serve.py": "a failure between the address and the first page",

@@ -40,6 +40,16 @@ def text(table: Table, *, trace: bool = True) -> str:
     Every number carries its cells, attempts, probe, metric, length, unrounded value, sd, n and reason, where known, in
     data- attributes. With `trace` the table element carries the whole trace and its table, sweep and revision.
     """
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>{html_escaped(table.title)}</title>\n<style>{CSS}</style></head>\n<body>\n"
+        f"{fragment(table, trace=trace)}</body>\n</html>\n"
+    )
+
+
+def fragment(table: Table, *, trace: bool = True) -> str:
+    """Return the lines above the table, the table element and its notes: the body of `text`, and a notebook's output."""
     first = table.text_columns
     facts = ""
     if trace:
@@ -63,10 +73,9 @@ def text(table: Table, *, trace: bool = True) -> str:
     title = html_escaped(table.title)
     notes, above = ("".join(f"<p>{html_escaped(n)}</p>\n" for n in lines) for lines in (table.notes, table.above))
     return (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{CSS}</style></head>\n<body>\n{above}<table{facts}>\n<caption>{title}</caption>\n"
-        f"<thead>{head}</thead>\n<tbody>\n" + "\n".join(body) + f"\n</tbody>\n</table>\n{notes}</body>\n</html>\n"
+        f"{above}<table{facts}>\n<caption>{title}</caption>\n<thead>{head}</thead>\n<tbody>\n"
+        + "\n".join(body)
+        + f"\n</tbody>\n</table>\n{notes}"
     )
 
 

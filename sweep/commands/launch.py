@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -110,8 +109,50 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
         bill = price(preview.launch_plan.with_proposals())
         show_plan(preview.launch_plan, request.grid, preview.remarks, bill, outlook, lacking, as_json)
         return True
+    try:
+        request, store = prepare_launch(options, preview, lacking, console)
+    except LaunchRefused as refused:
+        if as_json:
+            print_json(refused.refusal.as_json())
+        else:
+            echo_text(str(refused), err=True)
+        raise typer.Exit(refused.exit_code) from refused
+    if options.detach:
+        run_detached_command(request, store, console, as_json)
+        return True
+    outcome = launch_in_foreground(request, store, console)
+    if outcome is None:
+        return False
+    sentence = finding(store, request.grid.name) if finding and not as_json and outcome.study is None else None
+    show_outcome(outcome, request.grid.name, console, as_json, sentence)
+    return outcome.finished
+
+
+class LaunchRefused(MachineError):
+    """This machine lacks something without which no cell can start; `refusal` lists all of it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__("\n".join(refusal.lines()))
+
+
+def prepare_launch(
+    options: LaunchOptions, preview: LaunchPreview, lacking: Sequence[Lack], console: Console
+) -> tuple[LaunchRequest, Store]:
+    """Return the request of a launch and its database, after preparing the text and creating database and runs folder.
+
+    Args:
+        options: Options of the launch.
+        preview: Plan of the launch.
+        lacking: Requirements that this machine does not meet. A text that `prepare` may get does not block.
+        console: Console for the progress of text preparation.
+
+    Raises:
+        LaunchRefused: A requirement blocks the launch, or its text cannot be prepared.
+        SweepError: `detach` is set, and the grid has a `tune` section.
+    """
     if any(lack.blocks and not (options.prepare and lack.kind == "text") for lack in lacking):
-        _refuse(options, preview, lacking, as_json)
+        raise LaunchRefused(_refusal(options, preview, lacking))
     try:
         request, _ = build_request(options, console, is_dry_run=False)
     except MachineError as error:
@@ -123,23 +164,24 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
             problem=f"{texts[0].problem}; preparing it failed: {error}",
             remedy=f"try again with network access: {texts[0].numbers['command']}",
         )
-        _refuse(options, preview, [failed if lack is texts[0] else lack for lack in lacking], as_json)
+        lacking = [failed if lack is texts[0] else lack for lack in lacking]
+        raise LaunchRefused(_refusal(options, preview, lacking)) from error
     store = open_store(options.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
     if options.detach and request.grid.tune is not None:
         raise SweepError(
             "a launch with a tune section runs its studies first and cannot be detached; leave --detach out"
         )
-    if options.detach:
-        run_detached_command(request, store, console, as_json)
-        return True
+    return request, store
+
+
+def launch_in_foreground(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcome | None:
+    """Run the studies of the grid's `tune` section, if any, and then the grid; return the outcome.
+
+    None if a study is not finished. Plan and progress are printed on `console`.
+    """
     request_after_studies = tuning.run_studies(request, store, console, launch_attached)
-    if request_after_studies is None:
-        return False
-    outcome = launch_attached(request_after_studies, store, console)
-    sentence = finding(store, request.grid.name) if finding and not as_json and outcome.study is None else None
-    show_outcome(outcome, request.grid.name, console, as_json, sentence)
-    return outcome.finished
+    return None if request_after_studies is None else launch_attached(request_after_studies, store, console)
 
 
 def _plan_pricing(options: LaunchOptions, preview: LaunchPreview) -> Callable[[Plan], Bill]:
@@ -153,22 +195,11 @@ def _plan_pricing(options: LaunchOptions, preview: LaunchPreview) -> Callable[[P
     )
 
 
-def _refuse(options: LaunchOptions, preview: LaunchPreview, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
-    """Print what the launch lacks and which commands work instead, and exit with code 3.
-
-    JSON goes to standard output, text to standard error.
-
-    Raises:
-        Exit: Always.
-    """
+def _refusal(options: LaunchOptions, preview: LaunchPreview, lacking: Sequence[Lack]) -> Refusal:
+    """Return what the launch lacks, with its size and price and the commands that work instead."""
     plan = preview.launch_plan.with_proposals()
     cells = len(plan.cells) if plan.study is None else preview.request.max_cells
-    refusal = Refusal(preview.request.grid, cells, plan.tokens, _plan_pricing(options, preview)(plan), lacking)
-    if as_json:
-        print_json(refusal.as_json())
-    else:
-        echo_text("\n".join(refusal.lines()), err=True)
-    raise typer.Exit(MachineError.exit_code)
+    return Refusal(preview.request.grid, cells, plan.tokens, _plan_pricing(options, preview)(plan), lacking)
 
 
 def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool) -> tuple[LaunchRequest, list[str]]:

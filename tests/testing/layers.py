@@ -57,9 +57,13 @@ def summary(package: Path) -> str:
 
 def drawing() -> str:
     """Return the tree of packages, the highest layer first, each with the first line of its docstring."""
-    rows: list[tuple[str, str]] = [("cli.py", "parses the words of a command, calls one function, prints"), ("│", "")]
+    rows: list[tuple[str, str]] = [
+        ("cli.py", "parses the words of a command, calls one function, prints"),
+        ("api.py", "the same functions for Python and notebooks"),
+        ("│", ""),
+    ]
     for name, folder in table().items():
-        if name == "cli":
+        if not (ROOT / name).is_dir():
             continue
         rows.append((f"├── {name}/", summary(ROOT / name)))
         for package in folder.packages:

@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_suffix(".json")
-PRODUCT = ("sweep", "model", "kernels", "results", "reports", "cli.py")
+PRODUCT = ("sweep", "model", "kernels", "results", "reports", "cli.py", "api.py")
 DAILY = ("-m", "not thorough and not gpu")
 TIMEOUT_S = 300
 FAILED = 1
