@@ -325,7 +325,7 @@ def load(
         trained = find_trained_cell(store, cell_name, folder, sweep)
     finally:
         store.close()
-    return _build_model(trained, folder, torch_device)
+    return load_trained(trained, folder, torch_device)
 
 
 def _device(name: str) -> torch.device:
@@ -350,7 +350,7 @@ def _device(name: str) -> torch.device:
         raise MachineError(f'no usable CUDA GPU: {cause}; device="cpu" loads the model on the CPU') from error
 
 
-def _build_model(trained: TrainedCell, runs: Path, device: torch.device) -> LoadedModel:
+def load_trained(trained: TrainedCell, runs: Path, device: torch.device) -> LoadedModel:
     """Build the network, load its weights and its tokenizer, and switch it to evaluation mode.
 
     The weights are checked against their SHA-256 if one is recorded. Raises SweepError if corpus or weights cannot be

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...results import runs_folder
+from ...results.console import completion
 from ...results.console.command_line import (
+    BY_NAME,  # noqa: F401 - named in docstrings
     MAX_NUMBER,
     AsJson,
     Db,
@@ -48,6 +50,8 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
 
 @Documented
 def export(
+    cell: Annotated[str | None, typer.Argument(autocompletion=completion.cells)] = None,
+    folder: Annotated[Path | None, typer.Argument()] = None,
     sweep: SweepName = None,
     out: Path | None = None,
     with_weights: bool = False,
@@ -60,6 +64,8 @@ def export(
 ) -> None:
     """Write a sweep to one file (a bundle) that import reads elsewhere, or to files for another program.
 
+    CELL --to hf FOLDER writes a trained cell as a model of Hugging Face transformers, with its tokenizer and a model
+    card; AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) loads it.
     --to tensorboard, wandb and mlflow write curves and measurements, one run per cell, offline; they need the extra
     "exporters". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna writes
     a study's trials as an Optuna database; view it with optuna-dashboard sqlite:///FILE.
@@ -68,19 +74,26 @@ def export(
     Example:
       atma-sweep export --sweep quick --out quick.zip
       atma-sweep export --to csv --what curves
+      atma-sweep export polar-baseline-d0-m1-w0-s0 --to hf my-model
 
     Args:
+        cell (CELL): With --to hf: cell {BY_NAME}.
+        folder (FOLDER): With --to hf: folder to create; default: the cell's name.
         out (FILE|FOLDER): File or folder to write; default: <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>.
         with_weights: Include the kept weights and logs.
         no_examples: Leave out items, which are nine tenths of a bundle. Table and figure `items`, figures by
             position, written samples and `--what examples` need them.
-        to (FORMAT): Instead of a bundle, write a table (csv, jsonl, parquet), a folder ({TRACKERS}), or a study (optuna).
+        to (FORMAT): Instead of a bundle, write a table (csv, jsonl, parquet), a folder ({TRACKERS}), a study (optuna), or a
+            trained cell (hf).
         what (TABLE): Table to write: measurements (the default), cells, curves, examples or attempts.
     """
     from ...results.builtin_sweeps import open_store_with_builtins
     from ...results.console.output_files import is_stdout
 
     store = open_store_with_builtins(db, sweep)
+    if cell is not None or to == "hf":
+        _export_cell(store, cell, folder or out, to, sweep=sweep, runs=runs_folder(runs, db), as_json=as_json)
+        return
     name = sweep or store.default_sweep()
     bundle = {"weights": with_weights, "examples": not no_examples}
     written, line = _write_export(store, name, out, to, what, bundle, lambda: runs_folder(runs, db))
@@ -91,6 +104,34 @@ def export(
     echo_text(line, err=to_stdout)
     for note in written.get("notes", ()):
         echo_text(note, err=True)
+
+
+def _export_cell(
+    store: Store, cell: str | None, folder: Path | None, to: str | None, *, sweep: str | None, runs: Path, as_json: bool
+) -> None:
+    """Write a trained cell for transformers and print what was written, or a JSON object (`export_to_hugging_face`).
+
+    Raises:
+        StoreError: --to hf and a cell were not given together.
+    """
+    from ... import __version__
+    from ...results.errors import StoreError
+    from ..model_export.huggingface import export_to_hugging_face
+
+    if cell is None:
+        raise StoreError("--to hf writes one trained cell; name it: atma-sweep export CELL --to hf FOLDER")
+    if to != "hf":
+        raise StoreError("export CELL writes a model; add --to hf (name a sweep with --sweep)")
+    target = folder or Path(store.find_cell(cell, sweep).slug)
+    written = export_to_hugging_face(store, cell, target, runs=runs, sweep=sweep, version=__version__)
+    line = (
+        f"{target}: {written['slug']}, {written['parameters']:,} parameters, {counted(len(written['files']), 'file')}"
+    )
+    print_result(
+        written,
+        [line, f"Next: AutoModelForCausalLM.from_pretrained({str(target)!r}, trust_remote_code=True)"],
+        as_json=as_json,
+    )
 
 
 def _write_export(

@@ -294,11 +294,12 @@ class JsonTokenizer:
         import tokenizers
 
         try:
-            self._text = file.read_bytes()
+            self.content = file.read_bytes()
+            """Bytes of the file."""
         except OSError as error:
             raise TokenizerError(f"data.tokenizer_file: {file} cannot be read: {error.strerror}") from error
         try:
-            self._model = tokenizers.Tokenizer.from_buffer(self._text)
+            self._model = tokenizers.Tokenizer.from_buffer(self.content)
         except ValueError as error:
             raise TokenizerError(
                 f"data.tokenizer_file: {file} is not a file of the tokenizers library: {error}"
@@ -317,9 +318,10 @@ class JsonTokenizer:
                 "name its own in data.end_of_text"
             )
         # if the file lists it as an ordinary added token, texts could otherwise produce it
-        self._model.add_special_tokens([end_tokens[0][0]])
-        self.eot = end_tokens[0][1]
-        file_hash = f"{hashlib.sha256(self._text).hexdigest()[:16]}"
+        self.end_of_text, self.eot = end_tokens[0]
+        """Name and id of the token that ends a text."""
+        self._model.add_special_tokens([self.end_of_text])
+        file_hash = f"{hashlib.sha256(self.content).hexdigest()[:16]}"
         self.name = f"json:{file_hash}" if end_of_text is None else f"json:{file_hash}:{end_of_text}"
 
     def encode(self, text: str) -> TokenArray:
@@ -342,7 +344,7 @@ class JsonTokenizer:
 
     def save(self, folder: Path) -> str | None:
         """Write a copy of the file and return its name."""
-        (folder / "tokenizer.json").write_bytes(self._text)
+        (folder / "tokenizer.json").write_bytes(self.content)
         return "tokenizer.json"
 
 
