@@ -169,7 +169,7 @@ class Sweep:
             The number of cells by standing, and `finished`: True if every cell is done or has diverged.
 
         Raises:
-            LaunchRefused: This machine lacks something; its `refusal` lists all of it.
+            RequirementsMissing: This machine lacks something; its `refusal` lists all of it.
             GridError: The grid or a setting is not valid.
             UserError: What else `atma-sweep launch` refuses, such as a sweep that runs already.
             Interrupted: Ctrl-C; everything was saved.

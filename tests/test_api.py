@@ -12,7 +12,7 @@ import torch
 from atma_sweep import Sweep, api
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.errors import StoreMissing, SweepUnknown
-from atma_sweep.sweep.commands.launch import LaunchRefused
+from atma_sweep.sweep.commands.launch import RequirementsMissing
 from atma_sweep.sweep.errors import GridError
 from bench import Bench
 
@@ -136,7 +136,7 @@ def test_launch_status_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     bench = Bench(tmp_path)
     monkeypatch.chdir(tmp_path)
     sweep = Sweep("micro.yaml")
-    with pytest.raises(LaunchRefused, match="GPU"):
+    with pytest.raises(RequirementsMissing, match="GPU"):
         Sweep("micro.yaml", name="on-gpu", settings={"resources.gpus": 1}).launch(executor="local", quiet=True)
     first = sweep.launch(only=["attn_type=nope"], executor="local", quiet=True)
     assert (first.finished, dict(first.standings)) == (True, {"done": 1})

@@ -111,7 +111,7 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
         return True
     try:
         request, store = prepare_launch(options, preview, lacking, console)
-    except LaunchRefused as refused:
+    except RequirementsMissing as refused:
         if as_json:
             print_json(refused.refusal.as_json())
         else:
@@ -128,7 +128,7 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
     return outcome.finished
 
 
-class LaunchRefused(MachineError):
+class RequirementsMissing(MachineError):
     """This machine lacks something without which no cell can start; `refusal` lists all of it."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -148,11 +148,11 @@ def prepare_launch(
         console: Console for the progress of text preparation.
 
     Raises:
-        LaunchRefused: A requirement blocks the launch, or its text cannot be prepared.
+        RequirementsMissing: A requirement blocks the launch, or its text cannot be prepared.
         SweepError: `detach` is set, and the grid has a `tune` section.
     """
     if any(lack.blocks and not (options.prepare and lack.kind == "text") for lack in lacking):
-        raise LaunchRefused(_refusal(options, preview, lacking))
+        raise RequirementsMissing(_refusal(options, preview, lacking))
     try:
         request, _ = build_request(options, console, is_dry_run=False)
     except MachineError as error:
@@ -165,7 +165,7 @@ def prepare_launch(
             remedy=f"try again with network access: {texts[0].numbers['command']}",
         )
         lacking = [failed if lack is texts[0] else lack for lack in lacking]
-        raise LaunchRefused(_refusal(options, preview, lacking)) from error
+        raise RequirementsMissing(_refusal(options, preview, lacking)) from error
     store = open_store(options.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
     if options.detach and request.grid.tune is not None:
