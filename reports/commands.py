@@ -187,6 +187,6 @@ def _listed(lines: Mapping[str, ReportSpec]) -> str:
 
 
 # the registries import none of the tables and figures, so help stays fast
-report.__doc__ = str(report.__doc__).format(tables=_listed(TABLES), figures=_listed(FIGURES))
+report.__doc__ = str(report.__doc__).format(tables=_listed(TABLES.own), figures=_listed(FIGURES.own))
 report.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 report.__annotations__ = {name: option.annotation for name, option in SIGNATURE.parameters.items()}

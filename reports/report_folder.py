@@ -52,7 +52,7 @@ def write_report_folder(
     reference: str = paper.SWEEPS[1],
     seeds: bool = False,
     all_rows: bool = False,
-    figures: Sequence[str] = tuple(FIGURES),
+    figures: Sequence[str] = (),
     lengths: ExtraLengths = None,
     look: FigureOptions | None = None,
     highlight: Sequence[str] = (),
@@ -73,7 +73,7 @@ def write_report_folder(
         reference: Sweep that the comparison table compares with.
         seeds: List every seed in tables that can.
         all_rows: List all rows in tables that can.
-        figures: Names or numbers of figures; all by default.
+        figures: Names or numbers of figures; empty: all.
         lengths: Context lengths in tokens to show besides the requested ones; "all" for every measured one and every
             probe. Tables and figures that take no lengths ignore them.
         look: Appearance of figures; None for the paper's, without titles.
@@ -99,7 +99,7 @@ def write_report_folder(
     written = WrittenFiles()
     # tables and figures about studies are not listed as skipped for other sweeps
     searched = search_of(store, name) is not None
-    figures = [figure for figure in figures if searched or not FIGURES[figure_name(figure)].study]
+    figures = [figure for figure in figures or FIGURES if searched or not FIGURES[figure_name(figure)].study]
     wanted = {"reference": reference, "seeds": seeds, "all_rows": all_rows, "lengths": lengths}
     tables = _write_tables(store, data, out, formats, written, wanted, is_study=searched)
     pictures = _write_figures(store, name, figures, out, written, {"lengths": lengths, **(options or {})}, look)
@@ -158,6 +158,11 @@ def _write_tables(
             tables[number] = make_table(number, store, data.sweep, **spec.select_options(options))
         except (ReportError, StoreError) as error:
             written.skipped[number] = str(error)
+            continue
+        except Exception as error:
+            if not spec.package:
+                raise
+            written.skipped[number] = f"the installed package {spec.package} failed: {type(error).__name__}: {error}"
             continue
         for format in formats:
             for path, text in rendered_files(

@@ -36,24 +36,37 @@ class ReportSpec:
     """True if it is about studies, so that --all skips it silently for other sweeps."""
     needs_all_cells: bool = False
     """True if it needs all cells, so that --only is refused."""
+    package: str = ""
+    """Absolute package that `at` is relative to; empty: the package of tables or figures of this program."""
 
     def load(self, package: str) -> Any:
         """Import and return the function of a table, or the module of a figure.
 
         Args:
-            package: Absolute name of the package that `at` is relative to.
+            package: Absolute name of the package that `at` is relative to, unless the entry names its own.
 
         Raises:
             ImportError: There is no such module.
             AttributeError: The module has no such function.
         """
         module, _, function = self.at.partition(":")
-        imported = importlib.import_module(f".{module}", package)
+        imported = importlib.import_module(f".{module}", self.package or package)
         return getattr(imported, function) if function else imported
 
     def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the options, by name, that it accepts and whose value is not empty (false, 0, None, "")."""
         return {name: value for name, value in options.items() if name in self.takes and value}
+
+
+def check_spec(name: str, spec: Any) -> ReportSpec:
+    """Return the specification of an installed table or figure.
+
+    Raises:
+        TypeError: It is no ReportSpec with a package of its own.
+    """
+    if not isinstance(spec, ReportSpec) or not spec.package:
+        raise TypeError(f"must be a ReportSpec with its package, got {spec!r:.80}")
+    return spec
 
 
 if not TYPE_CHECKING:

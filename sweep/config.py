@@ -445,8 +445,8 @@ class CheckpointConfig(Config):
 class Plugin(Config):
     """A Python file outside the package that registers mixers, memories, position schemes, regularizers, corpora or probes."""
 
-    path: str = knob(..., "Absolute path of the file.")
-    sha256: str = knob(..., "SHA-256 of the file when the grid was read.")
+    path: str = knob(..., "Absolute path of the file, or package:NAME==VERSION:GROUP.PART of an installed package.")
+    sha256: str = knob(..., "SHA-256 of the file, or of the package's Python files, when the grid was read.")
 
 
 class CellConfig(Config):

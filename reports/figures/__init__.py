@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..report_spec import ReportSpec
+from ...results.exchange.installed_parts import SpecRegistry
+from ..report_spec import ReportSpec, check_spec
 
 if TYPE_CHECKING:
     from ...results.store.store import Store
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .canvas.base import FigureData
 
 LINES, CELLS = ("lengths", "highlight"), ("highlight",)
-FIGURES: dict[str, ReportSpec] = {
+FIGURES: SpecRegistry[ReportSpec] = SpecRegistry("figures", {
     "needle": ReportSpec("needle", "needle accuracy over context length", number="1", takes=LINES),
     "count-map": ReportSpec("count_map", "output magnitude of m equally weighted keys in polar attention", number="2a", takes=()),
     "state-norm": ReportSpec("state_norm", "norm of the memory state over context length", number="2b"),
@@ -46,7 +47,7 @@ FIGURES: dict[str, ReportSpec] = {
     "contours": ReportSpec("studies.contours", "objective of a study over pairs of settings", takes=(), study=True),
     "parallel": ReportSpec("studies.parallel", "parallel coordinates of the trials of a study", takes=(), study=True),
     "front": ReportSpec("studies.front", "Pareto front of a study with several objectives", takes=(), study=True),
-}  # fmt: skip
+}, check_spec)  # fmt: skip
 """Specification by name: the file, what the figure shows, its number in the paper, and the options that it takes."""
 
 

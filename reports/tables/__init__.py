@@ -13,14 +13,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..report_spec import ReportSpec
+from ...results.exchange.installed_parts import SpecRegistry
+from ..report_spec import ReportSpec, check_spec
 
 if TYPE_CHECKING:
     from ...results.store.store import Store
     from ..table import Table
 
 LOSSES = ("clean", "junk", "needle")
-TABLES: dict[str, ReportSpec] = {
+TABLES: SpecRegistry[ReportSpec] = SpecRegistry("tables", {
     "1": ReportSpec("paper_tables:table1", "attention alone, over context lengths", probes=LOSSES),
     "2": ReportSpec("paper_tables:table2", "effect of memory over context lengths", probes=LOSSES),
     "3": ReportSpec("paper_tables:table3", "window and distractor on top of memory", probes=LOSSES),
@@ -93,7 +94,7 @@ TABLES: dict[str, ReportSpec] = {
         takes=("lengths", "reference", "table"),
         needs_all_cells=True,
     ),
-}
+}, check_spec)  # fmt: skip
 """Specification by number or name: the function, what the table shows, its options, and whether it compares
 numbers.
 """
@@ -103,7 +104,7 @@ SECOND_VERSION = dict(
     sorted(
         [
             *((f"v2:{n}", str(n)) for n in (1, 2, 3)),
-            *((line.number, name) for name, line in TABLES.items() if line.number),
+            *((line.number, name) for name, line in TABLES.own.items() if line.number),
         ]
     )
 )

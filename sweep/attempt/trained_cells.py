@@ -20,7 +20,7 @@ from ..config import CellConfig, DataConfig, Plugin, TrainConfig
 from ..data.corpora import open_verified
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell, cell_id
-from ..grid.plugins import PLUGGABLE, Pluggable, load_plugin, source_of
+from ..grid.plugins import PLUGGABLE, Pluggable, is_installed, load_plugin, source_of
 
 if TYPE_CHECKING:
     import torch
@@ -234,7 +234,9 @@ def _unreadable(record: CellRecord, error: Exception) -> CellUnreadable:
 
 
 def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugin:
-    """Load a plugin from its copy under `runs`, which runs its code; return it with the copy's path.
+    """Load a plugin from its copy under `runs`, or from its installed package, which runs its code.
+
+    Returns the plugin with the copy's path.
 
     Args:
         record: the cell's row, for messages alone.
@@ -246,6 +248,8 @@ def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugi
         SweepError: passed through, such as PluginExited of a plugin that ends the process.
         PluginChanged: the copy has another SHA-256.
     """
+    if is_installed(stored.path):
+        return load_plugin(Path(stored.path), stored.sha256)
     copy = runs / "plugins" / Path(stored.path).name
     if not copy.is_file():
         raise CellUnreadable(

@@ -31,9 +31,9 @@ Executor = Annotated[
     str,
     typer.Option(
         "--executor",
-        metavar="|".join(EXECUTORS),
+        metavar="|".join(EXECUTORS.own),
         help="Where attempts run. "
-        + "; ".join(f"{name}: {kind.description}" for name, kind in EXECUTORS.items())
+        + "; ".join(f"{name}: {kind.description}" for name, kind in EXECUTORS.own.items())
         + ".",
     ),
 ]

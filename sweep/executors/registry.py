@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...renamed import old_names
+from ...results.exchange.installed_parts import SpecRegistry
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class ExecutorSpec:
     """Facts about an executor that are available before it is opened."""
 
     target: str
-    """"module:class"; the module is in this package."""
+    """"module:class"; the module is in `package`."""
     description: str
     """Machines that its attempts run on, for messages."""
     cluster_variant: str | None = None
@@ -30,15 +31,34 @@ class ExecutorSpec:
     """True if it needs an address, so that it may be unreachable."""
     packages: tuple[str, ...] = ()
     """Packages that it imports in addition to those of every attempt."""
+    package: str = __package__
+    """Absolute package that the module of `target` is relative to."""
 
 
-EXECUTORS: dict[str, ExecutorSpec] = {
-    "ray": ExecutorSpec(
-        "ray_local:RayExecutor", "this machine, with Ray", cluster_variant="cluster", packages=("ray",)
-    ),
-    "local": ExecutorSpec("executor:LocalExecutor", "this machine, without Ray"),
-    "cluster": ExecutorSpec("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)),
-}
+def _check_spec(name: str, spec: Any) -> ExecutorSpec:
+    """Return the specification of an installed executor.
+
+    Raises:
+        TypeError: It is no ExecutorSpec with a package of its own.
+    """
+    if not isinstance(spec, ExecutorSpec) or spec.package == __package__:
+        raise TypeError(f"must be an ExecutorSpec with its package, got {spec!r:.80}")
+    return spec
+
+
+EXECUTORS: SpecRegistry[ExecutorSpec] = SpecRegistry(
+    "executors",
+    {
+        "ray": ExecutorSpec(
+            "ray_local:RayExecutor", "this machine, with Ray", cluster_variant="cluster", packages=("ray",)
+        ),
+        "local": ExecutorSpec("executor:LocalExecutor", "this machine, without Ray"),
+        "cluster": ExecutorSpec(
+            "ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)
+        ),
+    },
+    _check_spec,
+)
 DEFAULT_EXECUTOR = "ray"
 
 
@@ -77,8 +97,9 @@ def open_executor(name: str, context: ExecutorContext) -> Executor:
         ClusterAddressError: The address is not HOST:PORT.
         MachineError: Its machines cannot be reached.
     """
-    module, attribute = EXECUTORS[name].target.split(":")
-    executor_class: type[Executor] = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    spec = EXECUTORS[name]
+    module, attribute = spec.target.split(":")
+    executor_class: type[Executor] = getattr(importlib.import_module(f".{module}", spec.package), attribute)
     return executor_class.open(context)
 
 

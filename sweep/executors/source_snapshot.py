@@ -17,7 +17,19 @@ from ...results.weights import WEIGHTS_SHA256
 from ..errors import SweepError
 
 PACKAGE = Path(__file__).resolve().parents[2]
-SNAPSHOT_PARTS = ("__init__.py", "cli.py", "renamed.py", "grids", "kernels", "model", "reports", "results", "sweep")
+SNAPSHOT_PARTS = (
+    "__init__.py",
+    "api.py",
+    "cli.py",
+    "hf.py",
+    "renamed.py",
+    "grids",
+    "kernels",
+    "model",
+    "reports",
+    "results",
+    "sweep",
+)
 """Files and folders of the package that a snapshot contains."""
 FINGERPRINT_LENGTH = 12
 """Number of hex digits of a fingerprint."""
@@ -28,8 +40,7 @@ _COMPILED = re.compile(r"\.pyc(\.\d+)?$")
 def _package_files(package: Path) -> Iterator[Path]:
     """Yield the absolute paths of the package's source files, in a fixed order.
 
-    The parts follow SNAPSHOT_PARTS: __init__.py, cli.py, renamed.py, grids, kernels, model, reports, results, sweep; files of a
-    folder are sorted. Missing parts, bytecode and editors' leftovers (.pyc, .swp, .orig) are left out.
+    The parts follow SNAPSHOT_PARTS; files of a folder are sorted. Missing parts, bytecode and editors' leftovers (.pyc, .swp, .orig) are left out.
     """
     for part in SNAPSHOT_PARTS:
         path_of_part = package / part

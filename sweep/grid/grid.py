@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from .expansion import SEARCH, TUNE, Combination, Expansion, Fingerprint, Prepar
 from .grid_file import BASE_KEYS, GridFile
 from .grid_file import find_file as find_file
 from .grid_file import shipped as shipped
-from .plugins import PluginExited, cause_of, load_plugin
+from .plugins import PluginExited, cause_of, installed_plugins, load_plugin
 from .settings import Layer, NamedLevels, Setting, level_text
 from .yaml_document import GridDocument, KeyPath, ValueLimitExceeded, load, value_of
 
@@ -290,7 +291,7 @@ def load_grid(
         raise GridError(name, None, "", "no such grid file", shipped(), Path(name).stem)
     document = load(path)
     # Plugins first: their mixers are levels that the rest of the file may name.
-    plugins = tuple(_plugins(document))
+    plugins = (*_plugins(document), *installed_plugins(_mentioned_names(document, sets)))
     file = _validated(document)
     layers = _layers(document, file)
     custom_axes = settings.named_axes(document, file.axes)
@@ -520,6 +521,19 @@ def _plugins(document: GridDocument) -> Iterator[Plugin]:
         except Exception as error:
             problem = f"{name} cannot be loaded: {cause_of(error)}"
             raise document.error(("plugins",), problem, below=(index,)) from error
+
+
+def _mentioned_names(document: GridDocument, sets: Sequence[str]) -> set[str]:
+    """Return every word of a grid file, of its bases and of `--set`, any of which may name an installed part."""
+    texts, seen = [document.text, *sets], {document.path.resolve()}
+    base = document.data.get("extends")
+    folder = document.path.parent
+    while isinstance(base, str) and (path := find_file(base, folder, "base")) and path.resolve() not in seen:
+        seen.add(path.resolve())
+        file = load(path)
+        texts.append(file.text)
+        base, folder = file.data.get("extends"), path.parent
+    return {word for text in texts for word in re.findall(r"[\w-]+", text)}
 
 
 def parse_value(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Plugins: Python files outside the package, named in a grid, that register mixers, memories, corpora and more."""
+"""Plugins: Python files that a grid names, and installed packages, that provide mixers, memories, corpora and more."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from ...model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
 from ...model.resolve import NO_MEMORY, NO_POSITIONS, NO_REGULARIZER
+from ...results.exchange.installed_parts import InstalledPartError, installed_names, installed_part
 from ..config import Plugin
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError
 from ..host.signals import StopRequested
+from ..probes import PROBES, register_probe
 
 
 class Pluggable(NamedTuple):
@@ -41,6 +43,15 @@ PLUGGABLE = (
 )
 
 
+PACKAGE = "package:"
+"""What the path of a plugin begins with that is a part of an installed package: package:NAME==VERSION:GROUP.PART."""
+REGISTRIES: dict[str, Registry[Any]] = {
+    "mixers": MIXERS, "memories": MEMORIES, "positions": POSITIONS, "regularizers": REGULARIZERS, "corpora": CORPORA,
+    "probes": PROBES,
+}  # fmt: skip
+"""Registry of the parts of a cell by their group of entry points."""
+
+
 class PluginChanged(SweepError):
     """Raised when a plugin file differs from the one that the cell's id was computed with."""
 
@@ -59,21 +70,24 @@ def cause_of(error: BaseException) -> str:
 
 
 def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
-    """Import a plugin file, once per process and content, and return its path and SHA-256.
+    """Import a plugin file or a part of an installed package, once per process and content; return path and SHA-256.
 
-    The registrations that the file makes are recorded under its hash. A failed import leaves no module behind.
+    The registrations that it makes are recorded under its hash. A failed import leaves no module behind.
 
     Args:
-        path: The Python file; returned as given.
-        sha256: Expected hash of the file's bytes; None accepts any.
+        path: The Python file, or "package:NAME==VERSION:GROUP.PART"; returned as given.
+        sha256: Expected hash of the file's bytes, or of the package's Python files; None accepts any.
 
     Raises:
         PluginChanged: If the hash differs from `sha256`.
+        InstalledPartError: If the package is not installed, or its import fails.
         PluginExited: If the file calls sys.exit or raises something that is not an Exception.
         OSError: If the file cannot be read.
         ImportError: If its name does not end as that of a Python file.
         Exception: Any exception of the file itself; KeyboardInterrupt and StopRequested pass through too.
     """
+    if is_installed(path):
+        return _load_installed(str(path), sha256)
     source = path.read_bytes()
     digest = hashlib.sha256(source).hexdigest()
     if sha256 is not None and digest != sha256:
@@ -105,6 +119,67 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
                 f"{path}: raises {cause_of(error)} when it is imported; a plugin may raise only an Exception"
             ) from error
     return Plugin(path=str(path), sha256=digest)
+
+
+def is_installed(path: Path | str) -> bool:
+    """Return True if a plugin's path names a part of an installed package, not a file."""
+    return str(path).startswith(PACKAGE)
+
+
+def _load_installed(path: str, sha256: str | None) -> Plugin:
+    """Import a part of an installed package and register it under the package's hash.
+
+    Raises:
+        PluginChanged: If the hash differs from `sha256`.
+        InstalledPartError: If the package is not installed, or its import fails.
+    """
+    package, _, part_name = path.removeprefix(PACKAGE).rpartition(":")
+    group, _, name = part_name.partition(".")
+    part = installed_part(group, name)
+    if part is None:
+        raise InstalledPartError(f"{group} {name!r} is not installed here; pip install {package}")
+    if sha256 is not None and part.sha256 != sha256:
+        raise PluginChanged(
+            f"the code of the installed package {part.package} {part.version} differs from that of {package}, which the "
+            f"cell was planned with; pip install {package}, or launch the grid again"
+        )
+    registry = REGISTRIES[group]
+    with registering_for(_module(part.sha256)):
+        provided = part.load()
+        if registry.owner(name) is None:
+            register = register_probe if group == "probes" else registry.register
+            try:
+                register(name)(provided)
+            except (TypeError, ValueError) as error:
+                raise InstalledPartError(
+                    f"{group} {name!r} of the installed package {part.package} {part.version}: {error}"
+                ) from error
+    return Plugin(path=path, sha256=part.sha256)
+
+
+def installed_plugins(texts: Iterable[str]) -> list[Plugin]:
+    """Import the parts of installed packages whose names are among these texts, and return them as plugins.
+
+    This program's own parts, and those that plugin files have registered, are preferred to installed ones.
+
+    Raises:
+        InstalledPartError: If two packages provide a part, or its import fails.
+    """
+    texts = set(texts)
+    plugins = []
+    for group, registry in REGISTRIES.items():
+        for name in installed_names(group):
+            owner = registry.owner(name)
+            if name in texts and (name not in registry or owner in _installed_owners):
+                part = installed_part(group, name)
+                assert part is not None
+                plugins.append(load_plugin(Path(f"{PACKAGE}{part.package}=={part.version}:{group}.{name}")))
+                _installed_owners.add(_module(part.sha256))
+    return plugins
+
+
+_installed_owners: set[str] = set()
+"""Module names under which this process has registered parts of installed packages."""
 
 
 def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:

@@ -17,6 +17,7 @@ from ...results.store.records import CellRecord, MeasuredValue
 from ...results.store.store import Store
 from ..attempt.trained_cells import LoadedModel, find_trained_cell, load_trained
 from ..errors import SweepError
+from ..grid.plugins import is_installed
 from .tokenizer_files import tokenizer_files
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def write_model_folder(
     from ..checkpoints.checkpoint import model_state
 
     config, tokenizer = loaded.config, loaded.tokenizer
-    plugins = [Path(plugin.path) for plugin in config.plugins]
+    plugins = [Path(plugin.path) for plugin in config.plugins if not is_installed(plugin.path)]
     for name, content in tokenizer_files(tokenizer).items():
         write_file(folder / name, content)
     state = {f"network.{name}": tensor for name, tensor in model_state(loaded.model).items()}

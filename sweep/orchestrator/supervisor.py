@@ -28,6 +28,7 @@ from ..errors import MachineError
 from ..executors.executor import Executor, HostExecutor, ProcessSpec
 from ..executors.source_snapshot import takes_weights_hash
 from ..grid.cell import Cell
+from ..grid.plugins import is_installed
 from ..host import processes
 from ..host.allocation import should_yield_gpu
 from ..host.signals import Interrupted, StopSignals
@@ -664,7 +665,7 @@ def _supervised_cells(store: Store, this_process: Owner) -> set[str]:
 def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
     """Copy plugin files to `runs`/plugins and return the cells, in their order, with absolute paths of the copies.
 
-    A later edit of a plugin then changes no cell under way. Existing copies with the right hash are reused, and their
+    Installed packages are not copied. A later edit of a plugin then changes no cell under way. Existing copies with the right hash are reused, and their
     modification time is renewed, since `gc` spares young files. A new copy is not compared with the hash. Cells without
     plugins are returned as they are; the given cells are not changed.
 
@@ -675,6 +676,9 @@ def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
     for cell in cells:
         frozen = []
         for plugin in cell.config.plugins:
+            if is_installed(plugin.path):
+                frozen.append(plugin)
+                continue
             copy = runs / "plugins" / f"{plugin.sha256[:12]}_{Path(plugin.path).name}"
             if copy.is_symlink() or not copy.is_file() or sha256(copy) != plugin.sha256:
                 copy.parent.mkdir(parents=True, exist_ok=True)

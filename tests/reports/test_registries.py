@@ -98,8 +98,8 @@ def test_new_table_and_figure_need_a_file_and_an_entry(
         file = ModuleType(f"{package.__name__}.scratch")
         vars(file).update(names)
         monkeypatch.setitem(sys.modules, file.__name__, file)
-    monkeypatch.setitem(TABLES, "scratch", ReportSpec("scratch:scratch_table", "a scratch"))
-    monkeypatch.setitem(FIGURES, "scratch", ReportSpec("scratch", "a scratch", number="9z", takes=()))
+    monkeypatch.setitem(TABLES.own, "scratch", ReportSpec("scratch:scratch_table", "a scratch"))
+    monkeypatch.setitem(FIGURES.own, "scratch", ReportSpec("scratch", "a scratch", number="9z", takes=()))
     for name in set(TABLES) - {"scratch"}:
         monkeypatch.delitem(TABLES, name)
     written = write_report_folder(every, out=tmp_path, figures=["9z"])

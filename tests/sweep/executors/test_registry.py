@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 
 def test_registry_entry_makes_an_executor_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.EXECUTORS, "mine", ExecutorSpec("executor:LocalExecutor", "somewhere"))
+    monkeypatch.setitem(registry.EXECUTORS.own, "mine", ExecutorSpec("executor:LocalExecutor", "somewhere"))
     assert resolve_executor_name("mine") == "mine"
     opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
     assert isinstance(open_executor("mine", opening), LocalExecutor)
