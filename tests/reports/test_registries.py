@@ -100,8 +100,8 @@ def test_new_table_and_figure_need_a_file_and_an_entry(
         monkeypatch.setitem(sys.modules, file.__name__, file)
     monkeypatch.setitem(TABLES.own, "scratch", ReportSpec("scratch:scratch_table", "a scratch"))
     monkeypatch.setitem(FIGURES.own, "scratch", ReportSpec("scratch", "a scratch", number="9z", takes=()))
-    for name in set(TABLES) - {"scratch"}:
-        monkeypatch.delitem(TABLES, name)
+    for name in set(TABLES.own) - {"scratch"}:
+        monkeypatch.delitem(TABLES.own, name)
     written = write_report_folder(every, out=tmp_path, figures=["9z"])
     assert written.skipped == {}
     assert {path.name for path in written.files} >= {f"scratch{ending}" for ending in SUFFIXES} | {"figure-scratch.pdf"}
