@@ -23,7 +23,7 @@ from .results.console.text import echo_text, sanitize_sentence
 from .results.errors import UserError
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
-from .sweep.commands.database import db_app, export, import_
+from .sweep.commands.database import db_app, export, import_, track
 from .sweep.commands.delete import delete
 from .sweep.commands.delete import gc as collect
 from .sweep.commands.generate import generate
@@ -88,7 +88,7 @@ def _options(
 
 COMMANDS: Mapping[str, Sequence[Callable[..., None] | typer.Typer]] = {
     "Run": (launch, plan, evaluate, generate),
-    "Watch and control": (status, logs, pause, resume, cancel, retry),
+    "Watch and control": (status, logs, track, pause, resume, cancel, retry),
     "Results": (show, report, dashboard, export, import_),
     "Maintain": (sweeps, rename, tag, note, delete, collect, prune_checkpoints, db_app),
     "Prepare and check": (doctor, data_app, schema, bench_app),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from ...results.console.command_line import (
 )
 from ...results.console.text import choices_hint, counted, echo_text, sanitize_all, sanitize_line
 from ...results.exchange.trackers import EXPORTERS
+from ...results.names import safe_file_name
 from .options import CellName, ProbeNames
 
 if TYPE_CHECKING:
@@ -106,6 +108,62 @@ def export(
         echo_text(note, err=True)
 
 
+@Documented
+def track(
+    tracker: str,
+    out: str | None = None,
+    sweep: SweepName = None,
+    interval: Annotated[float, typer.Option(min=0.1, max=86_400)] = 5.0,
+    until_end: bool = False,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+    runs: Runs = None,
+    db: Db = None,
+) -> None:
+    """Send a sweep's news to an experiment tracker while it runs: curves, measurements and states, one run per cell.
+
+    The database stays the truth: a tracker that is down delays nothing and gets everything later. Start it again, and it
+    goes on where it ended. launch --track does the same beside the launch.
+
+    \b
+    Example:
+      atma-sweep track tensorboard --sweep quick --until-end
+
+    Args:
+        tracker (TRACKER): Tracker: {TRACKERS}.
+        out (FOLDER|URI): Folder of tensorboard or wandb, or tracking URI of mlflow; default: <sweep>-<tracker>, or for
+            mlflow MLFLOW_TRACKING_URI. WANDB_MODE and WANDB_PROJECT are respected.
+        interval (SECONDS): Time between two looks at the database.
+        until_end: Exit when no process runs the sweep and everything was sent.
+        parent: Process of the launch that started this command.
+    """
+    from ...results.errors import StoreError
+    from ...results.exchange.trackers.live import Follower, default_target, follow, watch_owner
+    from ...results.store.store import open_store
+
+    names = [name for name, exporter in EXPORTERS.items() if not exporter.ending]
+    if tracker not in names:
+        raise StoreError(f"no tracker {tracker!r}; {choices_hint(tracker, names)}")
+    store = open_store(db)
+    name = sweep or store.default_sweep()
+    target = out or default_target(name, tracker)
+    memory = make_tracking_folder(runs_folder(runs, db)) / f"{safe_file_name(name)}-{tracker}.json"
+    echo_text(f"{name}: sending to {tracker}, {target}", err=True)
+    with closing(Follower(store, name, tracker, target, memory)) as follower:
+        follow(
+            follower, watch_owner(store, name, parent), interval=interval, until_end=until_end,
+            tell=lambda line: echo_text(f"{tracker}: {line}", err=True),
+        )  # fmt: skip
+
+
+def make_tracking_folder(runs: Path) -> Path:
+    """Create the folder of what was sent to trackers, below the runs folder, and return it."""
+    from ...results.console.output_files import make_folder
+
+    folder = runs / "tracking"
+    make_folder(folder, "--runs", parents=True)
+    return folder
+
+
 def _export_cell(
     store: Store, cell: str | None, folder: Path | None, to: str | None, *, sweep: str | None, runs: Path, as_json: bool
 ) -> None:
@@ -163,7 +221,6 @@ def _write_export(
     from ...results.errors import StoreError
     from ...results.exchange.exporting import export_sweep
     from ...results.exchange.tables import FORMAT_BY_SUFFIX, export_table
-    from ...results.names import safe_file_name
 
     plain = safe_file_name(name)
     formats = {".zip": "bundle", **FORMAT_BY_SUFFIX}

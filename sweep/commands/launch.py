@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +18,10 @@ from rich.console import Console
 from ...results import runs_folder
 from ...results.console.command_line import print_json
 from ...results.console.output_files import make_folder
-from ...results.console.text import echo_text
+from ...results.console.text import choices_hint, echo_text
 from ...results.errors import StoreMissing
+from ...results.exchange.trackers import EXPORTERS
+from ...results.names import safe_file_name
 from ...results.store.store import Store, open_store
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
@@ -29,6 +36,7 @@ from ..planning.replicates import StopOutlook
 from ..planning.studies import space_of
 from . import tuning
 from .data_display import PrepareDisplay
+from .database import make_tracking_folder
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class LaunchOptions:
     """Price of a GPU-hour or core-hour as text, such as 2.50/h; None for none."""
     prepare: bool = False
     """True to download and prepare missing text."""
+    track: Sequence[str] = ()
+    """Experiment trackers that get the sweep's news while it runs."""
 
 
 Finding = Callable[[Store, str], str | None]
@@ -92,6 +102,7 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
     """
     if options.detach and options.address is None:
         raise SweepError("--detach runs the supervisor on a cluster; pass its --address")
+    check_trackers(options)
     if options.prepare and dry_run:
         raise SweepError("--prepare writes text, and --dry-run writes nothing; leave one of them out")
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
@@ -120,7 +131,8 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
     if options.detach:
         run_detached_command(request, store, console, as_json)
         return True
-    outcome = launch_in_foreground(request, store, console)
+    with tracking(options, request, console):
+        outcome = launch_in_foreground(request, store, console)
     if outcome is None:
         return False
     sentence = finding(store, request.grid.name) if finding and not as_json and outcome.study is None else None
@@ -173,6 +185,68 @@ def prepare_launch(
             "a launch with a tune section runs its studies first and cannot be detached; leave --detach out"
         )
     return request, store
+
+
+TRACKING_WAIT_S = 15.0
+"""Seconds that a launch waits at its end for its trackers to get the last numbers."""
+
+
+def check_trackers(options: LaunchOptions) -> None:
+    """Check the names of `--track`, and that their packages are installed.
+
+    Raises:
+        SweepError: There is no such tracker, or the launch is detached.
+        PackageMissing: Its package is not installed.
+    """
+    names = [name for name, exporter in EXPORTERS.items() if not exporter.ending]
+    for name in options.track:
+        if name not in names:
+            raise SweepError(f"--track: no tracker {name!r}; {choices_hint(name, names)}")
+        EXPORTERS[name].load()
+    if options.track and options.detach:
+        raise SweepError("--track runs beside the launch; with --detach run atma-sweep track in a terminal instead")
+
+
+@contextlib.contextmanager
+def tracking(options: LaunchOptions, request: LaunchRequest, console: Console) -> Iterator[None]:
+    """Run `atma-sweep track` for each tracker of `--track` beside the launch, and wait at the end for the last numbers.
+
+    A tracker fails and delays nothing: its process has its own session and writes to its own log.
+    """
+    processes = []
+    for name in options.track:
+        log = make_tracking_folder(request.runs) / f"{safe_file_name(request.grid.name)}-{name}.log"
+        command = [
+            sys.executable,
+            "-m",
+            "atma_sweep",
+            "track",
+            name,
+            "--sweep",
+            request.grid.name,
+            "--until-end",
+        ]
+        command += ["--parent", str(os.getpid()), "--runs", str(request.runs)]
+        command += ["--db", options.db] if options.db is not None else []
+        with log.open("ab") as stream:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
+            )
+        processes.append((name, child, log))
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + TRACKING_WAIT_S
+        for name, child, log in processes:
+            try:
+                code: int | None = child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                code = None
+            if code != 0:
+                state = "is still catching up" if code is None else f"ended with exit code {code}"
+                console.print(
+                    f"{name} {state}: {log}; atma-sweep track {name} continues", highlight=False, markup=False
+                )
 
 
 def launch_in_foreground(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcome | None:

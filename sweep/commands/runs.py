@@ -45,6 +45,7 @@ def launch(
     budget: str | None = None,
     rate: Rate = None,
     prepare: bool = False,
+    track: list[str] | None = None,
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
@@ -74,12 +75,13 @@ def launch(
         budget (HOURS): Limit on the total cost of the grid's cells after this launch, in GPU-hours (core-hours on the CPU),
             such as 40h; with --rate also in money, such as 100$.
         prepare: Download and prepare the text first, as data prepare --grid does.
+        track (TRACKER): Send curves and results to wandb, tensorboard or mlflow while cells run; repeatable.
     """
     from .launch import LaunchOptions, run_launch_command
 
     options = LaunchOptions(
         grid, set_ or [], only or [], name, resolve_executor_name(executor, address), address, detach, retrain, code, most, runs, db,
-        notify, budget, rate, prepare,
+        notify, budget, rate, prepare, track or [],
     )  # fmt: skip
     if not run_launch_command(options, dry_run=dry_run, as_json=as_json, finding=(ctx.obj or {}).get("finding")):
         raise typer.Exit(1)

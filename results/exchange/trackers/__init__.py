@@ -1,6 +1,6 @@
 """Exporters to experiment trackers, one file each, and the registry that lists them.
 
-All of them write files; nothing is sent.
+`export` writes files, nothing is sent; live.py follows a sweep that runs and sends its news.
 
 Imported by sweep/commands. Imports the rest of results/exchange; the package of a tracker is imported only for an
 export. Start at EXPORTERS and runs.py.
@@ -23,7 +23,7 @@ class Exporter:
     """A module of this folder that writes a sweep for one tracker.
 
     An exporter to a folder has `runs(store, sweep, folder, out)`, which returns the function that writes one run below
-    `folder`, later renamed to `out`. An exporter with an `ending` has `export(store, sweep, out)`, which writes one
+    `folder`, later renamed to `out`, and `follow(store, sweep, target)`, which returns the receiver of news (runs.LiveTarget). An exporter with an `ending` has `export(store, sweep, out)`, which writes one
     file and returns a count.
     """
 

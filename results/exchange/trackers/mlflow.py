@@ -23,7 +23,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from ...store.store import Store
-from .runs import CURVE, TrackerRun
+from .runs import CURVE, LiveTarget, TrackerRun
 
 BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 """Maximum number of items in one call of MLflow, by kind."""
@@ -51,11 +51,39 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
     tags |= {"mlflow.note.content": summary.note} if summary.note else {}
     artifacts = (Path(os.path.abspath(out)) / "artifacts").as_uri()
     experiment = client.create_experiment(sweep, artifact_location=artifacts, tags=tags)
-    return lambda run: _log(client, experiment, run)
+    return lambda run: _log(client, _create(client, experiment, run), run, is_new=True)
 
 
-def _log(client: Any, experiment: str, run: TrackerRun) -> None:
-    """Write one run into MLflow's database: parameters, metrics, tags, times and status.
+def follow(store: Store, sweep: str, target: str) -> LiveTarget:
+    """Return the receiver that sends the news of runs to the tracking server at the URI `target`.
+
+    The experiment has the sweep's name and is created if it does not exist.
+    """
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    if target.startswith("sqlite:///"):
+        Path(target.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(tracking_uri=target)
+    existing = client.get_experiment_by_name(sweep)
+    experiment = (
+        existing.experiment_id if existing is not None else client.create_experiment(sweep, tags={"sweep": sweep})
+    )
+
+    def push(run: TrackerRun, key: str | None) -> str:
+        """Send the news; the key is MLflow's id of the run."""
+        id_ = key or _create(client, experiment, run)
+        _log(client, id_, run, is_new=key is None)
+        return id_
+
+    return LiveTarget(push)
+
+
+def _create(client: Any, experiment: str, run: TrackerRun) -> str:
+    """Create a run in an experiment (its id) and return the run's id."""
+    return str(client.create_run(experiment, start_time=_ms(run.started_at), run_name=run.name).info.run_id)
+
+
+def _log(client: Any, id_: str, run: TrackerRun, *, is_new: bool) -> None:
+    """Write a run into MLflow's database: metrics, tags, times and status, and parameters of a new one.
 
     Metrics without a value are left out; a missing measurement gives a tag with its reason. Values longer than 6,000
     characters are cut. The status is FINISHED for a done cell, FAILED for a failed or diverged one, KILLED for an
@@ -63,12 +91,13 @@ def _log(client: Any, experiment: str, run: TrackerRun) -> None:
 
     Args:
         client: MlflowClient.
-        experiment: id of the experiment.
+        id_: MLflow's id of the run.
         run: run to write.
+        is_new: write its parameters too, which MLflow does not allow to change.
     """
     began, ended = _ms(run.started_at), _ms(run.finished_at)
-    facts = {name: str(value) for name, value in run.hyperparameters().items()}
-    facts |= {f"config.{name}": value for name, value in _flat(run.cell.config)}
+    facts = {name: str(value) for name, value in run.hyperparameters().items()} if is_new else {}
+    facts |= {f"config.{name}": value for name, value in _flat(run.cell.config)} if is_new else {}
     tags = {"cell": run.cell.id, "state": run.state}
     tags |= {"mlflow.note.content": run.cell.note} if run.cell.note else {}
     metrics = [
@@ -88,7 +117,6 @@ def _log(client: Any, experiment: str, run: TrackerRun) -> None:
         "params": [Param(_valid_name(name), value[:LONGEST_VALUE]) for name, value in facts.items()],
         "tags": [RunTag(_valid_name(name), value[:LONGEST_VALUE]) for name, value in tags.items()],
     }
-    id_ = client.create_run(experiment, start_time=began, run_name=run.name).info.run_id
     for kind, size in BATCH.items():
         for start in range(0, len(items[kind]), size):
             client.log_batch(id_, **{kind: items[kind][start : start + size]})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
 from ...names import safe_file_name
-from ...store.records import CellRecord, CurvePoint, MeasuredValue
+from ...store.records import CellRecord, CellState, CurvePoint, MeasuredValue
 from ...store.store import Store
 
 CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
@@ -38,30 +38,47 @@ class TrackerRun:
         return facts | dict(self.cell.levels) | dict(self.cell.axes)
 
 
+@dataclass(frozen=True)
+class LiveTarget:
+    """Receiver of the news of runs."""
+
+    push: Callable[[TrackerRun, str | None], str]
+    """Function of a run with its new points and values alone, and of the key that it returned for this run before."""
+    close: Callable[[], None] = lambda: None
+    """Function that ends the connection."""
+
+
 def tracker_runs(store: Store, sweep: str) -> Iterator[TrackerRun]:
     """Yield the cells of the newest revision as runs, in the grid's order.
-
-    The curve, start and end are those of the newest finished training, or of the newest attempt without one. A cell
-    without attempts has an empty curve and no times.
 
     Raises:
         SweepUnknown: there is no such sweep (at the first item).
     """
     states = store.cell_states(sweep)
-    values: dict[str, list[MeasuredValue]] = {state.cell_id: [] for state in states}
-    for value in store.values(sweep):
-        values[value.cell_id].append(value)
+    for state, name in zip(states, run_names(states), strict=True):
+        yield tracker_run(store, state, name)
+
+
+def run_names(states: Sequence[CellState]) -> list[str]:
+    """Return the names of the runs: slugs as safe file names, followed by the id where several cells share a slug."""
     named = Counter(state.slug for state in states)
-    for state in states:
-        attempt_id = state.trained_attempt_id or state.attempt_id
-        attempt = store.attempt(attempt_id) if attempt_id is not None else None
-        plain = safe_file_name(state.slug)
-        yield TrackerRun(
-            name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
-            cell=store.cell(state.cell_id),
-            state=state.state,
-            started_at=attempt.started_at if attempt is not None else None,
-            finished_at=attempt.finished_at if attempt is not None else None,
-            curve=tuple(store.curve(attempt_id)) if attempt_id is not None else (),
-            values=tuple(values[state.cell_id]),
-        )
+    return [safe_file_name(state.slug) + (f"-{state.cell_id}" if named[state.slug] > 1 else "") for state in states]
+
+
+def tracker_run(store: Store, state: CellState, name: str) -> TrackerRun:
+    """Return a cell as a run of that name.
+
+    The curve, start and end are those of the newest finished training, or of the newest attempt without one. A cell
+    without attempts has an empty curve and no times.
+    """
+    attempt_id = state.trained_attempt_id or state.attempt_id
+    attempt = store.attempt(attempt_id) if attempt_id is not None else None
+    return TrackerRun(
+        name=name,
+        cell=store.cell(state.cell_id),
+        state=state.state,
+        started_at=attempt.started_at if attempt is not None else None,
+        finished_at=attempt.finished_at if attempt is not None else None,
+        curve=tuple(store.curve(attempt_id)) if attempt_id is not None else (),
+        values=tuple(store.measurements(state.cell_id)),
+    )

@@ -18,7 +18,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ...store.store import Store
-from .runs import CURVE, TrackerRun
+from .runs import CURVE, LiveTarget, TrackerRun
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
@@ -37,27 +37,54 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
         Raises FileExistsError if the folder exists.
         """
         (folder / run.name).mkdir()
-        # TensorBoard recognizes its files by name; its own writer would append time, host and pid
-        with (folder / run.name / "events.out.tfevents.0.atma-sweep").open("wb") as stream:
-            writer = RecordWriter(stream)
-            _record(run, lambda **event: writer.write(Event(**event).SerializeToString()))
-            writer.flush()
+        _append(folder, run, is_new=True)
 
     return write
 
 
-def _record(run: TrackerRun, record: Callable[..., Any]) -> None:
-    """Write the events of a run by calls of `record`, which takes the fields of an event as keyword arguments.
+def follow(store: Store, sweep: str, target: str) -> LiveTarget:
+    """Return the receiver that appends the news of a run to its event file in the folder `target`."""
 
-    Order: version, hyper-parameters, curve points (time: start plus training seconds), measurements (time: end of the
-    attempt; step: context length). Curve values that are None are left out; a missing measurement gives a text with its
-    reason.
-    """
+    def push(run: TrackerRun, key: str | None) -> str:
+        """Append the news; the key is the run's name."""
+        (Path(target) / run.name).mkdir(parents=True, exist_ok=True)
+        _append(Path(target), run, is_new=key is None)
+        return run.name
+
+    return LiveTarget(push)
+
+
+def _append(folder: Path, run: TrackerRun, *, is_new: bool) -> None:
+    """Append a run's events to its file; `is_new` starts the file, with version and hyper-parameters first."""
+    # TensorBoard recognizes its files by name; its own writer would append time, host and pid
+    with (folder / run.name / "events.out.tfevents.0.atma-sweep").open("wb" if is_new else "ab") as stream:
+        writer = RecordWriter(stream)
+
+        def record(**event: Any) -> None:
+            writer.write(Event(**event).SerializeToString())
+
+        if is_new:
+            _record_header(run, record)
+        _record_numbers(run, record)
+        writer.flush()
+
+
+def _record_header(run: TrackerRun, record: Callable[..., Any]) -> None:
+    """Write version and hyper-parameters by calls of `record`, which takes the fields of an event by keyword."""
     began = run.started_at.timestamp() if run.started_at else 0.0
-    ended = run.finished_at.timestamp() if run.finished_at else began
     record(wall_time=began, file_version="brain.Event:2")
     hyper = {name: value if isinstance(value, int) else str(value) for name, value in run.hyperparameters().items()}
     record(wall_time=began, summary=hparams_pb(hyper, trial_id=run.cell.id, start_time_secs=began))
+
+
+def _record_numbers(run: TrackerRun, record: Callable[..., Any]) -> None:
+    """Write curve points (time: start plus training seconds) and measurements (time: end of the attempt) by `record`.
+
+    The step of a measurement is its context length. Curve values that are None are left out; a missing measurement
+    gives a text with its reason.
+    """
+    began = run.started_at.timestamp() if run.started_at else 0.0
+    ended = run.finished_at.timestamp() if run.finished_at else began
     for point in run.curve:
         values = [(name, getattr(point, name)) for name in CURVE]
         scalars = [Summary.Value(tag=f"curve/{n}", simple_value=value) for n, value in values if value is not None]

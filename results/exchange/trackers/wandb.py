@@ -7,6 +7,7 @@ missing value. Nothing about this machine or the working folder is written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import wandb
 from ...names import safe_file_name
 from ...store.store import Store
 from ..bundles import format_utc
-from .runs import CURVE, TrackerRun
+from .runs import CURVE, LiveTarget, TrackerRun
 
 QUIET = ("silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
 
@@ -27,7 +28,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
     The project's name is the sweep's as a safe file name. `store` and `out` belong to the protocol of exporters and are
     not used.
     """
-    settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
+    settings = _settings("offline")
 
     def write(run: TrackerRun) -> None:
         """Write one offline run, with the cell's id as its run id; nothing is sent.
@@ -35,18 +36,68 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
         The config holds cell (the id), state, seed, tokens, the levels and the grid's axes by name, `began` and `ended`
         as UTC text or None, and under `config` the cell's complete config. No tags or groups are set.
         """
-        times = {
-            "began": run.started_at and format_utc(run.started_at),
-            "ended": run.finished_at and format_utc(run.finished_at),
-        }
-        config = run.hyperparameters() | times | {"config": dict(run.cell.config)}
-        project = safe_file_name(sweep)
         with wandb.init(
-            project=project, id=run.cell.id, name=run.name, dir=str(folder), config=config, settings=settings
+            project=safe_file_name(sweep),
+            id=run.cell.id,
+            name=run.name,
+            dir=str(folder),
+            config=_config(run),
+            settings=settings,
         ) as target:
             _log(run, target)
 
     return write
+
+
+ENDED = ("done", "failed", "diverged", "pruned")
+"""States of a cell that end its W&B run; a later attempt continues it."""
+
+
+def follow(store: Store, sweep: str, target: str) -> LiveTarget:
+    """Return the receiver that sends the news of runs to Weights & Biases; its files lie below the folder `target`.
+
+    The project is that of WANDB_PROJECT, else the sweep's name;
+    the run's id is the cell's, so that a later process continues it. WANDB_MODE chooses online or offline; without it
+    runs are online where this machine is logged in, else offline.
+    """
+    Path(target).mkdir(parents=True, exist_ok=True)
+    mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
+    open_runs: dict[str, Any] = {}
+
+    def push(run: TrackerRun, key: str | None) -> str:
+        """Send the news; the key is the cell's id."""
+        if run.cell.id not in open_runs:
+            open_runs[run.cell.id] = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or safe_file_name(sweep), id=run.cell.id, name=run.name,
+                dir=target, config=_config(run), resume="allow", reinit="create_new", settings=_settings(mode),
+            )  # fmt: skip
+        handle = open_runs[run.cell.id]
+        handle.config.update({"state": run.state}, allow_val_change=True)
+        _log(run, handle)
+        if run.state in ENDED:
+            open_runs.pop(run.cell.id).finish(exit_code=int(run.state != "done"))
+        return run.cell.id
+
+    def close() -> None:
+        """Finish the runs of cells that have not ended; a later process continues them."""
+        while open_runs:
+            open_runs.popitem()[1].finish(exit_code=1)
+
+    return LiveTarget(push, close)
+
+
+def _settings(mode: Any) -> Any:
+    """Return W&B's settings of that mode, "online" or "offline", without facts about this machine."""
+    return wandb.Settings(mode=mode, console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
+
+
+def _config(run: TrackerRun) -> dict[str, Any]:
+    """Return the config of a run: facts, levels and axes by name, `began` and `ended` as UTC text, and `config`."""
+    times = {
+        "began": run.started_at and format_utc(run.started_at),
+        "ended": run.finished_at and format_utc(run.finished_at),
+    }
+    return run.hyperparameters() | times | {"config": dict(run.cell.config)}
 
 
 def _log(run: TrackerRun, target: Any) -> None:

@@ -1,7 +1,6 @@
 """The contract of every exporter, and what TensorBoard and Weights & Biases read from theirs is what the database holds."""
 
 import json
-import struct
 import sys
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from atma_sweep.results.exchange import trackers
 from atma_sweep.results.exchange.trackers import EXPORTERS
 from atma_sweep.results.store.records import AXES
 from histories import at, files, launch, rows, run
+from tracker_files import records
 
 pytestmark = [pytest.mark.usefixtures("working_folder"), pytest.mark.parametrize("backend", ["sqlite"], indirect=True)]
 
@@ -133,22 +133,6 @@ class TestTensorboard:
     def test_the_same_rows_give_the_same_bytes(self, read, filled, tmp_path):
         EXPORTERS["tensorboard"].export(filled, "quick", tmp_path / "again")
         assert files(tmp_path / "logs") == files(tmp_path / "again")
-
-
-def records(file, kind):
-    """The records of an offline run. The file is a log as LevelDB writes them, in blocks of 32 KiB, each record a message."""
-    data, offset, record = file.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
-    while offset < len(data):
-        if 32768 - offset % 32768 < 7:  # no header fits into the rest of a block
-            offset += 32768 - offset % 32768
-            continue
-        _, length, part = struct.unpack_from("<IHB", data, offset)
-        record += data[offset + 7 : offset + 7 + length]
-        offset += 7 + length
-        if part in (1, 4):  # whole, or the last part
-            yield kind.FromString(record)
-            record = b""
 
 
 @pytest.mark.thorough
