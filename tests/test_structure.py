@@ -250,6 +250,7 @@ WRITERS = {
     "results/console/streams.py",  # /dev/null in place of a closed stream
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory
+    "sweep/commands/launch.py",  # logs of trackers, into the runs folder
     "reports/report_request.py",  # removes the trace of an older file
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -115,7 +116,6 @@ def track(
     sweep: SweepName = None,
     interval: Annotated[float, typer.Option(min=0.1, max=86_400)] = 5.0,
     until_end: bool = False,
-    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     runs: Runs = None,
     db: Db = None,
 ) -> None:
@@ -134,10 +134,9 @@ def track(
             mlflow MLFLOW_TRACKING_URI. WANDB_MODE and WANDB_PROJECT are respected.
         interval (SECONDS): Time between two looks at the database.
         until_end: Exit when no process runs the sweep and everything was sent.
-        parent: Process of the launch that started this command.
     """
     from ...results.errors import StoreError
-    from ...results.exchange.trackers.live import Follower, default_target, follow, watch_owner
+    from ...results.exchange.trackers.live import TRACKED_LAUNCH, Follower, default_target, follow, watch_owner
     from ...results.store.store import open_store
 
     names = [name for name, exporter in EXPORTERS.items() if not exporter.ending]
@@ -150,7 +149,7 @@ def track(
     echo_text(f"{name}: sending to {tracker}, {target}", err=True)
     with closing(Follower(store, name, tracker, target, memory)) as follower:
         follow(
-            follower, watch_owner(store, name, parent), interval=interval, until_end=until_end,
+            follower, watch_owner(store, name, os.environ.get(TRACKED_LAUNCH)), interval=interval, until_end=until_end,
             tell=lambda line: echo_text(f"{tracker}: {line}", err=True),
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from ...results.console.output_files import make_folder
 from ...results.console.text import choices_hint, echo_text
 from ...results.errors import StoreMissing
 from ...results.exchange.trackers import EXPORTERS
+from ...results.exchange.trackers.live import TRACKED_LAUNCH
 from ...results.names import safe_file_name
 from ...results.store.store import Store, open_store
 from ..errors import MachineError, SweepError
@@ -226,11 +227,16 @@ def tracking(options: LaunchOptions, request: LaunchRequest, console: Console) -
             request.grid.name,
             "--until-end",
         ]
-        command += ["--parent", str(os.getpid()), "--runs", str(request.runs)]
+        command += ["--runs", str(request.runs)]
         command += ["--db", options.db] if options.db is not None else []
         with log.open("ab") as stream:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+                env=os.environ | {TRACKED_LAUNCH: str(os.getpid())},
             )
         processes.append((name, child, log))
     try:

@@ -26,6 +26,8 @@ from .runs import LiveTarget, run_names, tracker_run
 
 RETRY_S = 30.0
 """Longest time in seconds between two attempts to reach a tracker that failed."""
+TRACKED_LAUNCH = "ATMA_TRACKED_LAUNCH"
+"""Environment variable that `launch --track` sets for its trackers: the id of its process."""
 
 
 class Follower:
@@ -111,11 +113,11 @@ def default_target(sweep: str, tracker: str) -> str:
     return str(folder)
 
 
-def watch_owner(store: Store, sweep: str, parent: int | None) -> Callable[[], bool]:
+def watch_owner(store: Store, sweep: str, launch: str | None) -> Callable[[], bool]:
     """Return a function that says whether a process still runs the sweep.
 
-    With a `parent`, the process of a launch that has only begun, that also counts as long as it lives and has not run
-    the sweep yet.
+    A launch that has only begun, given by the id of its process as text, counts too as long as that process lives and
+    has not run the sweep yet.
     """
     has_run = False
 
@@ -127,7 +129,7 @@ def watch_owner(store: Store, sweep: str, parent: int | None) -> Callable[[], bo
         except SweepUnknown:
             is_owned = False
         has_run = has_run or is_owned
-        return is_owned or (parent is not None and not has_run and psutil.pid_exists(parent))
+        return is_owned or (launch is not None and not has_run and psutil.pid_exists(int(launch)))
 
     return is_running
 

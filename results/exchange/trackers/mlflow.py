@@ -22,6 +22,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # it would report every run to 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
+from ...console.output_files import make_folder
 from ...store.store import Store
 from .runs import CURVE, LiveTarget, TrackerRun
 
@@ -61,7 +62,7 @@ def follow(store: Store, sweep: str, target: str) -> LiveTarget:
     """
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     if target.startswith("sqlite:///"):
-        Path(target.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(Path(target.removeprefix("sqlite:///")).parent, parents=True)
     client = MlflowClient(tracking_uri=target)
     existing = client.get_experiment_by_name(sweep)
     experiment = (

@@ -14,6 +14,7 @@ from typing import Any
 
 import wandb
 
+from ...console.output_files import make_folder
 from ...names import safe_file_name
 from ...store.store import Store
 from ..bundles import format_utc
@@ -60,7 +61,7 @@ def follow(store: Store, sweep: str, target: str) -> LiveTarget:
     the run's id is the cell's, so that a later process continues it. WANDB_MODE chooses online or offline; without it
     runs are online where this machine is logged in, else offline.
     """
-    Path(target).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(target), parents=True)
     mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
     open_runs: dict[str, Any] = {}
 

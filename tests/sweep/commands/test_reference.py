@@ -22,6 +22,7 @@ EXCLUDED = {
     "launch": "trains",
     "evaluate": "needs weights",
     "generate": "needs weights",
+    "export polar": "needs weights",
     "logs": "needs an attempt's log",
     "status --sweep quick --watch": "watches",
     "doctor": "looks at the machine",
