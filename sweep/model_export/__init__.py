@@ -1,4 +1,4 @@
-"""Trained cells as folders that other programs load: Hugging Face transformers.
+"""Trained cells as folders of Hugging Face transformers.
 
 May import sweep.attempt and sweep.data; only commands import it. The classes that load a folder are in hf.py of the
 root. Start reading in huggingface.py.
