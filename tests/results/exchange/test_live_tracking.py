@@ -189,7 +189,7 @@ def test_default_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(READERS) == {name for name, exporter in EXPORTERS.items() if not exporter.ending}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_launch_sends_its_news_and_waits_for_the_last(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.env["WANDB_MODE"] = "offline"

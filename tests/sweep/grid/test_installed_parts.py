@@ -83,7 +83,7 @@ def test_installed_mixer_probe_and_table_work(bench: Bench) -> None:
     assert (code, "half_life tokens 6.57881" in out) == (0, True), out
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_code_of_the_package_is_part_of_the_id(bench: Bench) -> None:
     before = ids(bench)
     mixer = bench.folder / "site" / "atma_fade" / "mixer.py"
@@ -93,7 +93,7 @@ def test_code_of_the_package_is_part_of_the_id(bench: Bench) -> None:
     assert before["nope"] == after["nope"], "which uses nothing of it"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_broken_and_doubled_packages_stop_their_users_alone(bench: Bench) -> None:
     (bench.folder / "site" / "atma_fade" / "mixer.py").write_text("raise RuntimeError('no luck')\n")
     code, out = run(bench, "launch", "micro.yaml", "--executor", "local")
@@ -112,7 +112,7 @@ def test_broken_and_doubled_packages_stop_their_users_alone(bench: Bench) -> Non
     assert run(bench, "report", "--table", "6", "--sweep", "printed-v2")[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_missing_package_is_named_by_whoever_needs_it(bench: Bench) -> None:
     assert run(bench, "launch", "micro.yaml", "--executor", "local")[0] == 0
     del bench.env["PYTHONPATH"]
@@ -122,6 +122,7 @@ def test_missing_package_is_named_by_whoever_needs_it(bench: Bench) -> None:
     assert run(bench, "report", "--table", "6")[0] == 0
 
 
+@pytest.mark.thorough
 def test_example_builds_with_pip(tmp_path: Path) -> None:
     """The folder is a package that setuptools accepts; its metadata have the entry points of pyproject.toml."""
     shutil.copytree(EXAMPLE, tmp_path / "package")

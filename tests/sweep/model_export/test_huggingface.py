@@ -193,7 +193,7 @@ def _trained_tokenizer() -> str:
     return str(model.to_str())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_export_command_writes_a_complete_folder_or_none(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.launch("--only", "attn_type=polar")
