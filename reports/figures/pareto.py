@@ -36,6 +36,7 @@ FEW = 0.05  # largest share of points that may lie outside the axes, so that the
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
 QUALITY_NAMES = {"Val": "validation loss"}
 FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
+LOW_MARK = 2.7  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
 CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
 MOST_NAMED = 12  # points of a front that the notes list
@@ -89,6 +90,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         for heading, length in needle.items()
         if (level := constant_answer_score(data, length)) is not None
     }
+    notes += _recall_notes(frame, constant)
     title = "Quality against speed"
     if speed.heading == "MFU":
         title = "Quality against hardware utilization"
@@ -198,6 +200,27 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
     return notes
 
 
+def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[str]:
+    """Return the note on points of needle accuracy that the best constant answer reaches, as a list; empty without any.
+
+    Args:
+        frame: Rows of the figure, with quality, value, front and front_number.
+        constant: Score of the best constant answer as a fraction, by quality.
+    """
+    notes = []
+    for quality, level in constant.items():
+        low = frame[(frame["quality"] == quality) & (frame["value"] <= 100 * level)]
+        if low.empty:
+            continue
+        numbers = [str(number) for number in sorted(low[low["front"]]["front_number"])]
+        of_front = f"; on the front: {', '.join(numbers)}" if numbers else ""
+        notes.append(
+            f"Small and pale: the {len(low)} configurations at or below the constant-digit baseline, which show no "
+            f"recall{of_front}."
+        )
+    return notes
+
+
 def _level_text(axis: str, level: str) -> str:
     """Return a level as a configuration's name has it; empty for a level that is off."""
     if level in ("off", "baseline", "-"):
@@ -222,11 +245,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         figure.set_size_inches(width, STACKED_PANEL_HEIGHT * len(names) * look.scale)
     for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):
         panel_rows = frame[frame["quality"] == quality]
-        _draw_points(axes, panel_rows, styles)
+        level = figure_data.draw_options["constant"].get(quality)
+        _draw_points(axes, panel_rows, styles, -math.inf if level is None else 100 * level)
         front = panel_rows[panel_rows["front"]].sort_values("speed")
         axes.step(front["speed"], front["value"], **_front_line())
         _draw_rings(axes, front, "o", RING, style.INK, 0.9, 2.8)
-        if (level := figure_data.draw_options["constant"].get(quality)) is not None:
+        if level is not None:
             mark_baseline([axes], 100 * level)
         _set_axes(axes, panel_rows, quality)
         highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
@@ -298,21 +322,23 @@ def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
     return handles
 
 
-def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles) -> None:
+def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, baseline: float) -> None:
     """Draw every point, those of the front with capped error bars of one standard error.
 
     Args:
         axes: The panel.
         panel_rows: Rows of its quality.
         styles: Marker style by (mixer, memory, window).
+        baseline: Value up to which points are pale and small, since they show no recall.
     """
     keys = list(zip(panel_rows["attn_type"], panel_rows["memory"], panel_rows["window"], strict=True))
     for key, look in styles.items():
         mine = panel_rows[[own == key for own in keys]]
-        for on_front, part in mine.groupby("front", sort=False):
-            axes.plot(
-                part["speed"], part["value"], **look, alpha=1.0 if on_front else 0.65, zorder=2.6 if on_front else 2.5
-            )
+        for (on_front, is_low), part in mine.groupby(["front", mine["value"] <= baseline], sort=False):
+            state: dict[str, Any] = {"alpha": 1.0, "zorder": 2.6} if on_front else {"alpha": 0.7, "zorder": 2.5}
+            if is_low and not on_front:
+                state |= {"alpha": 0.35, "markersize": drawing.line_width(LOW_MARK)}
+            axes.plot(part["speed"], part["value"], **look, **state)
         front = mine[mine["front"]]
         bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4,
                                 "capsize": drawing.line_width(CAP), "capthick": drawing.line_width(0.8)}  # fmt: skip

@@ -67,7 +67,7 @@ class TestLengths:
         half = 2.262157162798 * stdev(logged) / math.sqrt(10)
         assert (line["low"], line["high"]) == pytest.approx((fmean(logged) - half, fmean(logged) + half), abs=1e-9)
         assert [round(100 * line[side], 1) for side in ("value", "low", "high")] == [63.0, 50.6, 75.4]
-        assert "Bands: 95 % t intervals across configurations" in needles.notes[0]
+        assert "Bars: 95 % t intervals across configurations" in needles.notes[0]
 
     def test_a_single_cell_has_the_interval_of_its_trials(self, needles: FigureData) -> None:
         best = needles.frame[(needles.frame["value"] == 0.925) & (needles.frame["length"] == 65536)]

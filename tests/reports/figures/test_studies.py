@@ -174,6 +174,15 @@ class TestPositions:
         # the loss depends on the rate, so interpolation over other settings predicts nothing
         assert filled == [RATE in (x, y) and KIND not in (x, y) for x, y in pairs.itertuples(index=False)]
 
+    @pytest.mark.parametrize(("sweep", "levels"), [("tuned", 4), ("both", 4)])
+    def test_parallel_lines_of_a_level_follow_the_value(self, studies: Store, sweep: str, levels: int) -> None:
+        frame = make_figure("parallel", studies, sweep).frame
+        depth = frame[frame["axis"] == DEPTH]
+        for index, (_, rows) in enumerate(depth.groupby("share")):
+            ranked = rows.sort_values("value")["height"].to_numpy()
+            middle, n = (index + 0.5) / levels, len(rows)
+            assert ranked == pytest.approx([middle + 0.7 / levels * ((k + 0.5) / n - 0.5) for k in range(n)])
+
     def test_parallel_labels_are_clear_of_lines(self, studies: Store) -> None:
         for sweep, look in (("tuned", COLUMN), ("both", FigureOptions())):
             figure_data = make_figure("parallel", studies, sweep)
@@ -181,7 +190,10 @@ class TestPositions:
             assert {"PoLAR", "NoPE", "RoPE"} <= {text.get_text() for text in axes.texts}
             segments = [axes.transData.transform(line) for part in axes.collections for line in part.get_segments()]
             dense = np.concatenate([np.linspace(*segment, 200) for segment in segments])
-            assert not any(Text.get_window_extent(text).count_contains(dense) for text in axes.texts)
+            boxed = [text for text in axes.texts if (box := text.get_bbox_patch()) and box.get_alpha() >= 0.85]
+            assert all(text.get_zorder() > part.get_zorder() for text in boxed for part in axes.collections)
+            bare = [text for text in axes.texts if text not in boxed]
+            assert not any(Text.get_window_extent(text).count_contains(dense) for text in bare)
             heights = [height for part in axes.collections for line in part.get_segments() for height in line[:, 1]]
             assert 0 <= min(heights) <= max(heights) <= 1, "no line leaves its axis"
 
