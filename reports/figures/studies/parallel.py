@@ -72,7 +72,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("Values beyond the axis of an objective are drawn at its end.")
     return collected(
         store, study.data, "parallel", "Settings and objective values of trials", frame, study.origins(study.done),
-        notes=[*notes, *rung_note(study)], scales=scales, direction=first.direction,
+        notes=[*notes, *rung_note(study)], scales=scales, direction=first.direction, thick=thick,
         units={objective.name: objective.unit for objective in study.objectives},
     )  # fmt: skip
 
