@@ -61,7 +61,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
     unit = _unit(first)
     notes = [
-        f"One line per {study.trial_noun}, coloured by {first.words}{unit} ({first.better}, and darker); thick: {thick}."
+        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker); thick: {thick}."
     ]
     if len(study.objectives) > 1:
         further = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
