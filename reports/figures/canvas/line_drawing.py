@@ -210,7 +210,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, look: Mapping[str, Any], scale:
         cell_rows.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
         for _, cell_rows in cells.groupby("cell", sort=False)
     ]
-    alpha = (0.7 if faint else 1.0) * min(0.35, max(0.06, 5 / len(each)))
+    alpha = (0.7 if faint else 1.0) * min(0.6, max(0.06, 5 / len(each)))
     thin = {"linewidths": drawing.line_width(0.5), "alpha": alpha, "zorder": 1, "linestyles": look["linestyle"]}
     axes.add_collection(LineCollection(each, colors=look["color"], **thin))
 
