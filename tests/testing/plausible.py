@@ -93,7 +93,15 @@ def _recall(recorder: DatabaseRecorder, mixer: str, memory: str, length: int, dr
     ]  # fmt: skip
     recorder.examples(examples)
     mean = sum(float(example.value or 0) for example in examples) / len(examples)
-    _write(recorder, "passkey", length, len(examples), digit_accuracy=mean, exact_accuracy=mean**2, constant_accuracy=CONSTANT)
+    _write(
+        recorder,
+        "passkey",
+        length,
+        len(examples),
+        digit_accuracy=mean,
+        exact_accuracy=mean**2,
+        constant_accuracy=CONSTANT,
+    )
     fields = {"probe": "needle", "metric": "digit_accuracy", "length": length}
     examples = []
     for trial in range(TRIALS):
@@ -116,7 +124,9 @@ def _attention_map(recorder: DatabaseRecorder, mixer: str, draw: random.Random) 
         for query in range(MAP_TOKENS):
             raw = [math.exp(-decay * (query - key) + draw.gauss(0, 0.3)) for key in range(query + 1)]
             if head == 1:
-                raw = [math.exp(draw.gauss(0, 0.4)) + 6.0 * (key == 0) + 5.0 * (key in (3, 7)) for key in range(query + 1)]
+                raw = [
+                    math.exp(draw.gauss(0, 0.4)) + 6.0 * (key == 0) + 5.0 * (key in (3, 7)) for key in range(query + 1)
+                ]
             weights = [weight / sum(raw) for weight in raw]
             detail = {"layer": layer, "head": head, "weights": weights}
             keys = 1 / sum(weight**2 for weight in weights)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ....results.store.records import AXES
 from ....results.store.store import Store
 from ...number_format import Column
-from ...stats.noise.run_noise import NoiseEstimate, Replicate, replicates
-from ...sweep_data import ReportError, SweepData
+from ...stats.noise.run_noise import NEAR_REPLICATE_AXIS, STRATUM_AXES, NoiseEstimate, Replicate, replicates
+from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
 from .forest import POINTS, measure_label, three_ticks, unit_range
@@ -78,12 +79,39 @@ def collect(store: Store, data: SweepData) -> FigureData:
         f"{kinds}. n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one "
         "standard deviation to either side, pooled over the groups of a row (number at the right).",
     ]
+    notes += _group_note(data, frame)
     if frame.duplicated(["measure", "stratum", "group", "difference"]).any():
         notes.append("Marks of equal values of a line coincide.")
     if (frame["sd"] < frame["floor"]).any():
         notes.append(FLOOR_NOTE)
     title = "Variation between replicate runs"
     return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes)
+
+
+def _group_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
+    """Return the note that names the lines of a row from top to bottom, as a list; empty if rows differ or none is named.
+
+    Args:
+        data: The sweep.
+        frame: Rows of the figure, with measure, stratum, group and cell.
+    """
+    cells = {cell.cell_id: cell for cell in data.cells}
+    axes = [
+        axis
+        for axis in (*AXES, *data.extra_axes())
+        if axis not in (*STRATUM_AXES, NEAR_REPLICATE_AXIS) and len(data.levels(axis)) > 1
+    ]
+    named = {
+        tuple(
+            ", ".join(drawing.level_label(cell_level(cells[cell], axis), axis) for axis in axes)
+            for cell in rows.drop_duplicates("group").sort_values("group")["cell"]
+        )
+        for _, rows in frame.groupby(["measure", "stratum"], sort=False)
+    }
+    lines = named.pop()
+    if named or not axes or not 1 < len(lines) <= MAX_LINES:
+        return []
+    return [f"Lines of a row, from top to bottom: {'; '.join(lines)}."]
 
 
 def _rows(
@@ -211,3 +239,14 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
     }
     floor = AT_FLOOR * bool(part["sd"].iloc[0] < part["floor"].iloc[0])
     drawing.note(axes, f"±{used:#.2g}".rstrip(".") + floor, (1, position), (4, 0), **style)
+    if not part["difference"].abs().max():
+        even: dict[str, Any] = {"va": "center", "color": drawing.GREY}
+        drawing.note(
+            axes,
+            f"all {part['value'].iloc[0]:.3g}{' %' if part['unit'].iloc[0] == POINTS[0] else ''}"
+            if part["value"].nunique() == 1
+            else "no differences",
+            (0, position),
+            (6, 0),
+            **even,
+        )

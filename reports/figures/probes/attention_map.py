@@ -46,7 +46,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     first = first_cell_of_each(data, measured)
     sizes = sorted({int(size) + 1 for size in frame.groupby("cell")["query"].max()})
     tokens = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    notes = [f"A text of {tokens} tokens, positions from 0; a row has the weights of a query. White: later keys, masked."]
+    notes = [
+        f"A text of {tokens} tokens, positions from 0; a row has the weights of a query. White: later keys, masked."
+    ]
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
         shown = " and ".join(drawing.level_label(mixer) for mixer in normed)

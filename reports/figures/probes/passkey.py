@@ -159,9 +159,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     add_colour_bar(figure, image, "digits recalled", ticks, figure_data.draw_options["constant"], pad=0.06)
     keys: dict[str, Any] = {}
     if has_frames:
-        keys[f"framed: at most the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"] = (
-            drawing.patch(facecolor=FRAMED, linewidth=0)
-        )
+        keys[
+            f"framed: at most the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
+        ] = drawing.patch(facecolor=FRAMED, linewidth=0)
     if figure_data.draw_options["trained"]:
         keys[f"training length ({format_length(figure_data.draw_options['trained'])})"] = drawing.key(
             color=drawing.INK, linestyle=(0, (2, 1.5)), linewidth=drawing.line_width(0.9)

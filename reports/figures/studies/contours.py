@@ -62,7 +62,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     scales = {path: settings.scale_of(study, path) for path in chosen}
     pairs = [_with_skill(pd.DataFrame(_rows(study, x, y)), scales[x], scales[y]) for y, x in combinations(chosen, 2)]
     pairs = [pair for pair in pairs if len(pair)]
-    predictive = sorted((pair for pair in pairs if pair["skill"].iloc[0] >= MIN_SKILL), key=lambda pair: -pair["skill"].iloc[0])
+    predictive = sorted(
+        (pair for pair in pairs if pair["skill"].iloc[0] >= MIN_SKILL), key=lambda pair: -pair["skill"].iloc[0]
+    )
     drawn = (predictive or pairs)[:MAX_PANELS]
     frame = pd.concat(drawn, ignore_index=True).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
@@ -76,7 +78,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first."
         )
     else:
-        notes.append(f"Marks stand alone: no pair's interpolation explains {MIN_SKILL:.0%} of the variance of left-out trials.")
+        notes.append(
+            f"Marks stand alone: no pair's interpolation explains {MIN_SKILL:.0%} of the variance of left-out trials."
+        )
     if omitted:
         notes.append(f"The first {MAX_SETTINGS} settings of the grid that differ; left out: {', '.join(omitted)}.")
     return collected(
@@ -309,9 +313,7 @@ def _with_skill(rows: pd.DataFrame, x: Scale, y: Scale) -> pd.DataFrame:
     for fold in range(FOLDS):
         held_out = np.arange(len(values)) % FOLDS == fold
         if held_out.any() and not held_out.all():
-            predicted[held_out] = _interpolated(
-                coordinates[~held_out], values[~held_out], coordinates[held_out], x, y
-            )
+            predicted[held_out] = _interpolated(coordinates[~held_out], values[~held_out], coordinates[held_out], x, y)
     inside = np.isfinite(predicted)
     spread = ((values[inside] - values.mean()) ** 2).sum()
     errors = ((predicted - values)[inside] ** 2).sum()

@@ -185,7 +185,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             for segment in ways[int(number)]
         ]
         style: dict[str, Any] = {"linewidths": drawing.line_width(width), "alpha": alpha, "zorder": 3 + best}
-        lines = LineCollection([line for line, _ in pairs], colors=[ink for _, ink in pairs], **style, joinstyle="round")
+        lines = LineCollection(
+            [line for line, _ in pairs], colors=[ink for _, ink in pairs], **style, joinstyle="round"
+        )
         axes.add_collection(lines)
     shown = [scales[axis] for axis in order]
     units = figure_data.draw_options["units"]
@@ -233,7 +235,10 @@ def _draw_frame(axes: Axes, names: Sequence[tuple[str, str]], scales: Sequence[S
     axes.tick_params(axis="x", labeltop=True, labelbottom=False)
     figure: Any = axes.figure
     letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
-    heads = [folded(setting_label(name), letters) + (f"\n{folded(f'({unit})', letters)}" if unit else "") for name, unit in names]
+    heads = [
+        folded(setting_label(name), letters) + (f"\n{folded(f'({unit})', letters)}" if unit else "")
+        for name, unit in names
+    ]
     axes.set_xticks(range(len(names)), heads)
     thin: dict[str, Any] = {"color": drawing.INK, "linewidth": drawing.line_width(0.7), "zorder": 5, "label": "_guide"}
     for index, scale in enumerate(scales):

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.figures import make_figure
