@@ -45,6 +45,7 @@ SHOWN_SHARE = 0.8  # share of the training, from its end, whose losses the y axi
 VISIBLE_SHARE = 0.03  # share of the range of losses by which a cell differs visibly from a mean line
 MIN_SMOOTHED_POINTS = 2 * SMOOTHED  # points of a training curve from which on it is drawn behind the validation loss
 END_DECIMALS = 3  # decimals of final losses
+MAX_REFERENCE_LINES = 8  # configurations of an added sweep up to which each has a line of its own
 MARK_ROOM = 6.0  # points in the style `paper` that the mark of a final loss takes
 MARK = ("marker", "markerfacecolor", "markeredgecolor")  # properties of the mark beside a final loss
 UNITS = (("tokens (billions)", 1e9), ("tokens (millions)", 1e6), ("tokens (thousands)", 1e3), ("tokens", 1.0))
@@ -106,7 +107,7 @@ def collect(
     frame = own = _points_with_x(curves.frame, x, data.sweep)
     notes: list[str] = []
     if compare is not None:
-        reference_frame, notes = _reference_curves(compare, store, x)
+        reference_frame, notes = _reference_curves(compare, store, x, axes)
         frame = pd.concat([own, reference_frame], ignore_index=True)
     notes = [*_notes(frame, curves, averaged_axes(data, axes) if x == "tokens" else "", log), *notes]
     if x == "wall_s":
@@ -181,15 +182,17 @@ def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
     return timed
 
 
-def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
+def _reference_curves(sweep: str, store: Store, x: str, axes: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the curves of another sweep, and the note on cells that are left out, as a list (empty if none is).
 
-    `first` is the sweep's name in all rows, `second` the levels that vary ("all cells" without any).
+    `first` is the sweep's name in all rows, `second` the levels that vary ("all cells" without any); with more than
+    eight configurations, the levels of `axes` alone.
 
     Args:
         sweep: Name of the other sweep, of the database or built in.
         store: The database.
         x: Column of the x axis.
+        axes: Axes that distinguish the lines of the sweep itself.
 
     Raises:
         SweepUnknown, ReportError: The sweep or its curves are missing.
@@ -202,6 +205,8 @@ def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, l
         raise ReportError(f"--compare {sweep}: this sweep has no stored training curve{timed}; remove --compare")
     frame = _points_with_x(curves.frame, x, sweep)
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
+    if len(data.configurations()) > MAX_REFERENCE_LINES:
+        vary = [axis for axis in vary if axis in axes]
     level_labels = {
         cell.cell_id: ", ".join(drawing.level_label(cell_level(cell, axis), axis) for axis in vary)
         for cell in data.cells
@@ -439,7 +444,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     styles = group_styles(frame, axes_of_groups, reference)
     firsts = list(dict.fromkeys(frame["first"]))
     by_mixer = len(firsts) > 1 and (axes_of_groups[:1] == ("attn_type",) or reference is not None)
-    titles = [first if first == reference else drawing.level_label(first) for first in firsts] if by_mixer else [""]
+    first_axis = (*axes_of_groups, "")[0]
+    titles = [first if first == reference else drawing.level_label(first, first_axis) for first in firsts]
+    titles = titles if by_mixer else [""]
     figure = drawing.page(
         (drawing.PANEL_HEIGHT * drawing.rows_of(len(titles)) if by_mixer else 2.4) + 0.2,
         drawing.width_of(len(titles)) if by_mixer else 4.8,
@@ -638,6 +645,8 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
         labels = [first, second] if first == reference_sweep else labels
         levels = {first_axis: first, second_axis: second}
         dash = style.MEMORY_DASHES.get(levels.get("memory", ""), 0 if "memory" in levels else seconds.index(second))
+        if first == reference_sweep:
+            dash = [other for own, other in groups if own == first].index(second)
         marker = style.WINDOW_MARKERS.get(levels.get("window", ""), 0)
         marker = firsts.index(first) if first_axis not in ("attn_type", "window", "") else marker
         ink, hollow = inks[first], dash == style.MEMORY_DASHES["off"]

@@ -15,7 +15,7 @@ from ...results.store.store import Store
 from ..best_values import format_probability
 from ..number_format import Column, format_number
 from ..render import style
-from ..result_columns import quality_columns, speed_column
+from ..result_columns import plain_name, quality_columns, speed_column
 from ..stats.effects.effects import pareto
 from ..stats.effects.needle_baseline import constant_answer_score, needle_caption
 from ..stats.noise.best_probability import candidates_by_configuration, front_probabilities
@@ -34,7 +34,6 @@ MIN_SIDE_BY_SIDE_WIDTH, STACKED_PANEL_HEIGHT = (
 )  # inches of width that two panels need side by side; of height of each, one below the other
 FEW = 0.05  # largest share of points that may lie outside the axes, so that they do not flatten the rest
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
-QUALITY_NAMES = {"Val": "validation loss"}
 FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
 LOW_MARK = 2.7  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
@@ -82,7 +81,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     needle = {heading: shown[heading].length for heading in dict.fromkeys(frame["quality"]) if heading in shown}
     names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
     shown_levels = {names[cell]: label for cell, label in _configuration_labels(data).items()}
-    notes = _notes(frame, fewer, shown_levels)
+    nouns = {quality.heading: plain_name(quality) for quality in quality_columns(data)}
+    notes = _notes(frame, fewer, shown_levels, nouns)
     if needle:
         notes.append(needle_caption(data, needle.values()))
     constant = {
@@ -98,7 +98,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "Utilization is not speed: a network of more operations per token is slower at the same utilization."
         )
     return collected(
-        store, data, "pareto", title, frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels,
+        store, data, "pareto", title, frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels, nouns=nouns,
     )  # fmt: skip
 
 
@@ -154,13 +154,19 @@ def _configuration_labels(data: SweepData) -> dict[str, str]:
     return labels_by_cell
 
 
-def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_slug: Mapping[str, str]) -> list[str]:
+def _notes(
+    frame: pd.DataFrame,
+    fewer: Mapping[tuple[str, str], str],
+    labels_by_slug: Mapping[str, str],
+    nouns: Mapping[str, str],
+) -> list[str]:
     """Return the notes on points, the configurations of the front, bars and means over fewer seeds.
 
     Args:
         frame: Rows of the figure, with quality, slug, front_number, p_front, speed_sd and sd.
         fewer: Text "n=k" of the means over fewer seeds than their configuration has.
         labels_by_slug: Levels of each configuration as text.
+        nouns: Plain name by quality.
     """
     low, high = int(frame["seeds"].min()), int(frame["seeds"].max())
     runs = f"{low} run" if high == 1 else f"mean over {low} runs" if low == high else f"mean over {low} to {high} runs"
@@ -188,9 +194,7 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
             f"{' Those of needle accuracy end at 0 and 100 %.' if frame['quality'].str.startswith('Ndl').any() else ''}"
         )
         medians = [(str(quality), rows["sd"].median()) for quality, rows in frame.groupby("quality", sort=False)]
-        texts = [
-            f"{error:.2g} ({QUALITY_NAMES.get(quality, 'needle accuracy')})" for quality, error in medians if error > 0
-        ]
+        texts = [f"{error:.2g} ({nouns[quality]})" for quality, error in medians if error > 0]
         if texts:
             notes.append(f"Median standard error of all points: {', '.join(texts)}.")
     else:
@@ -252,7 +256,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_rings(axes, front, "o", RING, style.INK, 0.9, 2.8)
         if level is not None:
             mark_baseline([axes], 100 * level)
-        _set_axes(axes, panel_rows, quality)
+        _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality])
         highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
         marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
         _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
@@ -384,7 +388,7 @@ def _draw_rings(
     )
 
 
-def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
+def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str) -> None:
     """Set ranges and labels of both axes.
 
     The y axis of needle accuracy begins at 0 %. That of a loss leaves out a few outliers at the top, which get an
@@ -394,6 +398,7 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
         axes: The panel.
         panel_rows: Rows of its quality.
         quality: Heading of the quality.
+        name: Its plain name.
     """
     low, high = float(panel_rows["speed"].min()), float(panel_rows["speed"].max())
     span = high - low or 0.2 * abs(high) or 1.0
@@ -410,7 +415,7 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
         else:
             axes.set_ylim(least, most)
             mark_out_of_range(axes, panel_rows.rename(columns={"slug": "cell"}), 2)
-    name, unit = ("needle accuracy", "%") if share else (QUALITY_NAMES.get(quality, quality), "nats per token")
+    unit = "%" if share else "nats per token"
     if share:
         name = f"{name} at {quality.partition('@')[2]}" if "@" in quality else name
     axes.set_ylabel(f"{name} ({unit})")

@@ -172,7 +172,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if named_lanes:
         named = bars.sort_values("y")
         most = int(NAMES_SHARE * figure.get_figwidth() * 72 / (0.56 * drawing.size("ytick.labelsize")))
-        axes.set_yticks(named["y"].to_list(), [_in_two_lines(str(name), most) for name in named["name"]], linespacing=1.0)
+        axes.set_yticks(
+            named["y"].to_list(), [_in_two_lines(str(name), most) for name in named["name"]], linespacing=1.0
+        )
         drawing.rows_alone(axes)
         axes.set_title("; ".join(label.replace("\n", ", ") for label in lane_labels))
     for start in list(first_lane.values())[1:]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...number_format import CLEAN, NEEDLE, Column, format_length
 from ...render.style import tint
-from ...result_columns import METRIC_LABELS, extra_metrics
+from ...result_columns import extra_metrics, plain_name
 from ...stats.effects.effects import EffectEstimate, measures
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -57,11 +57,10 @@ def default_columns(data: SweepData) -> list[Column]:
 
 
 def measure_label(column: Column) -> str:
-    """Return the label of a number, such as "needle, 64K"; its heading if it has none."""
-    label = METRIC_LABELS.get(column.metric) or METRIC_LABELS.get(f"{column.probe}.{column.metric}")
-    if label is None:
-        return column.heading
-    return f"{label}, {format_length(column.length)}" if column.length else label
+    """Return the label of a number, such as "needle accuracy, 64K"; its heading if it has none."""
+    label = plain_name(column)
+    is_named = label != column.heading
+    return f"{label}, {format_length(column.length)}" if column.length and is_named else label
 
 
 def effect_fields(effect: EffectEstimate) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_response_by_second_axis(rates: Store) -> None:
     [
         (["--by", "attn_type"], "--by attn_type: sweep rates has no such numeric axis"),
         (["--by", "train.muon"], "did you mean train.muon_lr?"),
-        (["--compare", "printed-v2"], "a table and a figure need one command each"),
+        (["--compare", "printed-v2"], "figure response does not take --compare; figures that do: loss"),
     ],
 )
 def test_response_refusals_are_single_lines(rates: Store, tmp_path: Path, arguments: list[str], why: str) -> None:

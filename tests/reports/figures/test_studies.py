@@ -130,7 +130,7 @@ class TestFront:
         assert figure_data.frame["front"].sum() == 3 * 5
         assert set(figure_data.frame["y_label"]) == {
             "speed, tokens/s (more is better)",
-            "needle, 64, % (more is better)",
+            "needle accuracy, 64, % (more is better)",
         }
         assert figure_data.frame["y_value"].max() == pytest.approx(70), "a share is shown in percent"
         assert len(figure_of(figure_data, FigureOptions()).axes) == 4
