@@ -646,7 +646,7 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
         levels = {first_axis: first, second_axis: second}
         dash = style.MEMORY_DASHES.get(levels.get("memory", ""), 0 if "memory" in levels else seconds.index(second))
         if first == reference_sweep:
-            dash = [other for own, other in groups if own == first].index(second)
+            dash = [level for sweep, level in groups if sweep == first].index(second)
         marker = style.WINDOW_MARKERS.get(levels.get("window", ""), 0)
         marker = firsts.index(first) if first_axis not in ("attn_type", "window", "") else marker
         ink, hollow = inks[first], dash == style.MEMORY_DASHES["off"]

@@ -340,11 +340,11 @@ def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> li
         candidates = own_configurations.get(key[: len(AXES)], [])
         matching = [runs for runs in candidates if _has_levels(own_sweep, runs[0], levels)]
         if matching and not any(cell.cell_id in measured for runs in matching for cell in runs):
-            others = {axis: level for axis, level in levels.items() if axis != TOKENS_AXIS}
+            shared = {axis: level for axis, level in levels.items() if axis != TOKENS_AXIS}
             trained = [
                 runs
                 for runs in candidates
-                if any(cell.cell_id in measured for cell in runs) and _has_levels(own_sweep, runs[0], others)
+                if any(cell.cell_id in measured for cell in runs) and _has_levels(own_sweep, runs[0], shared)
             ]
             matching = (
                 [max(trained, key=lambda runs: float(_level(own_sweep, runs[0], TOKENS_AXIS) or 0))]

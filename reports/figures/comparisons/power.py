@@ -107,8 +107,8 @@ def _coinciding_note(frame: pd.DataFrame) -> list[str]:
     """
     ends = frame[frame["pairs"] == MAX_PAIRS]
     groups = [
-        f"{' and '.join(rows['stratum'])} ({words})"
-        for (words, _), rows in ends.groupby(["words", "detectable"], sort=False)
+        f"{' and '.join(rows['stratum'])} ({measure})"
+        for (measure, _), rows in ends.groupby(["words", "detectable"], sort=False)
         if len(rows) > 1
     ]
     return [f"Coinciding lines: {'; '.join(groups)}."] if groups else []

@@ -69,7 +69,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.concat(drawn, ignore_index=True).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
     notes = [f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun} (n = {len(study.done)})."]
-    if any(map(_level_places, scales.values())):
+    if any(map(_level_positions, scales.values())):
         notes.append("Marks of a level are spread over its width.")
     if predictive:
         notes.append(
@@ -151,7 +151,7 @@ def _in_lines(label: str) -> str:
     return "\n".join(textwrap.wrap(label, 20, break_long_words=False))
 
 
-def _level_places(scale: Scale) -> list[float]:
+def _level_positions(scale: Scale) -> list[float]:
     """Return the positions of the levels of an axis, 0 to 1, also of few evenly spaced numbers; [] for other numbers."""
     ticks = range(len(scale.levels)) if scale.levels else () if scale.log else scale.at
     return [scale.share(float(tick)) for tick in ticks]
@@ -175,8 +175,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     across, up = (
         panel_rows[f"{side}_place"]
         + [
-            SPREAD / max(1, len(_level_places(scale)) - 1) * settings.level_share(int(number))
-            if _level_places(scale)
+            SPREAD / max(1, len(_level_positions(scale)) - 1) * settings.level_share(int(number))
+            if _level_positions(scale)
             else 0.0
             for number in panel_rows["number"]
         ]
@@ -193,8 +193,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     )
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
-        places = _level_places(scale)
-        room = 0.5 / max(1, len(places) - 1) if places else 0.06
+        at_levels = _level_positions(scale)
+        room = 0.5 / max(1, len(at_levels) - 1) if at_levels else 0.06
         getattr(axes, f"set_{which}lim")(-room, 1 + room)
         drawing.put_ticks(
             getattr(axes, f"{which}axis"), {scale.share(tick): label for tick, label in scale.ticks().items()}
@@ -221,19 +221,19 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
 
     coordinates, values = _averaged(panel_rows)
     look: dict[str, Any] = {"cmap": chart, "norm": norm, "alpha": 0.75, "zorder": 1}
-    if not (_level_places(x) or _level_places(y)):
+    if not (_level_positions(x) or _level_positions(y)):
         mesh = Triangulation(*coordinates.T)
         levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
         axes.tricontourf(mesh, values.clip(norm.vmin, norm.vmax), levels=levels, **look)
         return
     edges = [_strip_edges(scale, coordinates[:, side]) for side, scale in enumerate((x, y))]
     middles = [[(low + high) / 2 for low, high in parts] for parts in edges]
-    for column, left_right in enumerate(edges[0]):
-        for row, bottom_top in enumerate(edges[1]):
+    for column, x_edges in enumerate(edges[0]):
+        for row, y_edges in enumerate(edges[1]):
             point = np.array([[middles[0][column], middles[1][row]]])
             value = _interpolated(coordinates, values, point, x, y)
             if np.isfinite(value).all():
-                axes.pcolormesh(left_right, bottom_top, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
+                axes.pcolormesh(x_edges, y_edges, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
 
 
 def _strip_edges(scale: Scale, positions: np.ndarray) -> list[tuple[float, float]]:
@@ -243,9 +243,9 @@ def _strip_edges(scale: Scale, positions: np.ndarray) -> list[tuple[float, float
         scale: Scale of the axis.
         positions: Positions of the trials on it, 0 to 1.
     """
-    if places := _level_places(scale):
-        half = 0.42 / max(1, len(places) - 1)
-        return [(place - half, place + half) for place in places]
+    if at_levels := _level_positions(scale):
+        half = 0.42 / max(1, len(at_levels) - 1)
+        return [(position - half, position + half) for position in at_levels]
     return list(pairwise(np.linspace(positions.min(), positions.max(), STEPS + 1).tolist()))
 
 
@@ -271,7 +271,7 @@ def _interpolated(coordinates: np.ndarray, values: np.ndarray, at: np.ndarray, x
     from scipy.interpolate import LinearNDInterpolator
     from scipy.spatial import QhullError
 
-    level_sides = [side for side, scale in enumerate((x, y)) if _level_places(scale)]
+    level_sides = [side for side, scale in enumerate((x, y)) if _level_positions(scale)]
     if not level_sides:
         if len(coordinates) < 3 or np.linalg.svd(coordinates - coordinates.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
             return np.full(len(at), np.nan)

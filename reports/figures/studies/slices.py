@@ -218,8 +218,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
     short_numbers(axes.yaxis)
     if _is_of_levels(scale) and not scale.log:
         axes.grid(axis="x", visible=False)
-        places = [float(index) for index in range(len(scale.levels))] or list(scale.at)
+        at_levels = [float(index) for index in range(len(scale.levels))] or list(scale.at)
         space = _level_space(scale)
-        for place in places:
-            axes.axvspan(place - 0.46 * space, place + 0.46 * space, color=LEVEL_FILL, linewidth=0, zorder=0.4)
+        for position in at_levels:
+            axes.axvspan(position - 0.46 * space, position + 0.46 * space, color=LEVEL_FILL, linewidth=0, zorder=0.4)
     axes.set_xlabel(settings.setting_label(str(panel_rows["name"].iloc[0])))
