@@ -141,12 +141,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.fill_between(x, count_map(counts, low), count_map(counts, high), color=BAND, linewidth=0, zorder=1)
             handles[f"single heads: β = {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
     start = f"at initialization: β = {init['beta'].iloc[0]:.3f}"
-    ends = [*examples, *([] if learned else [init])]
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
-    if learned:
-        handles[start] = line
-    else:
-        handles[start] = line
+    handles[start] = line
     draws_alike = len(learned) > len(SERIES_INKS)
     for index, curve in enumerate(learned):
         style = drawing.marker_style(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
@@ -165,7 +161,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_ylim(0, 1)
     for label, power in GUIDES.items():
         _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
-    label_ends(axes, [(f"β = {curve['beta'].iloc[0]:.3f}", curve["mag"].iloc[-1], "#000000") for curve in ends])
+    labelled = [*examples, *([] if learned else [init])]
+    label_ends(axes, [(f"β = {curve['beta'].iloc[0]:.3f}", curve["mag"].iloc[-1], "#000000") for curve in labelled])
     axes.set_xlabel("number m of equally weighted keys, on a scale of ln(1 + m)")
     axes.set_ylabel("output magnitude")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)

@@ -493,11 +493,12 @@ def _end_label(loss: float, means: pd.DataFrame, key: tuple[str, str]) -> str:
         means: Rows of `mean_curves`.
         key: The group (first, second).
     """
-    halves = means[(means["first"] == key[0]) & (means["second"] == key[1])]["half"] if len(means) else means
-    text = format_number(loss, END_DECIMALS)
-    if not len(halves) or not np.isfinite(halves.iloc[-1]):
-        return text
-    return f"{text}({max(1, round(10**END_DECIMALS * float(halves.iloc[-1])))})"
+    own = means[(means["first"] == key[0]) & (means["second"] == key[1])] if len(means) else means
+    text, half = (
+        format_number(loss, END_DECIMALS),
+        float(own["half"].to_numpy(dtype=float)[-1]) if len(own) else math.nan,
+    )
+    return f"{text}({max(1, round(10**END_DECIMALS * half))})" if math.isfinite(half) else text
 
 
 def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[str, Any]]]) -> None:

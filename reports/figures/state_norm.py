@@ -202,7 +202,7 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
         mean = means[means["metric"] == metric].sort_values("length")
         if len(mean):
             # marks alternate, since lines with equal gates may nearly coincide
-            every = {"markevery": (index % 2, 2)} if len(mean) >= MIN_ALTERNATING else {}
+            every: dict[str, Any] = {"markevery": (index % 2, 2)} if len(mean) >= MIN_ALTERNATING else {}
             (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **style, **every)
             count_fewer(axes, mean, style["color"])
 

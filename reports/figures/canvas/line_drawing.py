@@ -170,7 +170,7 @@ def _sideways(axes: Axes, count: int) -> list[Any]:
     from matplotlib.transforms import ScaledTranslation
 
     step = drawing.line_width(BAR_STEP) / 72
-    inches = axes.figure.dpi_scale_trans  # type: ignore[union-attr]
+    inches = axes.figure.dpi_scale_trans
     offsets = [step * (rank - (count - 1) / 2) for rank in range(count)]
     return [axes.transData + ScaledTranslation(offset, 0, inches) for offset in offsets]
 
@@ -187,7 +187,8 @@ def _draw_bars(axes: Axes, points: pd.DataFrame, scale: float, colour: str, tran
     """
     from matplotlib.collections import LineCollection
 
-    ends = [[(row.length, scale * row.low), (row.length, scale * row.high)] for row in points.itertuples(index=False)]
+    numbers = points[["length", "low", "high"]].to_numpy(dtype=float).tolist()
+    ends = [[(length, scale * low), (length, scale * high)] for length, low, high in numbers]
     bars: dict[str, Any] = {"linewidths": drawing.line_width(1.0), "alpha": 0.6, "zorder": 2, "transform": transform}
     axes.add_collection(LineCollection(ends, colors=colour, **bars))
     axes.update_datalim([point for bar in ends for point in bar])

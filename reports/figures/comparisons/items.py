@@ -216,7 +216,7 @@ def _write_means(
     groups = panel_rows.assign(y=panel_rows["cell"].map(height)).groupby(key, sort=False)
     trials = panel_rows["trial"].nunique()
     # cells of a group share their trials, so that trials alone are independent
-    errors = panel_rows.groupby([key, "trial"])["value"].mean().groupby(level=0).sem()
+    errors: Any = panel_rows.groupby([key, "trial"])["value"].mean().groupby(level=0).sem()
     means = groups.agg(y=("y", "mean"), value=("value", "mean"), answers=("value", "size"), cells=("cell", "nunique"))
     for name, row in means.iterrows():
         style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
