@@ -191,7 +191,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _in_two_lines(name: str, most: int) -> str:
-    """Return a name in at most two lines of at most so many characters, broken at spaces."""
+    """Return a name in at most two lines of at most so many characters, broken at its last comma or at spaces."""
+    head, _, tail = name.rpartition(", ")
+    if len(name) > most > max(len(head), len(tail)):
+        return f"{head},\n{tail}"
     lines = textwrap.wrap(name, most, break_long_words=False)
     return "\n".join(drawing.shortened(line, most) for line in (lines[0], " ".join(lines[1:])) if line)
 

@@ -191,7 +191,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.add_collection(lines)
     shown = [scales[axis] for axis in order]
     units = figure_data.draw_options["units"]
-    labels = [(str(axis_row["name"]), str(units.get(axis_row["axis"], ""))) for axis_row in names]
+    labels = [(str(row["name"]), str(units.get(row["axis"], "")).replace(" per ", "/")) for row in names]
     _draw_frame(axes, labels, shown)
     thick = drawing.key(color=chart(DARKEST), linewidth=drawing.line_width(BEST_WIDTH))
     return drawing.finished(figure, figure_data.title, figure_data.notes, {figure_data.draw_options["thick"]: thick})
