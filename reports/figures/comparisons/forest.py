@@ -124,11 +124,16 @@ def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]]) -> None:
     """
     style: dict[str, Any] = {"color": drawing.GREY, "va": "center", "ha": "right", "annotation_clip": False}
     top = min(counts) - 1.0
+    notes = []
     for height, text in (
         (top, "n"),
         *((height, unit_range(own).replace(" to ", "–")) for height, own in counts.items()),
     ):
-        drawing.note(axes, text, (1, height), (COUNT_SPACE, 0), xycoords=("axes fraction", "data"), **style)
+        notes.append(
+            drawing.note(axes, text, (1, height), (COUNT_SPACE, 0), xycoords=("axes fraction", "data"), **style)
+        )
+    # the head stands beside the title, which reserves its height
+    notes[0].set_in_layout(False)
 
 
 def unit_range(counts: Sequence[int]) -> str:
@@ -200,7 +205,7 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: fl
 
 def set_panel_title(axes: Axes, title: str, width: float) -> None:
     """Set the title of a panel, broken at its comma, or else at a space, if it is wider than `width` inches."""
-    characters = max(6, int(width * 72 / (0.56 * drawing.size("axes.titlesize"))))
+    characters = max(6, int(width * 72 / (0.62 * drawing.size("axes.titlesize"))))
     if len(title) > characters:
         title = title.replace(", ", "\n", 1) if ", " in title else title
         title = "\n".join(part for line in title.split("\n") for part in textwrap.wrap(line, characters))

@@ -14,7 +14,7 @@ from ...stats.noise.run_noise import NEAR_REPLICATE_AXIS, STRATUM_AXES, NoiseEst
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .forest import POINTS, measure_label, three_ticks, unit_range
+from .forest import POINTS, measure_label, set_panel_title, text_width, three_ticks, unit_range
 from .strata import (
     AT_FLOOR,
     FLOOR_NOTE,
@@ -26,6 +26,7 @@ from .strata import (
     stratum_styles,
 )
 
+SD_WIDTH = 0.55  # inches right of a panel that a standard deviation and the letter of the next panel take
 TALLEST = 8.0  # inches
 EACH = 0.085
 """Height of a group's line in inches in the style `paper`."""
@@ -164,8 +165,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MAX_LINES).max()
     figure = drawing.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
     grid = drawing.panel_column(figure, len(titles), narrow=2, wide=3, sharey=True)
+    labels = text_width([str(name) for name in frame["stratum"].unique()], drawing.size("ytick.labelsize"))
+    columns = min(len(titles), 2 if figure.get_figwidth() < drawing.NARROW_WIDTH else 3)
     for axes, title in zip(grid, titles, strict=True):
         _draw_panel(axes, frame[frame["measure"] == title], order, styles)
+        words = str(frame[frame["measure"] == title]["words"].iloc[0])
+        set_panel_title(axes, words, (figure.get_figwidth() - labels) / columns - SD_WIDTH)
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
     grid[0].set_yticks(range(len(order)), [names[stratum] for stratum in order])
     grid[0].set_ylim(len(order) - 0.45, -0.55)
@@ -195,7 +200,6 @@ def _draw_panel(
         part = panel_rows[(panel_rows["attn_type"] == stratum[0]) & (panel_rows["memory"] == stratum[1])]
         if len(part):
             _draw_stratum(axes, part, position, styles[stratum])
-    axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xlim(-end, end)
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
@@ -240,7 +244,7 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
     floor = AT_FLOOR * bool(part["sd"].iloc[0] < part["floor"].iloc[0])
     drawing.note(axes, f"±{used:#.2g}".rstrip(".") + floor, (1, position), (4, 0), **style)
     if not part["difference"].abs().max():
-        even: dict[str, Any] = {"va": "center", "color": drawing.GREY}
+        even: dict[str, Any] = {"va": "center"}
         drawing.note(
             axes,
             f"all {part['value'].iloc[0]:.3g}{' %' if part['unit'].iloc[0] == POINTS[0] else ''}"

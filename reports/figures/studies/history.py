@@ -171,6 +171,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     axes.set_xlabel("trial")
     axes.set_ylabel(wrap_vertical_label(str(panel_rows["label"].iloc[0])))
     short_numbers(axes.yaxis)
+    _label_strip(axes, strip, low, high)
     return handles | outside
 
 
@@ -192,15 +193,16 @@ def _draw_strip(axes: Axes, panel_rows: pd.DataFrame, low: float, high: float, s
         return edge
     axes.set_ylim(min(low, end), max(high, end))
     axes.axhspan(*sorted((edge, end)), color=drawing.GRID, linewidth=0, zorder=1)
-    side = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "annotation_clip": False}
-    drawing.note(axes, "no value", (0, (edge + end) / 2), (-4, 0), **side)
-    drawing.after_layout(axes.figure, lambda: _hide_ticks_outside(axes, low, high))  # type: ignore[arg-type]
     return (edge + end) / 2
 
 
-def _hide_ticks_outside(axes: Axes, low: float, high: float) -> None:
-    """Keep the y ticks from `low` to `high` alone."""
-    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= high])
+def _label_strip(axes: Axes, strip: float, low: float, high: float) -> None:
+    """Keep the y ticks from `low` to `high` alone, and label the strip as one of them if it lies outside."""
+    if low <= strip <= high:
+        return
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    labels = axes.yaxis.get_major_formatter().format_ticks(ticks)
+    axes.set_yticks([*ticks, strip], [*labels, "no value"])
 
 
 def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str, low: float, high: float) -> None:

@@ -58,7 +58,7 @@ class TestHistory:
     def test_caption_names_marks_without_value(self, studies: Store) -> None:
         figure_data = make_figure("history", studies, "tuned")
         notes = " ".join(figure_data.notes)
-        assert "Trials that diverged or failed have no value: their marks stand at the worse edge." in notes
+        assert "Trials that diverged or failed have no value: their marks stand in a strip beyond the axis." in notes
         assert "Not drawn: trial 39, not finished." in notes
         beyond = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
         legend = [text.get_text() for text in figure_of(figure_data).legends[0].get_texts()]
@@ -366,7 +366,9 @@ def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path,
 def test_importance_bars_have_their_values(studies: Store) -> None:
     figure_data = make_figure("importance", studies, "tuned")
     (axes,) = figure_of(figure_data).axes
-    assert [text.get_text() for text in axes.texts] == [f"{share:.1f} %" for share in figure_data.frame["share"]]
+    assert [text.get_text() for text in axes.texts] == ["95 %", "4 %", "1 %", "< 1 %"]
+    shares = [0.9524, 0.0397, 0.006, 0.0019]
+    assert list(figure_data.frame["share"]) == pytest.approx([100 * share for share in shares], abs=0.02)
     assert ("Arrow" in " ".join(figure_data.notes)) == bool((figure_data.frame["chance"] > 100).any())
 
 
