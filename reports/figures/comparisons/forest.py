@@ -123,17 +123,12 @@ def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]]) -> None:
         counts: Sample sizes of the row's numbers, by its height in data.
     """
     style: dict[str, Any] = {"color": drawing.GREY, "va": "center", "ha": "right", "annotation_clip": False}
-    top = min(counts) - 1.0
-    notes = []
-    for height, text in (
-        (top, "n"),
-        *((height, unit_range(own).replace(" to ", "–")) for height, own in counts.items()),
-    ):
-        notes.append(
-            drawing.note(axes, text, (1, height), (COUNT_SPACE, 0), xycoords=("axes fraction", "data"), **style)
-        )
+    for height, own in counts.items():
+        text = unit_range(own).replace(" to ", "–")
+        drawing.note(axes, text, (1, height), (COUNT_SPACE, 0), xycoords=("axes fraction", "data"), **style)
     # the head stands beside the title, which reserves its height
-    notes[0].set_in_layout(False)
+    head = style | {"va": "bottom", "xycoords": "axes fraction"}
+    drawing.note(axes, "n", (1, 1), (COUNT_SPACE, 2), **head).set_in_layout(False)
 
 
 def unit_range(counts: Sequence[int]) -> str:

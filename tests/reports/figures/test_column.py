@@ -12,7 +12,7 @@ from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
-from pictures import check_column, figure_of, legend_of
+from pictures import check_column, figure_of
 from sqlalchemy import update
 
 PRINTED = ("count-map", "state-norm")
@@ -100,7 +100,7 @@ class TestTimeline:
         assert figure_data.notes[1] == "12 attempts, all done.", "no cross, no note on it"
         assert figure_data.notes[2].startswith("12 attempts shared a GPU with up to 11 others.")
         figure = figure_of(figure_data)
-        assert legend_of(figure) == ["done (12)"]
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["done (12)"]
         rows = [" ".join(label.get_text().split()) for label in figure.axes[0].get_yticklabels()]
         assert rows == sorted(figure_data.frame["name"]), "each attempt has a row with its name"
 
