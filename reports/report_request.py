@@ -62,8 +62,13 @@ def validate_request(request: ReportRequest) -> ReportRequest:
     having = [name for name, spec in TABLES.items() if "all_rows" in spec.takes]
     if request.all_rows and not request.all_ and request.table not in having:
         raise ReportError(f"--all-rows applies to the tables {' and '.join(having)}; add --table {having[0]}")
-    if request.only and (request.all_ or request.dashboard or request.check or request.compare):
+    if request.only and (request.all_ or request.dashboard or request.check):
         raise ReportError("--only applies to a single table or figure; use it with --table or --figure only")
+    if request.only and request.compare and not request.figure:
+        raise ReportError(
+            "--only: the comparison of two sweeps needs all cells; remove --only, or compare curves of some cells with "
+            "--figure loss"
+        )
     if request.against is not None and request.against not in CURVE_X_COLUMNS:
         raise ReportError(f"--against {request.against[:40]}: {choices_hint(request.against, CURVE_X_COLUMNS)}")
     figure_options = [name for name in FIGURE_OPTIONS if name != "title" and getattr(request, name)]
@@ -239,8 +244,12 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
 
     comparing = [figure_key for figure_key, spec in FIGURES.items() if "compare" in spec.takes]
     if request.table or (request.compare and figure_name(name) not in comparing):
-        figures_text = "" if request.table else f"; figures that support --compare: {', '.join(comparing)}"
-        raise ReportError(f"a table and a figure need one command each, or --all{figures_text}")
+        if request.table:
+            raise ReportError("a table and a figure need one command each, or --all")
+        raise ReportError(
+            f"figure {figure_name(name)} does not take --compare; figures that do: {', '.join(comparing)}; for all numbers "
+            "remove --figure"
+        )
     endings = {".json": "json"} if request.as_json else {f".{format}": format for format in WRITABLE_FORMATS}
     format = resolve_format(request.out, "json" if request.as_json else request.format_, endings, "svg")
     if format not in WRITABLE_FORMATS and not request.as_json:

@@ -140,13 +140,12 @@ def speed_column(data: SweepData, heading: str) -> Column:
 # --- words in place of a number, and names of measures ----------------------------------------------------------------
 
 
-METRIC_LABELS = {
-    "val_loss": "validation loss",
-    "clean.nats": "clean loss",
-    "junk.nats": "junk loss",
-    "needle.digit_accuracy": "needle",
-}
-"""Display names in figures, by metric or by probe and metric."""
+def plain_name(column: Column) -> str:
+    """Return the plain name of a column's metric, such as "needle accuracy"; its heading if the metric has none."""
+    metric = METRICS.get((column.probe, column.metric))
+    return metric.noun if metric is not None and metric.noun else column.heading
+
+
 UNMEASURED = "unmeasured"
 """Text where a cell lacks a number that its grid does not request."""
 UNPRINTED = "-"

@@ -8,23 +8,6 @@ from dataclasses import dataclass
 from .metrics import METRICS, TRAINING_SOURCES, Metric
 from .store.records import MeasuredValue
 
-MAX_NAME_CHARS = 30
-"""Maximum length of a name that the explanation of a metric begins with."""
-
-
-def measure_name(metric: Metric, length: int = 0) -> str:
-    """Return the name of a measure in plain words, such as validation loss or needle at 512.
-
-    It is the beginning of the metric's explanation up to the colon, else its heading or name.
-
-    Args:
-        metric: the metric.
-        length: context length; 0 for a measure without one.
-    """
-    name, colon, _ = metric.words.partition(":")
-    name = f"{name[:1].lower()}{name[1:]}" if colon and len(name) <= MAX_NAME_CHARS else metric.heading or metric.name
-    return f"{name} at {length:,}" if length > 0 else name
-
 
 @dataclass(frozen=True)
 class MainResult:
@@ -37,12 +20,12 @@ class MainResult:
 
     @property
     def name(self) -> str:
-        """Name of the measure in plain words, such as validation loss or needle at 512."""
-        return measure_name(self.metric, self.length)
+        """Name of the measure in plain words, such as validation loss or needle accuracy at 512."""
+        return f"{self.metric.plain_name} at {self.length:,}" if self.length > 0 else self.metric.plain_name
 
     @property
     def text(self) -> str:
-        """Name and value, such as validation loss 2.345 or needle at 512 12.5 %."""
+        """Name and value, such as validation loss 2.345 or needle accuracy at 512 12.5 %."""
         number = f"{100 * self.value if self.metric.percent else self.value:.{self.metric.decimals}f}"
         return f"{self.name} {number}{' %' if self.metric.percent else ''}"
 

@@ -51,11 +51,18 @@ class Metric:
     Trials are independent, so the interval is Wilson's over `n / trials`. 1 (or True) if each answer is a trial of its
     own, 0 for any other metric.
     """
+    noun: str = ""
+    """Plain name in sentences and figures, such as "needle accuracy"; empty: the heading, or else the name."""
 
     @property
     def direction(self) -> int:
         """-1 if less is better, 1 if more is better, 0 for neither."""
         return DIRECTIONS[self.better]
+
+    @property
+    def plain_name(self) -> str:
+        """Name in sentences and figures, such as "needle accuracy": the noun, else the heading, else the name."""
+        return self.noun or self.heading or self.name
 
     @property
     def percent(self) -> bool:
@@ -82,7 +89,7 @@ def _read_metrics() -> Iterator[tuple[str, Metric]]:
         for row in csv.DictReader(file):
             chance = float(row["chance"]) if row["chance"] else None
             numbers = {name: int(row[name]) for name in ("decimals", "trials")}
-            texts = {name: row[name] for name in ("name", "unit", "better", "heading", "words")}
+            texts = {name: row[name] for name in ("name", "unit", "better", "heading", "noun", "words")}
             yield row["probe"], Metric(**texts, **numbers, chance=chance)  # type: ignore[arg-type]
 
 

@@ -26,8 +26,8 @@ DECLARATIONS = {
         '    "overheated": FailureClass(meaning="its GPU was too hot", reaction="two tries", tries=2),\n',
     ),
     "results/metrics.csv": (
-        "probe,name,unit,better,heading,decimals,chance,trials,words\n",
-        "needle,tens_accuracy,fraction,higher,Tens,1,0.1,5,Share of tens recalled.\n",
+        "probe,name,unit,better,heading,noun,decimals,chance,trials,words\n",
+        "needle,tens_accuracy,fraction,higher,Tens,,1,0.1,5,Share of tens recalled.\n",
     ),
     "sweep/config.py": (
         '    """Training recipe (docs/reference/mechanisms.md, "Training")."""\n',

@@ -217,7 +217,7 @@ def test_screen_of_a_launch_fits(screen: Callable[..., str], width: int) -> None
     (line,) = re.findall("[▁-█]{2,}", shown)
     assert (len(line), list(line), set(line)) == (16, sorted(line, reverse=True), set("▁▂▃▄▅▆▇█"))
     assert (
-        "[1/6] polar-baseline-d0-m1-w0-recipeintended-s0 done in 17 min: validation loss 3.125, needle at 65,536 92.5 %"
+        "[1/6] polar-baseline-d0-m1-w0-recipeintended-s0 done in 17 min: validation loss 3.125, needle accuracy at 65,536 92.5 %"
         in " ".join(shown.split())
     )
 

@@ -13,17 +13,11 @@ from ..figures.canvas.base import axes_of_lines, line_groups
 from ..number_format import Column, format_length
 from ..render import style
 from ..render.style import axis_label, level_label
-from ..result_columns import AXIS_HEADINGS
+from ..result_columns import AXIS_HEADINGS, plain_name
 from ..stats.effects.effects import varying_axes
 from ..sweep_data import SweepData, load_sweep_data
 from .main_results import answer_block, main_columns
 
-MEASURE_PHRASES = {
-    "needle": "needle accuracy",
-    "val": "validation loss",
-    "clean": "loss on long documents",
-}
-"""Measures as a sentence names them, by probe; others by their heading."""
 LONG_NUMBER = re.compile(r"\d+\.\d{6,}(e-?\d+)?")
 MAX_STRATA = 6  # strata that the line below the finding lists
 
@@ -237,10 +231,9 @@ def _effect_sentence(row: Mapping[str, Any], column: Column, sign: int) -> str:
 
 def measure_phrase(column: Column) -> str:
     """Return a measure as a sentence names it, such as "needle accuracy at 64K tokens"."""
-    phrase = MEASURE_PHRASES.get(column.probe)
-    if phrase is None:
-        return column.heading
-    return f"{phrase} at {format_length(column.length)} tokens" if column.length else phrase
+    name = plain_name(column)
+    is_named = name != column.heading
+    return f"{name} at {format_length(column.length)} tokens" if column.length and is_named else name
 
 
 def _unit(column: Column) -> str:

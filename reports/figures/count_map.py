@@ -18,8 +18,11 @@ from ..stats.untrained_formulas import BETA, count_map
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
+from .canvas.labels import label_ends
 
 MAX_COUNT = 1000
+EXAMPLES = (0.5, 2.0)
+"""Multiples of the initial slope whose curves stand in for learned ones."""
 BAND = "#dfe9f2"
 GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
 """Growth of a sum of m keys, as powers of m: keys that agree, and independent keys."""
@@ -51,6 +54,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
             mean, lowest, highest = (math.nan if number is None else number for number in numbers)
             fields = {"source": cell.slug, "cell": cell.cell_id, "attempt": values[0].attempt_id}
             curves.append(fields | {"beta": mean, "lowest": lowest, "highest": highest})
+    if len(curves) == 1:
+        fields = {"cell": None, "attempt": None, "lowest": math.nan, "highest": math.nan}
+        curves += [fields | {"source": f"{factor:g} × init", "beta": factor * BETA} for factor in EXAMPLES]
     m = np.unique(np.concatenate([np.arange(0, 10), np.geomspace(10, MAX_COUNT, 60).round()]))
     rows = [
         curve | {"m": float(count), "mag": mag}
@@ -58,10 +64,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
         for count, mag in zip(m, count_map(m, curve["beta"]).tolist(), strict=True)
     ]
     frame = pd.DataFrame(rows)
-    learned = len(curves) - 1
+    learned = int(frame["cell"].nunique())
     note_text = (
         f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β is initialized to softplus(-1.5) = {BETA:.3f}. "
-        "Grey: growth of a sum of m identical keys (m) and of m independent keys (√m), scaled to meet the map at m = 1. "
+        "m counts keys, so that curves have a meaning at whole numbers alone. Grey: growth of a sum of m identical keys "
+        "(m) and of m independent keys (√m), scaled to meet the map at m = 1. "
     )
     if learned:
         note_text += (
@@ -69,12 +76,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "highest β of any head."
         )
     elif is_published(data.sweep):
-        note_text += "Drawn from the formula: the weights of the published networks are not available."
+        note_text += (
+            "Drawn from the formula, thin for half and twice that β: the weights of the published networks are not "
+            "available."
+        )
     else:
-        note_text += "No learned β is stored: evaluate a PoLAR cell with --probe count_map."
-    origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]]
+        note_text += (
+            "Thin: half and twice that β. No learned β is stored: evaluate a PoLAR cell with --probe count_map."
+        )
+    stored = [curve for curve in curves if curve["cell"] is not None]
+    origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in stored]
     origins = origins or [(cell.cell_id, None) for cell in polar]
-    names = _cell_labels(data, {str(curve["cell"]) for curve in curves[1:]})
+    names = _cell_labels(data, {str(curve["cell"]) for curve in stored})
     return collected(
         store,
         data,
@@ -115,7 +128,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     counts = init["m"].to_numpy(dtype=float)
     x = np.log1p(counts)
     handles: dict[str, Any] = {}
-    learned = [curve for name, curve in frame.groupby("source", sort=False) if name != "init"]
+    curves = [curve for name, curve in frame.groupby("source", sort=False) if name != "init"]
+    learned = [curve for curve in curves if curve["cell"].notna().any()]
+    examples = [curve for curve in curves if curve["cell"].isna().all()]
+    for curve in examples:
+        axes.plot(np.log1p(curve["m"]), curve["mag"], color="#000000", linewidth=drawing.line_width(0.7), zorder=3)
     if learned:
         ends = [(curve["lowest"].iloc[0], curve["highest"].iloc[0]) for curve in learned]
         slopes = [pair for pair in ends if not any(map(math.isnan, pair))]
@@ -125,11 +142,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             handles[f"single heads: β = {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
     start = f"at initialization: β = {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
-    if learned:
-        handles[start] = line
-    else:
-        corner: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": drawing.size("legend.fontsize")}
-        drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **corner)
+    handles[start] = line
     draws_alike = len(learned) > len(SERIES_INKS)
     for index, curve in enumerate(learned):
         style = drawing.marker_style(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
@@ -148,7 +161,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_ylim(0, 1)
     for label, power in GUIDES.items():
         _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
-    axes.set_xlabel("equally weighted keys, m (spaced by ln(1 + m))")
+    labelled = [*examples, *([] if learned else [init])]
+    label_ends(axes, [(f"β = {curve['beta'].iloc[0]:.3f}", curve["mag"].iloc[-1], "#000000") for curve in labelled])
+    axes.set_xlabel("number m of equally weighted keys, on a scale of ln(1 + m)")
     axes.set_ylabel("output magnitude")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 

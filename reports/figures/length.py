@@ -24,6 +24,7 @@ from .canvas.length_frames import (
     averaging_note,
     band_note,
     fewer_cells_note,
+    is_barred,
     length_frame,
     length_label,
     line_means,
@@ -122,7 +123,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for axes, (name, probe) in zip(group, order, strict=True):
         part = frame[frame["probe"] == probe]
         panel_rows, mean = (rows[(rows["panel"] == name) & (rows["probe"] == probe)] for rows in (frame, means))
-        draw_lines_with_means(axes, panel_rows, mean, styles, 1, highlighted=highlighted)
+        draw_lines_with_means(axes, panel_rows, mean, styles, 1, highlighted=highlighted, barred=is_barred(means))
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
         axes.set_ylim(*y_limits(part, means))
         mark_training_length(axes, trained)

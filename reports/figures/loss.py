@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,15 @@ from ..sweep_data import ReportError, SweepData, cell_level, load_sweep_data
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, cell_labels, collected, frame_origins
 from .canvas.labels import label_ends
-from .canvas.length_frames import averaged_axes, configuration_of, count_range
-from .canvas.line_drawing import label_line_ends, named_cells
+from .canvas.length_frames import (
+    BARS,
+    MIN_UNITS_OF_BAND,
+    averaged_axes,
+    configuration_of,
+    count_range,
+    t_half_width,
+)
+from .canvas.line_drawing import HALO_ZORDER, label_line_ends, named_cells
 from .canvas.scales import hide_overlapping_labels
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
@@ -36,6 +44,10 @@ GRID = 120  # points of a group's mean if its curves were not measured at the sa
 SHOWN_SHARE = 0.8  # share of the training, from its end, whose losses the y axis covers
 VISIBLE_SHARE = 0.03  # share of the range of losses by which a cell differs visibly from a mean line
 MIN_SMOOTHED_POINTS = 2 * SMOOTHED  # points of a training curve from which on it is drawn behind the validation loss
+END_DECIMALS = 3  # decimals of final losses
+MAX_REFERENCE_LINES = 8  # configurations of an added sweep up to which each has a line of its own
+MARK_ROOM = 6.0  # points in the style `paper` that the mark of a final loss takes
+MARK = ("marker", "markerfacecolor", "markeredgecolor")  # properties of the mark beside a final loss
 UNITS = (("tokens (billions)", 1e9), ("tokens (millions)", 1e6), ("tokens (thousands)", 1e3), ("tokens", 1.0))
 TIMES = (("training time (hours)", 3600.0), ("training time (minutes)", 60.0), ("training time (seconds)", 1.0))
 
@@ -95,7 +107,7 @@ def collect(
     frame = own = _points_with_x(curves.frame, x, data.sweep)
     notes: list[str] = []
     if compare is not None:
-        reference_frame, notes = _reference_curves(compare, store, x)
+        reference_frame, notes = _reference_curves(compare, store, x, axes)
         frame = pd.concat([own, reference_frame], ignore_index=True)
     notes = [*_notes(frame, curves, averaged_axes(data, axes) if x == "tokens" else "", log), *notes]
     if x == "wall_s":
@@ -170,15 +182,17 @@ def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
     return timed
 
 
-def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
+def _reference_curves(sweep: str, store: Store, x: str, axes: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the curves of another sweep, and the note on cells that are left out, as a list (empty if none is).
 
-    `first` is the sweep's name in all rows, `second` the levels that vary ("all cells" without any).
+    `first` is the sweep's name in all rows, `second` the levels that vary ("all cells" without any); with more than
+    eight configurations, the levels of `axes` alone.
 
     Args:
         sweep: Name of the other sweep, of the database or built in.
         store: The database.
         x: Column of the x axis.
+        axes: Axes that distinguish the lines of the sweep itself.
 
     Raises:
         SweepUnknown, ReportError: The sweep or its curves are missing.
@@ -191,6 +205,8 @@ def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, l
         raise ReportError(f"--compare {sweep}: this sweep has no stored training curve{timed}; remove --compare")
     frame = _points_with_x(curves.frame, x, sweep)
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
+    if len(data.configurations()) > MAX_REFERENCE_LINES:
+        vary = [axis for axis in vary if axis in axes]
     level_labels = {
         cell.cell_id: ", ".join(drawing.level_label(cell_level(cell, axis), axis) for axis in vary)
         for cell in data.cells
@@ -313,7 +329,14 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
         cells = sound.groupby(["first", "second"])["cell"].nunique()
         means = f"means over {over} (n = {count_range(cells)} per line)" if over and len(cells) else "means"
         thin = "Thin lines: single cells. " if cells_stand_out(frame, "val_loss") else ""
-        notes.append(f"{thin}Thick lines: {means}; numbers: mean final loss.")
+        notes.append(f"{thin}{'Thick lines' if thin else 'Lines'}: {means}; numbers: mean final loss.")
+        units = sound.groupby(["first", "second"])[["configuration", "cell"]].nunique().max(axis=1)
+        if over and len(units) and units.max() >= MIN_UNITS_OF_BAND:
+            across = "configurations" if sound["configuration"].nunique() > len(units) else "seeds"
+            notes.append(
+                f"Bands, narrower than the line where they are not seen: {BARS[across]}; in brackets: half of the last "
+                "interval, in units of the last digit."
+            )
         notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
     else:
         notes.append("No validation loss is stored.")
@@ -365,8 +388,8 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
     """Return the mean curve of each group (first, second): a frame with one row per group and point of x.
 
     Columns: first, second, x (under its own name), value (mean over configurations, seeds averaged first), sd (sample
-    standard deviation between configurations, or seeds where there is a single configuration; NaN for one cell), cells
-    (with a value there). Curves that were not measured at the same points are interpolated linearly, on at most 120
+    standard deviation between configurations, or seeds where there is a single configuration; NaN for one cell), half
+    (half of the 95 % t interval over these; NaN for fewer than three), cells (with a value there). Curves that were not measured at the same points are interpolated linearly, on at most 120
     points. Only points that all cells of the group cover have a mean.
 
     Args:
@@ -390,9 +413,12 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
         table = table.dropna()  # otherwise the mean would jump wherever a cell ends
         each = table.T.groupby([configuration for configuration, _ in curves]).mean().T
         spread = each.std(axis=1) if each.shape[1] > 1 else table.std(axis=1)
+        units = each.shape[1] if each.shape[1] > 1 else table.shape[1]
+        half = t_half_width(units, spread.to_numpy()) if units >= MIN_UNITS_OF_BAND else math.nan
         columns = {"first": first, "second": second, x: table.index, "value": each.mean(axis=1).to_numpy()}
-        rows.append(pd.DataFrame(columns | {"sd": spread.to_numpy(), "cells": table.notna().sum(axis=1).to_numpy()}))
-    empty = pd.DataFrame(columns=["first", "second", x, "value", "sd", "cells"])
+        columns |= {"sd": spread.to_numpy(), "half": half, "cells": table.notna().sum(axis=1).to_numpy()}
+        rows.append(pd.DataFrame(columns))
+    empty = pd.DataFrame(columns=["first", "second", x, "value", "sd", "half", "cells"])
     return pd.concat(rows, ignore_index=True) if rows else empty
 
 
@@ -418,7 +444,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     styles = group_styles(frame, axes_of_groups, reference)
     firsts = list(dict.fromkeys(frame["first"]))
     by_mixer = len(firsts) > 1 and (axes_of_groups[:1] == ("attn_type",) or reference is not None)
-    titles = [first if first == reference else drawing.level_label(first) for first in firsts] if by_mixer else [""]
+    first_axis = (*axes_of_groups, "")[0]
+    titles = [first if first == reference else drawing.level_label(first, first_axis) for first in firsts]
+    titles = titles if by_mixer else [""]
     figure = drawing.page(
         (drawing.PANEL_HEIGHT * drawing.rows_of(len(titles)) if by_mixer else 2.4) + 0.2,
         drawing.width_of(len(titles)) if by_mixer else 4.8,
@@ -441,20 +469,59 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_highlighted(axes, panel_rows, x, column, scale, named_cells(figure_data, look))
         complete = means if x == "tokens" else pd.DataFrame(list(panel_ends), columns=["first", "second"])
         shown = set(map(tuple, complete[["first", "second"]].to_numpy()))
-        label_ends(
-            axes,
-            [
-                (format_number(y, 3), y, styles[key][1]["color"])
-                for key, (_, y) in panel_ends.items()
-                if key in shown and _ends_together(sound, key, x, column)
-            ],
-        )
+        labelled = [key for key in panel_ends if key in shown and _ends_together(sound, key, x, column)]
+        texts = [(_end_label(panel_ends[key][1], means, key), panel_ends[key][1], styles[key][1]) for key in labelled]
+        if by_mixer and x == "tokens":
+            _list_final_losses(axes, sorted(texts, key=lambda entry: -entry[1]))
+        else:
+            label_ends(axes, [(text, y, look["color"]) for text, y, look in texts])
     drawing.outer_labels(figure, unit, f"{'validation' if column == 'val_loss' else 'training'} loss (nats per token)")
     handles = _legend_handles(frame, ends, styles, axes_of_groups if by_mixer and reference is None else None)
     if len(behind):
         dotted: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.5))}
         handles["training loss"] = drawing.key(**dotted, linewidth=drawing.line_width(0.8))
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4 if by_mixer else 3)
+
+
+def _end_label(loss: float, means: pd.DataFrame, key: tuple[str, str]) -> str:
+    """Return a mean final loss as text, with half of its interval in units of the last digit: "3.154(4)".
+
+    The brackets are left out without an interval.
+
+    Args:
+        loss: The loss.
+        means: Rows of `mean_curves`.
+        key: The group (first, second).
+    """
+    own = means[(means["first"] == key[0]) & (means["second"] == key[1])] if len(means) else means
+    text, half = (
+        format_number(loss, END_DECIMALS),
+        float(own["half"].to_numpy(dtype=float)[-1]) if len(own) else math.nan,
+    )
+    return f"{text}({max(1, round(10**END_DECIMALS * half))})" if math.isfinite(half) else text
+
+
+def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[str, Any]]]) -> None:
+    """List final losses in the upper right corner, where falling curves leave space, each with the mark of its line.
+
+    Args:
+        axes: The panel.
+        entries: (text, loss, line style) of each line, from top to bottom.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    figure: Any = axes.figure
+    line, room = 1.3 * drawing.size("small"), drawing.line_width(MARK_ROOM)
+    style_of_text: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "center", "zorder": 6}
+    rows = [("final loss", style.GREY, None), *((text, look["color"], look) for text, _, look in entries)]
+    for row, (text, ink, look) in enumerate(rows[: len(rows) if entries else 0]):
+        down = -(row + 0.5) * line
+        shift = (-1 if look is None else -room - 2, down)
+        drawing.note(axes, text, (1, 1), shift, color=ink, bbox=drawing.BACKING, **style_of_text)
+        if look is not None:
+            corner = axes.transAxes + ScaledTranslation(-room / 144, down / 72, figure.dpi_scale_trans)
+            mark = {name: look[name] for name in MARK}
+            axes.plot([1], [1], transform=corner, clip_on=False, linestyle="none", zorder=6, **mark)
 
 
 def _set_scales(axes: Axes, *, log: bool) -> None:
@@ -464,7 +531,7 @@ def _set_scales(axes: Axes, *, log: bool) -> None:
         axes: The panel.
         log: Whether both axes are logarithmic.
     """
-    room = drawing.ticks_that_fit(axes)
+    room = drawing.ticks_that_fit(axes, 4)
     if log:
         axes.set(xscale="log", yscale="log")
         drawing.log_ticks(axes.xaxis, room, (1, 3) if room > 3 else (1,))
@@ -579,6 +646,8 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
         labels = [first, second] if first == reference_sweep else labels
         levels = {first_axis: first, second_axis: second}
         dash = style.MEMORY_DASHES.get(levels.get("memory", ""), 0 if "memory" in levels else seconds.index(second))
+        if first == reference_sweep:
+            dash = [level for sweep, level in groups if sweep == first].index(second)
         marker = style.WINDOW_MARKERS.get(levels.get("window", ""), 0)
         marker = firsts.index(first) if first_axis not in ("attn_type", "window", "") else marker
         ink, hollow = inks[first], dash == style.MEMORY_DASHES["off"]
@@ -640,7 +709,7 @@ def _draw_ends(
 
 
 def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """Draw the mean curve of each group with a white halo.
+    """Draw the mean curve of each group with a white halo, and the band of its 95 % intervals.
 
     Args:
         axes: The panel.
@@ -656,7 +725,11 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
             key
         ][1]
         halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
-        axes.plot(line[x] / scale, line["value"], zorder=3 + 0.02 * rank, **halo)
+        axes.plot(line[x] / scale, line["value"], zorder=HALO_ZORDER, **halo)
+        if line["half"].notna().any():
+            ends = line["value"] - line["half"], line["value"] + line["half"]
+            shade: dict[str, Any] = {"color": look["color"], "alpha": 0.3, "linewidth": 0, "zorder": 2}
+            axes.fill_between(line[x] / scale, *ends, **shade)
         axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank, **look)
 
 

@@ -26,6 +26,7 @@ from .canvas.length_frames import (
     averaging_note,
     band_note,
     fewer_cells_note,
+    is_barred,
     length_frame,
     length_label,
     line_means,
@@ -33,6 +34,7 @@ from .canvas.length_frames import (
 )
 from .canvas.line_drawing import (
     BASELINE,
+    HIGHLIGHTED,
     draw_lines_with_means,
     legend,
     line_styles,
@@ -137,11 +139,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     names = list(dict.fromkeys(frame["panel"]))
     figure = drawing.page(drawing.PANEL_HEIGHT * drawing.rows_of(len(names)) + 0.2, drawing.width_of(len(names)))
     means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
-    highlighted = _highlighted_labels(figure_data, look)
+    highlighted, barred = _highlighted_labels(figure_data, look), is_barred(means)
     group = drawing.panels(figure, [drawing.level_label(name) for name in names], sharex=True, sharey=True)
     for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
-        draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=highlighted)
+        draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=highlighted, barred=barred)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
         mark_training_length(axes, trained)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
@@ -152,6 +154,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         highest = max(levels, key=float)
         mark_baseline(group, levels[highest])
         keys.append((f"constant digit ({highest} %)", BASELINE))
+    if highlighted:
+        name = "highlighted cell" if look.highlight else f"best of {frame['cell'].nunique()} cells"
+        keys.append((name, HIGHLIGHTED | {"color": drawing.GREY}))
     drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys))
 

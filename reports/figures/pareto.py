@@ -15,7 +15,7 @@ from ...results.store.store import Store
 from ..best_values import format_probability
 from ..number_format import Column, format_number
 from ..render import style
-from ..result_columns import quality_columns, speed_column
+from ..result_columns import plain_name, quality_columns, speed_column
 from ..stats.effects.effects import pareto
 from ..stats.effects.needle_baseline import constant_answer_score, needle_caption
 from ..stats.noise.best_probability import candidates_by_configuration, front_probabilities
@@ -34,8 +34,8 @@ MIN_SIDE_BY_SIDE_WIDTH, STACKED_PANEL_HEIGHT = (
 )  # inches of width that two panels need side by side; of height of each, one below the other
 FEW = 0.05  # largest share of points that may lie outside the axes, so that they do not flatten the rest
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
-QUALITY_NAMES = {"Val": "validation loss"}
 FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
+LOW_MARK = 2.7  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
 CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
 MOST_NAMED = 12  # points of a front that the notes list
@@ -81,7 +81,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     needle = {heading: shown[heading].length for heading in dict.fromkeys(frame["quality"]) if heading in shown}
     names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
     shown_levels = {names[cell]: label for cell, label in _configuration_labels(data).items()}
-    notes = _notes(frame, fewer, shown_levels)
+    nouns = {quality.heading: plain_name(quality) for quality in quality_columns(data)}
+    notes = _notes(frame, fewer, shown_levels, nouns)
     if needle:
         notes.append(needle_caption(data, needle.values()))
     constant = {
@@ -89,6 +90,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         for heading, length in needle.items()
         if (level := constant_answer_score(data, length)) is not None
     }
+    notes += _recall_notes(frame, constant)
     title = "Quality against speed"
     if speed.heading == "MFU":
         title = "Quality against hardware utilization"
@@ -96,7 +98,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "Utilization is not speed: a network of more operations per token is slower at the same utilization."
         )
     return collected(
-        store, data, "pareto", title, frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels,
+        store, data, "pareto", title, frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels, nouns=nouns,
     )  # fmt: skip
 
 
@@ -152,13 +154,19 @@ def _configuration_labels(data: SweepData) -> dict[str, str]:
     return labels_by_cell
 
 
-def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_slug: Mapping[str, str]) -> list[str]:
+def _notes(
+    frame: pd.DataFrame,
+    fewer: Mapping[tuple[str, str], str],
+    labels_by_slug: Mapping[str, str],
+    nouns: Mapping[str, str],
+) -> list[str]:
     """Return the notes on points, the configurations of the front, bars and means over fewer seeds.
 
     Args:
         frame: Rows of the figure, with quality, slug, front_number, p_front, speed_sd and sd.
         fewer: Text "n=k" of the means over fewer seeds than their configuration has.
         labels_by_slug: Levels of each configuration as text.
+        nouns: Plain name by quality.
     """
     low, high = int(frame["seeds"].min()), int(frame["seeds"].max())
     runs = f"{low} run" if high == 1 else f"mean over {low} runs" if low == high else f"mean over {low} to {high} runs"
@@ -186,15 +194,34 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], labels_by_
             f"{' Those of needle accuracy end at 0 and 100 %.' if frame['quality'].str.startswith('Ndl').any() else ''}"
         )
         medians = [(str(quality), rows["sd"].median()) for quality, rows in frame.groupby("quality", sort=False)]
-        texts = [
-            f"{error:.2g} ({QUALITY_NAMES.get(quality, 'needle accuracy')})" for quality, error in medians if error > 0
-        ]
+        texts = [f"{error:.2g} ({nouns[quality]})" for quality, error in medians if error > 0]
         if texts:
             notes.append(f"Median standard error of all points: {', '.join(texts)}.")
     else:
         notes.append("No bars: the spread between runs is unknown.")
     if fewer:
         notes.append(f"{counted(len(fewer), 'mean')} are over fewer seeds than the configuration has.")
+    return notes
+
+
+def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[str]:
+    """Return the note on points of needle accuracy that the best constant answer reaches, as a list; empty without any.
+
+    Args:
+        frame: Rows of the figure, with quality, value, front and front_number.
+        constant: Score of the best constant answer as a fraction, by quality.
+    """
+    notes = []
+    for quality, level in constant.items():
+        low = frame[(frame["quality"] == quality) & (frame["value"] <= 100 * level)]
+        if low.empty:
+            continue
+        numbers = [str(number) for number in sorted(low[low["front"]]["front_number"])]
+        of_front = f"; on the front: {', '.join(numbers)}" if numbers else ""
+        notes.append(
+            f"Small and pale: the {len(low)} configurations at or below the constant-digit baseline, which show no "
+            f"recall{of_front}."
+        )
     return notes
 
 
@@ -222,13 +249,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         figure.set_size_inches(width, STACKED_PANEL_HEIGHT * len(names) * look.scale)
     for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):
         panel_rows = frame[frame["quality"] == quality]
-        _draw_points(axes, panel_rows, styles)
+        level = figure_data.draw_options["constant"].get(quality)
+        _draw_points(axes, panel_rows, styles, -math.inf if level is None else 100 * level)
         front = panel_rows[panel_rows["front"]].sort_values("speed")
         axes.step(front["speed"], front["value"], **_front_line())
         _draw_rings(axes, front, "o", RING, style.INK, 0.9, 2.8)
-        if (level := figure_data.draw_options["constant"].get(quality)) is not None:
+        if level is not None:
             mark_baseline([axes], 100 * level)
-        _set_axes(axes, panel_rows, quality)
+        _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality])
         highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
         marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
         _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
@@ -298,21 +326,23 @@ def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
     return handles
 
 
-def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles) -> None:
+def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, baseline: float) -> None:
     """Draw every point, those of the front with capped error bars of one standard error.
 
     Args:
         axes: The panel.
         panel_rows: Rows of its quality.
         styles: Marker style by (mixer, memory, window).
+        baseline: Value up to which points are pale and small, since they show no recall.
     """
     keys = list(zip(panel_rows["attn_type"], panel_rows["memory"], panel_rows["window"], strict=True))
     for key, look in styles.items():
         mine = panel_rows[[own == key for own in keys]]
-        for on_front, part in mine.groupby("front", sort=False):
-            axes.plot(
-                part["speed"], part["value"], **look, alpha=1.0 if on_front else 0.65, zorder=2.6 if on_front else 2.5
-            )
+        for (on_front, is_low), part in mine.groupby(["front", mine["value"] <= baseline], sort=False):
+            state: dict[str, Any] = {"alpha": 1.0, "zorder": 2.6} if on_front else {"alpha": 0.7, "zorder": 2.5}
+            if is_low and not on_front:
+                state |= {"alpha": 0.35, "markersize": drawing.line_width(LOW_MARK)}
+            axes.plot(part["speed"], part["value"], **look, **state)
         front = mine[mine["front"]]
         bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4,
                                 "capsize": drawing.line_width(CAP), "capthick": drawing.line_width(0.8)}  # fmt: skip
@@ -358,7 +388,7 @@ def _draw_rings(
     )
 
 
-def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
+def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str) -> None:
     """Set ranges and labels of both axes.
 
     The y axis of needle accuracy begins at 0 %. That of a loss leaves out a few outliers at the top, which get an
@@ -368,6 +398,7 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
         axes: The panel.
         panel_rows: Rows of its quality.
         quality: Heading of the quality.
+        name: Its plain name.
     """
     low, high = float(panel_rows["speed"].min()), float(panel_rows["speed"].max())
     span = high - low or 0.2 * abs(high) or 1.0
@@ -384,7 +415,7 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str) -> None:
         else:
             axes.set_ylim(least, most)
             mark_out_of_range(axes, panel_rows.rename(columns={"slug": "cell"}), 2)
-    name, unit = ("needle accuracy", "%") if share else (QUALITY_NAMES.get(quality, quality), "nats per token")
+    unit = "%" if share else "nats per token"
     if share:
         name = f"{name} at {quality.partition('@')[2]}" if "@" in quality else name
     axes.set_ylabel(f"{name} ({unit})")

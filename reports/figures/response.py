@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, pairwise
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from ..number_format import Column
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .canvas.length_frames import band_note, line_means
+from .canvas.length_frames import band_note, is_barred, line_means
 from .canvas.line_drawing import LineStyles, draw_lines_with_means, legend, line_styles, named_cells, robust_range
 from .canvas.scales import scale_for_values, tick_label
 from .comparisons.forest import default_columns, measure_label
@@ -35,6 +36,8 @@ is at least this share of the range of all numbers.
 """
 HIDDEN_RANGE, MAX_COINCIDING = 0.01, 4
 """Share of a panel's range within which a line hides another, and pairs of such lines that the caption lists."""
+MIN_GEOMETRIC_LEVELS = 3
+"""Levels from which on equal ratios make an axis logarithmic."""
 MIN_LEVELS = 2
 """Least number of different levels of a numeric axis."""
 
@@ -296,7 +299,7 @@ def _averaging_note(data: SweepData, means: pd.DataFrame, shown_axes: Sequence[s
     """
     low, high = int(means["cells"].min()), int(means["cells"].max())
     if high == 1:
-        return "Points: single cells, one run each. "
+        return "Points: single cells, one run each, so that the spread between runs is unknown. "
     ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
     names = [
         drawing.axis_label(candidate)
@@ -327,8 +330,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     highlighted = named_cells(figure_data, look)
     for axes, title in zip(grid, titles, strict=True):
         panel_rows, mean = (rows[rows["panel"] == title].reset_index(drop=True) for rows in (frame, means))
-        _draw_panel(axes, panel_rows, mean, styles, highlighted)
+        _draw_panel(axes, panel_rows, mean, styles, highlighted, barred=is_barred(means))
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles))
+
+
+def is_geometric(levels: Sequence[float]) -> bool:
+    """Return True if ascending positive levels, at least three, have more equal ratios than differences."""
+    if len(levels) < MIN_GEOMETRIC_LEVELS or levels[0] <= 0:
+        return False
+    steps, ratios = ([b - a for a, b in pairwise(row)] for row in (levels, [math.log(level) for level in levels]))
+    return max(ratios) / min(ratios) < max(steps) / min(steps)
 
 
 def _draw_panel(
@@ -337,6 +348,8 @@ def _draw_panel(
     mean: pd.DataFrame,
     styles: LineStyles,
     highlighted: dict[str, str],
+    *,
+    barred: bool,
 ) -> None:
     """Draw a panel, and set its scale, limits, ticks and axis labels.
 
@@ -348,9 +361,10 @@ def _draw_panel(
         mean: Means of its lines.
         styles: Style by line.
         highlighted: Label by id of a highlighted cell.
+        barred: Draw intervals as bars instead of bands.
     """
     percent = bool(panel_rows["percent"].iloc[0])
-    scale = 100.0 if percent else 1.0
+    factor = 100.0 if percent else 1.0
     # seeds of a level have the same x, so that dots show what crossing lines would hide
     single = panel_rows.groupby(["line", "length"])["cell"].transform("size") > 1
     for name, line_style in styles.items():
@@ -362,8 +376,8 @@ def _draw_panel(
             "markeredgewidth": 0,
             "zorder": 2.4,
         }
-        drawing.points(axes, dots["length"], scale * dots["value"], **style)
-    draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted)
+        drawing.points(axes, dots["length"], factor * dots["value"], **style)
+    draw_lines_with_means(axes, panel_rows, mean, styles, factor, highlighted=highlighted, barred=barred)
     if percent:
         axes.set_ylim(-3, 104)
     else:
@@ -371,7 +385,8 @@ def _draw_panel(
         room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
         axes.set_ylim(low - room, high + room)
     levels = sorted(set(panel_rows["length"]))
-    scale_for_values(levels).apply_to_axis(axes, "x")
+    scale = scale_for_values(levels)
+    replace(scale, log=scale.log or is_geometric(levels)).apply_to_axis(axes, "x")
     if len(levels) <= drawing.MAX_TICKS:
         drawing.put_ticks(axes.xaxis, {level: tick_label(level) for level in levels})
     axes.set_xlabel(drawing.axis_label(str(panel_rows["axis"].iloc[0])))

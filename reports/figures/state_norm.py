@@ -26,8 +26,12 @@ NORM_LABELS = {
 }
 GUIDES = {"∝ N": 1.0, "∝ √N": 0.5}
 """Growth of a state that forgets nothing, as powers of the length: repeated writes, and independent writes."""
+COINCIDING = 0.03  # share by which norms may differ from a guide that they follow
 SHORTEST, LONGEST = 64, 65536  # tokens, range of the norms before training
 START = "before training"
+INITIAL_GATES = ", γ ≈ 0.98"
+"""Retention of the gates before training, as the labels of lines with decay have it."""
+MIN_ALTERNATING = 5  # points of a line from which on every second one has a mark
 LEAST_RANGE = 4.0  # least ratio of the ends of the y axis, which gives three ticks in steps of two
 
 
@@ -62,10 +66,32 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = _initial_norms(min(trained.values(), default=2048))
     origins = [(cell.cell_id, None) for cell in remembering]
     title = "Norm of the memory state before training"
-    return collected(store, data, "state-norm", title, frame, origins, notes=[note_text + GUIDE_NOTE], trained=None)
+    return collected(
+        store,
+        data,
+        "state-norm",
+        title,
+        frame,
+        origins,
+        notes=[note_text + GUIDE_NOTE, *_coinciding_note(frame)],
+        trained=None,
+    )
 
 
 GUIDE_NOTE = "Grey: growth without forgetting, as N for a repeated write and as √N for independent writes, from the first value at γ = 1."
+
+
+def _coinciding_note(frame: pd.DataFrame) -> list[str]:
+    """Return the note on a guide that Hebbian writes without decay follow within 3 % in every panel, as a list."""
+    free = norm_means(frame[frame["metric"] == NORMS[-1]]).sort_values("length", kind="stable")
+    if free.empty or free["length"].nunique() < 2:
+        return []
+    first = free.groupby("panel")[["length", "value"]].transform("first")
+    for label, power in GUIDES.items():
+        guide = first["value"] * (free["length"] / first["length"]) ** power
+        if ((free["value"] / guide - 1).abs() < COINCIDING).all():
+            return [f"The guide {label} coincides with {NORM_LABELS[NORMS[-1]]}."]
+    return []
 
 
 def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
@@ -84,7 +110,7 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
         frame["panel"] = [
             f"{drawing.level_label(mixer)}, {drawing.memory_label(memory[cell])}" for mixer, cell in cells
         ]
-    notes = [note_text + GUIDE_NOTE, *fewer_cells_note(norm_means(frame))]
+    notes = [note_text + GUIDE_NOTE, *_coinciding_note(frame), *fewer_cells_note(norm_means(frame))]
     return collected(
         store, data, "state-norm", "Norm of the memory state over context length", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])),
@@ -149,7 +175,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if single:
         last = means[means["length"] == means["length"].max()].set_index("metric")["value"]
         if set(last.index) == set(means["metric"]):
-            label_ends(grid[0], [(NORM_LABELS[name], value, handles[name].get_color()) for name, value in last.items()])
+            gates = INITIAL_GATES if names == [START] else ""
+            texts = {name: NORM_LABELS[name] + ("" if name.endswith("_kept") else gates) for name in last.index}
+            label_ends(grid[0], [(texts[name], value, handles[name].get_color()) for name, value in last.items()])
             handles = {}
     ordered = {NORM_LABELS[metric]: handles[metric] for metric in NORMS if metric in handles}
     return drawing.finished(figure, figure_data.title, figure_data.notes, ordered)
@@ -173,7 +201,9 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
                 axes.plot(cell["length"], cell["value"], linewidth=drawing.line_width(0.5), alpha=0.35, **thin)
         mean = means[means["metric"] == metric].sort_values("length")
         if len(mean):
-            (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **style)
+            # marks alternate, since lines with equal gates may nearly coincide
+            every: dict[str, Any] = {"markevery": (index % 2, 2)} if len(mean) >= MIN_ALTERNATING else {}
+            (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **style, **every)
             count_fewer(axes, mean, style["color"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, c
 
 STATES = ("done", "running", "interrupted", "failed", "diverged")
 FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
+NAMES_SHARE = 0.3  # share of the figure's width that names of rows may take
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
@@ -78,7 +80,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [f"First start {first:%Y-%m-%d %H:%M} UTC.", *_notes(frame, tenants)]
     if len(numbers) > MAX_KEY_ENTRIES and len(rows) < CROWD:
         notes.append(f"Cells are numbered by their first start; --json lists all {len(numbers)}.")
-    return collected(store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes)
+    return collected(
+        store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes, shared=bool(tenants)
+    )
 
 
 def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> dict[str, str]:
@@ -117,6 +121,7 @@ def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
     if tenants:
         company = f"up to {max(tenants)} others" if max(tenants) > 1 else "another"
         notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU with {company}.")
+        notes[-1] += " The length of a bar is therefore no cost of its cell alone."
     elif at_once > 1:
         notes.append(f"Up to {at_once} attempts ran at the same time on a machine.")
     return notes
@@ -147,6 +152,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     total = int(machines.sum())
     total_width = float(frame["end"].max()) / seconds_per_unit or 1.0
     lanes = [first_lane[key] for key in zip(frame["host"], frame["gpu"], strict=True)]
+    named_lanes = _has_a_lane_each(frame)
+    if named_lanes:
+        frame = frame.assign(lane=frame.groupby(["host", "gpu"])["name"].rank(method="first").astype(int) - 1)
     bars = frame.assign(
         y=[first + lane for first, lane in zip(lanes, frame["lane"], strict=True)],
         left=frame["start"] / seconds_per_unit,
@@ -161,17 +169,44 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for host, gpu in machines.index
     ]
     axes.set_yticks([first_lane[key] + (count - 1) / 2 for key, count in machines.items()], lane_labels)
+    if named_lanes:
+        named = bars.sort_values("y")
+        most = int(NAMES_SHARE * figure.get_figwidth() * 72 / (0.56 * drawing.size("ytick.labelsize")))
+        axes.set_yticks(
+            named["y"].to_list(), [_in_two_lines(str(name), most) for name in named["name"]], linespacing=1.0
+        )
+        drawing.rows_alone(axes)
+        axes.set_title("; ".join(label.replace("\n", ", ") for label in lane_labels))
     for start in list(first_lane.values())[1:]:
         axes.axhline(start - 0.5, color=drawing.GREY, linewidth=drawing.line_width(0.6))
     axes.set_ylim(total - 0.4, -0.75)
     axes.set_xlim(-0.01 * total_width, 1.03 * total_width)
     axes.locator_params(axis="x", nbins=5, min_n_ticks=3)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"{unit} since the first start")
-    numbered = _write_names(figure, axes, bars) if len(bars) < CROWD else set()
+    shared = "\n(attempts shared a GPU)" if figure_data.draw_options["shared"] else ""
+    axes.set_xlabel(f"{unit} since the first start{shared}")
+    numbered = _write_names(figure, axes, bars) if len(bars) < CROWD and not named_lanes else set()
     _write_key(figure, axes, _key_entries(bars, numbered))
-    handles = _state_handles(bars)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles if len(handles) > 1 else {})
+    return drawing.finished(figure, figure_data.title, figure_data.notes, _state_handles(bars))
+
+
+def _in_two_lines(name: str, most: int) -> str:
+    """Return a name in at most two lines of at most so many characters, broken at its last comma or at spaces."""
+    head, _, tail = name.rpartition(", ")
+    if len(name) > most > max(len(head), len(tail)):
+        return f"{head},\n{tail}"
+    lines = textwrap.wrap(name, most, break_long_words=False)
+    return "\n".join(drawing.shortened(line, most) for line in (lines[0], " ".join(lines[1:])) if line)
+
+
+def _has_a_lane_each(frame: pd.DataFrame) -> bool:
+    """Return True if every attempt ran beside all others of its machine, at most 40: rows can then have names.
+
+    Args:
+        frame: Rows of attempts, with host, gpu and lane.
+    """
+    lanes = frame.drop_duplicates(["host", "gpu", "lane"])
+    return len(lanes) == len(frame) == frame["cell"].nunique() and len(frame) <= MAX_KEY_ENTRIES
 
 
 def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:

@@ -136,6 +136,20 @@ AXIS_NAMES: Mapping[str, str] = {
 }
 """Name of an axis; others lose what stands before the last dot ("train.warmup" -> "warmup")."""
 
+LONG_NAMES: Mapping[str, str] = {
+    "ALiBi": "linear biases",
+    "TRA": "threshold relative attention",
+    "FoX": "forgetting attention",
+    "CoPE": "contextual position encoding",
+    "Diff": "differential attention",
+    "REL": "relative position biases",
+    "SSMax": "scalable softmax",
+    "PaTH": "accumulated Householder transformations",
+    "APE": "absolute positions",
+    "Label": "randomized positions",
+}
+"""Long form of an abbreviated name of a level, for captions."""
+
 SANS_FONTS = ("Arial", "Helvetica", "Liberation Sans", "Nimbus Sans", "TeX Gyre Heros", "DejaVu Sans")
 PORTABLE_FONTS = ("DejaVu Sans",)
 """Fonts in order of preference; DejaVu Sans comes with matplotlib, so every machine draws the same with it."""
@@ -193,6 +207,12 @@ def _short_integer(level: str) -> str:
         return level
     size = next(power for power in (12, 9, 6, 3) if len(level) > power)
     return f"{float(f'{int(level) / 10**size:.3g}'):g}{'KMBT'[size // 3 - 1]}"
+
+
+def abbreviations_note(names: Iterable[str]) -> list[str]:
+    """Return the sentence that spells out the abbreviations among level names, as a list; empty without any."""
+    texts = [f"{name}: {LONG_NAMES[name]}" for name in dict.fromkeys(names) if name in LONG_NAMES]
+    return [f"{'; '.join(texts)}."] if texts else []
 
 
 def memory_label(level: str) -> str:

@@ -16,7 +16,6 @@ from ...results.studies.optuna_study import Trial, best_trial_numbers
 from ...results.studies.search import LevelChoice, Search
 from ...results.studies.study_store import search_of, trials_of
 from ..number_format import format_length
-from ..result_columns import METRIC_LABELS
 from ..sweep_data import ReportError, SweepData
 
 MIN_FINAL_TRIALS = 10
@@ -376,12 +375,7 @@ def _objective_from_name(index: int, name: str, direction: str) -> Objective:
         ((probe, metric), None),
     )
     unit = "" if metric_info is None or metric_info.unit == "1" else "%" if metric_info.percent else metric_info.unit
-    text = (
-        METRIC_LABELS.get(metric)
-        or METRIC_LABELS.get(".".join(key))
-        or {"tokens_per_s": "speed"}.get(metric)
-        or measure
-    )
+    text = measure if metric_info is None else metric_info.noun or measure
     tokens = int(length) if length.isdigit() else 0
     return Objective(
         index=index, name=name, direction=direction, unit=unit.replace("nats/token", "nats per token"),

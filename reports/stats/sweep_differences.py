@@ -67,6 +67,7 @@ IDENTITY_DEFAULTS: Mapping[str, str] = {
 
 Reports know no config classes; these are the literals of the settings that published sweeps record.
 """
+TOKENS_AXIS = "train.tokens"
 PROBE_SETTINGS_PREFIX = "eval.settings."
 SPEED_PROBE = "throughput"
 
@@ -321,6 +322,8 @@ def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> li
     Configurations match if their levels on the fixed AXES are equal and their levels on every extra axis of either
     sweep are, case ignored. The level of an axis that a sweep does not vary is read from its config. A missing setting
     equals the levels "none", "off" and "-" and no other, so a configuration may have no match; it is then left out.
+    Where the match has no number yet, but the same configuration trained on other tokens has, the longest of these is
+    matched instead; the tokens are then a recipe difference.
 
     Args:
         own_sweep: The compared sweep.
@@ -328,15 +331,35 @@ def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> li
     """
     axes = further_axes(own_sweep, reference_sweep)
     matches = []
+    measured = {key[0] for key, value in own_sweep.values.items() if value.value is not None}
     own_configurations: dict[tuple[str, ...], list[Sequence[CellState]]] = {}
     for key, cells in own_sweep.configurations().items():
         own_configurations.setdefault(key[: len(AXES)], []).append(cells)
     for key, cells in reference_sweep.configurations().items():
         levels = {axis: _level(reference_sweep, cells[0], axis) for axis in axes}
-        for runs in own_configurations.get(key[: len(AXES)], []):
-            if all(_level(own_sweep, runs[0], axis) == level for axis, level in levels.items()):
-                matches.append(Match(runs, cells, {axis: level or ABSENT_LEVELS[0] for axis, level in levels.items()}))
+        candidates = own_configurations.get(key[: len(AXES)], [])
+        matching = [runs for runs in candidates if _has_levels(own_sweep, runs[0], levels)]
+        if matching and not any(cell.cell_id in measured for runs in matching for cell in runs):
+            shared = {axis: level for axis, level in levels.items() if axis != TOKENS_AXIS}
+            trained = [
+                runs
+                for runs in candidates
+                if any(cell.cell_id in measured for cell in runs) and _has_levels(own_sweep, runs[0], shared)
+            ]
+            matching = (
+                [max(trained, key=lambda runs: float(_level(own_sweep, runs[0], TOKENS_AXIS) or 0))]
+                if trained
+                else matching
+            )
+        matches += [
+            Match(runs, cells, {axis: level or ABSENT_LEVELS[0] for axis, level in levels.items()}) for runs in matching
+        ]
     return matches
+
+
+def _has_levels(data: SweepData, cell: CellState, levels: Mapping[str, str | None]) -> bool:
+    """Return True if a cell has these levels on extra axes."""
+    return all(_level(data, cell, axis) == level for axis, level in levels.items())
 
 
 def further_axes(own_sweep: SweepData, reference_sweep: SweepData) -> list[str]:

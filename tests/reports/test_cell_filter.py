@@ -120,12 +120,24 @@ def test_reports_on_all_cells_refuse_filters(published: Store, command_line: Com
             make_table(name, published, "printed-v2", only=["memory=on"])
     for also in (
         ["--all", "--out", "x"],
-        ["--table", "6", "--compare", "printed-v1"],
         ["--check", "x"],
         ["--dashboard", "x.html"],
     ):
         code, _, err = command_line("report", *also, "--sweep", "printed-v2", "--only", "memory=on")
         assert (code, "--only applies to a single table or figure" in err) == (2, True)
+    code, _, err = command_line("report", "--compare", "printed-v1", "--sweep", "printed-v2", "--only", "memory=on")
+    assert (code, "the comparison of two sweeps needs all cells; remove --only" in err) == (2, True)
+
+
+def test_figure_with_compare_is_about_named_cells(published: Store, command_line: Command) -> None:
+    options = ["report", "--sweep", "printed-v2", "--only", "memory=on", "--compare", "printed-v1"]
+    code, _, err = command_line(*options, "--figure", "needle")
+    assert (code, "figure needle does not take --compare; figures that do: loss" in err) == (2, True)
+    code, out, _ = command_line(*options, "--figure", "loss", "--json")
+    wanted = {c.cell_id for c in load_sweep_data(published, "printed-v2").cells if c.levels["memory"] == "on"}
+    rows = json.loads(out)["rows"]
+    assert (code, {row["cell"] for row in rows if row["first"] != "printed-v1"}) == (0, wanted)
+    assert any(row["first"] == "printed-v1" for row in rows)
 
 
 def test_filters_parse_as_launch_does(published: Store) -> None:

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_rgba
 from matplotlib.text import Annotation, Text
+from matplotlib.transforms import ScaledTranslation
 
 LEAST_POINTS = 5.0
 LEAST_CONTRAST = 4.5
@@ -139,6 +140,13 @@ def contrast_faults(figure: Any) -> list[str]:
     return faults
 
 
+def _is_of_data(artist: Any, axes: Axes) -> bool:
+    """Return True if an artist is in data coordinates, moved on the page by an equal distance or not at all."""
+    transform = artist.get_transform()
+    moved = getattr(transform, "_a", None) == axes.transData and isinstance(transform._b, ScaledTranslation)
+    return bool(transform == axes.transData or moved)
+
+
 def plotted_values(figure: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (description, numbers [points, 2]) of what is drawn in data coordinates: lines, markers, bars and maps.
 
@@ -149,12 +157,12 @@ def plotted_values(figure: Any) -> Iterator[tuple[str, np.ndarray]]:
         if not axes.axison or axes.get_label() == "<colorbar>":
             continue
         drawn: list[tuple[str, Any, Any]] = [
-            ("line", line, line.get_xydata()) for line in axes.lines if line.get_transform() == axes.transData
+            ("line", line, line.get_xydata()) for line in axes.lines if _is_of_data(line, axes)
         ]
         for group in axes.collections:
             if type(group).__name__ == "PathCollection":
                 drawn.append(("markers", group, group.get_offsets()))
-            elif type(group).__name__ == "LineCollection" and group.get_transform() == axes.transData:
+            elif type(group).__name__ == "LineCollection" and _is_of_data(group, axes):
                 drawn.append(("lines", group, np.concatenate([*group.get_segments(), np.empty((0, 2))])))
         for image in axes.images:
             numbers = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan).ravel()

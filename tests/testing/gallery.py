@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import plausible
 import studied
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
@@ -26,7 +27,6 @@ from atma_sweep.results.paper import open_published
 from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.store import Store, open_store
 from PIL import Image
-from sweeps import fill_probed, fill_replicated
 from swept import swept
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def invented() -> dict[str, Store]:
     """Return temporary stores of invented sweeps by the name of the sweep, from the factories of the tests."""
     folder = Path(tempfile.mkdtemp(prefix="gallery"))
     fills: dict[str, Callable[[Store], Any]] = {
-        "probed": fill_probed, "rates": swept, "twice": fill_replicated, "tuned": studied.record_study, "both": studied.two,
+        plausible.NAME: plausible.fill_plausible, "rates": swept, "tuned": studied.record_study, "both": studied.two,
     }  # fmt: skip
     stores = {}
     for name, fill in fills.items():
@@ -180,7 +180,7 @@ def page() -> str:
     lines = ["# Gallery", "", "Every figure and table of `atma-sweep report`, with the command under each.", ""]
     lines += ["The sweeps named here come along with the program: no run and no database is needed.", ""]
     lines += [
-        "`python tests/testing/gallery.py` writes this page. Options of style, width and format: [figures.md](figures.md).",
+        "`python tests/testing/gallery.py` writes this page. Options of style, width and format: [figures.md](how-to/figures.md).",
         "",
     ]
     lines += ["## Figures", ""]

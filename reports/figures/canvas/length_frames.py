@@ -170,6 +170,23 @@ def has_band(means: pd.DataFrame) -> pd.Series:
     return means["low"].notna() & ((means["interval"] == "trials") | (units >= MIN_UNITS_OF_BAND))
 
 
+MAX_BARRED_POINTS, MIN_CROWD = 8, 3
+"""Points of a line up to which its intervals may be bars, and lines with intervals from which on a panel has them."""
+
+
+def is_barred(means: pd.DataFrame) -> bool:
+    """Return True if the intervals of a figure are drawn as bars, since bands would cover each other.
+
+    So it is if a panel has three or more lines with intervals, and no line has more than eight points.
+
+    Args:
+        means: Rows of `line_means` of all panels.
+    """
+    lines = means[has_band(means)].groupby(LINE).size().groupby(["panel", "probe", "metric"]).size()
+    points = means.groupby(LINE).size()
+    return bool(len(lines) and lines.max() >= MIN_CROWD and points.max() <= MAX_BARRED_POINTS)
+
+
 def is_banded_line(means: pd.DataFrame) -> pd.Series:
     """Return for each row of `line_means` whether any point of its line has a band, which replaces its thin lines."""
     return has_band(means).groupby([means[name] for name in LINE]).transform("any").astype(bool)
@@ -188,7 +205,7 @@ def bar_note(means: pd.DataFrame, mark: str = "Bands", trials: str = BARS["trial
 
 
 def band_note(means: pd.DataFrame, trials: str = BARS["trials"]) -> str:
-    """Return the sentences on the bands that `has_band` admits and on those that it does not; "" without any interval.
+    """Return the sentences on the bands or bars that `has_band` admits and on those that it does not; "" without any.
 
     Args:
         means: Rows of `line_means`.
@@ -196,7 +213,14 @@ def band_note(means: pd.DataFrame, trials: str = BARS["trials"]) -> str:
     """
     shown = has_band(means)
     few = bool((means["low"].notna() & ~shown).any())
-    return bar_note(means[shown], trials=trials) + ("No band over fewer than three configurations or seeds. " if few else "")  # fmt: skip
+    mark = "Bars" if is_barred(means) else "Bands"
+    notes = [bar_note(means[shown], mark, trials)]
+    notes += [f"No {mark.lower()[:-1]} over fewer than three configurations or seeds. "] if few else []
+    if mark == "Bars" and notes[0]:
+        notes += [
+            "A bar that is not seen is shorter than its mark. Lines are offset sideways so that bars stand apart. "
+        ]
+    return "".join(notes)
 
 
 def fewer_cells_note(means: pd.DataFrame) -> list[str]:
@@ -226,7 +250,7 @@ def averaging_note(data: SweepData, axes: Sequence[str] | None = None, *, means:
     if not over:
         return ""
     thin = "; thin lines: single cells" if (means["of"].gt(1) & ~is_banded_line(means)).any() else ""
-    return f"Thick lines: means over {over} (n = {count_range(means['of'])} per line){thin}. "
+    return f"{'Thick lines' if thin else 'Lines'}: means over {over} (n = {count_range(means['of'])} per line){thin}. "
 
 
 def averaged_axes(data: SweepData, line_axes: Collection[str]) -> str:

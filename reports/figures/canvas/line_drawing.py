@@ -15,12 +15,17 @@ from . import drawing
 from .base import Axes, FigureData, FigureOptions
 from .length_frames import LINE, has_band, is_banded_line
 
+BAR_STEP = 2.0  # points in the style `paper` by which neighbouring lines with bars stand apart
+INK_KEY = 4.5  # points in the style `paper`, width of a mixer's line in the legend
+HALO_ZORDER = 2.9  # zorder of the halos of means
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
 MARKS_PER_LINE = 12  # approximate number of markers on a line of more than twice as many points
 MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
 TRAINED_LINE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1)), "linewidth": 0.8}
+HIGHLIGHTED: dict[str, Any] = {"linewidth": 0.9, "marker": "*", "markersize": 5.5, "markeredgewidth": 0}
+"""Style of a highlighted cell: thinner than a mean, with stars."""
 BASELINE: dict[str, Any] = {"color": style.INK, "linestyle": (0, (3, 1.4, 1, 1.4)), "linewidth": 0.7}
 
 
@@ -109,12 +114,14 @@ def draw_lines_with_means(
     scale: float,
     *,
     highlighted: Mapping[str, str] | None = None,
+    barred: bool = False,
 ) -> None:
-    """Draw the means of lines with a white halo, with the bands of their intervals, or their cells thin without any.
+    """Draw the means of lines with a white halo, with their intervals, or their cells thin without any.
 
-    Nothing is moved sideways. The caller sets the limits of the axes and marks what leaves them. A line of a single
-    cell has no thin line; a line without rows in `means` is not drawn. Intervals over fewer than three configurations
-    or seeds have no band. Bands of lines with hollow markers have a dashed edge.
+    All halos lie below all lines, so that no line erases its neighbour. The caller sets the limits of the axes and
+    marks what leaves them. A line of a single cell has no thin line; a line without rows in `means` is not drawn.
+    Intervals over fewer than three configurations or seeds are not drawn. Bands of lines with hollow markers have a
+    dashed edge.
 
     Args:
         axes: The axes.
@@ -123,10 +130,12 @@ def draw_lines_with_means(
         styles: Style by line, from `line_styles`.
         scale: Factor from values to units of the y axis.
         highlighted: Label by id of a highlighted cell; these get lines of their own with labels at their ends.
+        barred: Draw intervals as bars, each line a little beside the others, instead of bands.
     """
     from matplotlib.colors import to_rgba
 
     highlighted = highlighted or {}
+    shifts = _sideways(axes, len(styles)) if barred else [axes.transData] * len(styles)
     for rank, (name, line_style) in enumerate(styles.items()):
         line = means[means["line"] == name].sort_values("length")
         if line.empty:
@@ -140,14 +149,13 @@ def draw_lines_with_means(
         if len(line) > 2 * MARKS_PER_LINE:
             stride = len(line) // MARKS_PER_LINE
             look["markevery"] = (0, stride)
-        halo: dict[str, Any] = {
-            "color": style.BACKGROUND,
-            "linewidth": drawing.line_width(3.0),
-            "zorder": above - 0.005,
-        }
-        axes.plot(line["length"], scale * line["value"], **halo)
+        look["transform"] = shifts[rank]
+        halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(3.0), "zorder": HALO_ZORDER}
+        axes.plot(line["length"], scale * line["value"], transform=shifts[rank], **halo)
         axes.plot(line["length"], scale * line["value"], zorder=above, **look)
-        if len(banded):
+        if len(banded) and barred:
+            _draw_bars(axes, banded, scale, look["color"], shifts[rank])
+        elif len(banded):
             low, high = (scale * banded[side].astype(float) for side in ("low", "high"))
             hollow = look["markerfacecolor"] == style.BACKGROUND
             shade: dict[str, Any] = {"facecolor": to_rgba(look["color"], 0.05 if hollow else 0.2), "zorder": 2}
@@ -155,6 +163,35 @@ def draw_lines_with_means(
             width = drawing.line_width(0.4) if hollow else 0
             axes.fill_between(banded["length"], low, high, **shade, linewidth=width)
     _draw_highlighted(axes, cells[cells["cell"].isin(list(highlighted))], styles, scale, highlighted)
+
+
+def _sideways(axes: Axes, count: int) -> list[Any]:
+    """Return a transform from data for each of so many lines, which moves it sideways by a part of a mark's width."""
+    from matplotlib.transforms import ScaledTranslation
+
+    step = drawing.line_width(BAR_STEP) / 72
+    inches = axes.figure.dpi_scale_trans
+    offsets = [step * (rank - (count - 1) / 2) for rank in range(count)]
+    return [axes.transData + ScaledTranslation(offset, 0, inches) for offset in offsets]
+
+
+def _draw_bars(axes: Axes, points: pd.DataFrame, scale: float, colour: str, transform: Any) -> None:
+    """Draw the intervals of one line as upright bars below its marks.
+
+    Args:
+        axes: The axes.
+        points: Rows with length, low and high.
+        scale: Factor from values to units of the y axis.
+        colour: Colour of the bars.
+        transform: Transform of the line.
+    """
+    from matplotlib.collections import LineCollection
+
+    numbers = points[["length", "low", "high"]].to_numpy(dtype=float).tolist()
+    ends = [[(length, scale * low), (length, scale * high)] for length, low, high in numbers]
+    bars: dict[str, Any] = {"linewidths": drawing.line_width(1.0), "alpha": 0.6, "zorder": 2, "transform": transform}
+    axes.add_collection(LineCollection(ends, colors=colour, **bars))
+    axes.update_datalim([point for bar in ends for point in bar])
 
 
 def _draw_cells(axes: Axes, cells: pd.DataFrame, look: Mapping[str, Any], scale: float, *, faint: bool) -> None:
@@ -174,7 +211,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, look: Mapping[str, Any], scale:
         cell_rows.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
         for _, cell_rows in cells.groupby("cell", sort=False)
     ]
-    alpha = (0.7 if faint else 1.0) * min(0.35, max(0.06, 5 / len(each)))
+    alpha = (0.7 if faint else 1.0) * min(0.6, max(0.06, 5 / len(each)))
     thin = {"linewidths": drawing.line_width(0.5), "alpha": alpha, "zorder": 1, "linestyles": look["linestyle"]}
     axes.add_collection(LineCollection(each, colors=look["color"], **thin))
 
@@ -182,7 +219,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, look: Mapping[str, Any], scale:
 def _draw_highlighted(
     axes: Axes, cells: pd.DataFrame, styles: LineStyles, scale: float, highlighted: Mapping[str, str]
 ) -> None:
-    """Draw the lines of highlighted cells thick in the ink of their line, and label their ends once the layout is final.
+    """Draw the lines of highlighted cells with stars in the ink of their line, and label their ends after the layout.
 
     Args:
         axes: The axes.
@@ -195,9 +232,9 @@ def _draw_highlighted(
     for cell, points in cells.groupby("cell", sort=False):
         curve = points.sort_values("length")
         colour = styles[str(curve["line"].iloc[0])].inks[str(curve["panel"].iloc[0])]
-        for ink, width, above in ((style.BACKGROUND, 3.6, 3.4), (colour, 2.2, 3.5)):
-            line: dict[str, Any] = {"color": ink, "linewidth": drawing.line_width(width), "zorder": above}
-            axes.plot(curve["length"], scale * curve["value"], **line)
+        halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.4), "zorder": 3.4}
+        axes.plot(curve["length"], scale * curve["value"], **halo)
+        axes.plot(curve["length"], scale * curve["value"], color=colour, zorder=3.5, **_scaled(HIGHLIGHTED))
         end = curve.iloc[-1]
         labels.append((float(end["length"]), scale * float(end["value"]), highlighted[str(cell)]))
     if labels:
@@ -231,8 +268,11 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
             if several and len(used_dashes) > 1:
                 look |= {"linestyle": "none"} if len(used_marks) == 1 and axis != "attn_type" else {"linestyle": "-"}
                 look |= {"markerfacecolor": look["color"]}
+            if several and axis == "attn_type" and max(len(used_dashes), len(used_marks)) > 1:
+                # an ink alone, so that no mixer looks like a level of the other axis
+                look |= {"linestyle": "-", "marker": "none", "linewidth": drawing.line_width(INK_KEY)}
             if several and len(used_marks) > 1:
-                # a circle carries the fill where the marker is another axis'
+                # a circle carries the fill where another axis has the marker
                 look |= {"marker": "none"} if axis == "attn_type" else {"marker": style.MARKERS[0]}
             handles.setdefault(_legend_label(level, axis, levels), drawing.key(**look))
     return handles | {label: drawing.key(**_scaled(properties)) for label, properties in more}

@@ -22,7 +22,7 @@ are.
 """
 MIN_PAIRS = 2  # pairs that an interval takes
 MIN_PANEL = 0.76  # inches, least width of a panel at the font size of the style `paper`
-STRATUM_SIZE = 0.72  # size of the marks of a stratum relative to those of the average
+STRATUM_SIZE = 0.8  # size of the marks of a stratum relative to those of the average
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -45,6 +45,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
+    methods: list[str] = []
     for effect in effects(data, columns):
         levels = data.levels(effect.axis)
         if not effect.pairs or not (
@@ -58,6 +59,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "pairs": effect.pairs,
         }
         rows.append(fields | forest.effect_fields(effect))
+        methods.append(effect.method)
         origins += effect.origins
     if not any(row["where"] == "" or row["confirmatory"] for row in rows):
         raise ReportError(
@@ -77,13 +79,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
         f"Mean difference over {forest.unit_range([row['pairs'] for row in drawn])} matched pairs of configurations "
-        "with its 95% interval; a single level: with minus without it. Filled: significant after correction for all "
-        "tests of its number and axis (p < 0.05). Better is right; loss axes are reversed.",
+        "(n: pairs of the row) with its 95% interval; a single level: with minus without it. "
+        f"{forest.methods_note(methods, 'all tests of its number and axis')} Better is right; loss axes are reversed.",
     ]
     if any(row["mixed"] for row in drawn):
         notes.append("Pale: an average over strata that differ.")
     if any(row.is_stratum for row in shown):
-        notes.append("Grey names: the strata of the average above them.")
+        notes.append("Grey names: strata of the average above them, drawn for the numbers in which they differ.")
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
     if any(row["confirmatory"] for row in rows):
@@ -143,6 +145,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.set_ylim(bottom, -0.7)
     for axes in grid[::columns]:
         _label_rows(axes, rows)
+    pairs: dict[Key, list[int]] = {}
+    for key, count in zip(keys, frame["pairs"], strict=True):
+        pairs.setdefault(key, []).append(int(count))
+    for axes in {*grid[columns - 1 :: columns], grid[-1]}:
+        forest.write_counts(axes, {row.y: pairs[row.key] for row in rows if row.key})
     handles = forest.legend_handles(
         frame.iloc[[index for index, key in enumerate(keys) if key in {row.key for row in rows}]]
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ...number_format import CLEAN, NEEDLE, Column, format_length
 from ...render.style import tint
-from ...result_columns import METRIC_LABELS, extra_metrics
+from ...result_columns import extra_metrics, plain_name
 from ...stats.effects.effects import EffectEstimate, measures
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -32,6 +32,7 @@ ROW = 0.15  # inches, height of a row in the style `paper`
 POINTS = ("points", "percentage points")
 """Unit of differences of shares in the data, and on an axis."""
 PALE = 0.4  # share of white in the ink of an average over strata that differ
+COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes
 BETTER, WORSE, NOT_SIGNIFICANT, MIXED = "better", "worse", "not significant", "pale: strata differ"
 
 
@@ -56,11 +57,10 @@ def default_columns(data: SweepData) -> list[Column]:
 
 
 def measure_label(column: Column) -> str:
-    """Return the label of a number, such as "needle, 64K"; its heading if it has none."""
-    label = METRIC_LABELS.get(column.metric) or METRIC_LABELS.get(f"{column.probe}.{column.metric}")
-    if label is None:
-        return column.heading
-    return f"{label}, {format_length(column.length)}" if column.length else label
+    """Return the label of a number, such as "needle accuracy, 64K"; its heading if it has none."""
+    label = plain_name(column)
+    is_named = label != column.heading
+    return f"{label}, {format_length(column.length)}" if column.length and is_named else label
 
 
 def effect_fields(effect: EffectEstimate) -> dict[str, Any]:
@@ -88,6 +88,47 @@ def effect_fields(effect: EffectEstimate) -> dict[str, Any]:
         "confirmatory": effect.confirmatory,
     }
     return fields
+
+
+INTERVAL_NAMES = {
+    "sign-flip": "inverted sign-flip test",
+    "t": "Student's t",
+    "crossed": "configurations crossed with seeds",
+    "seeds": "Student's t over seeds",
+    "least-squares": "least squares",
+    "looks": "Student's t at the level of the stopping rule",
+}
+"""Short name of the procedure behind an interval, by `PairedTest.method`."""
+
+
+def methods_note(methods: Iterable[str], family: str) -> str:
+    """Return the sentences on the procedures behind intervals and on the correction of p values.
+
+    Args:
+        methods: `PairedTest.method` of the drawn differences.
+        family: Tests that are corrected together.
+    """
+    names = [INTERVAL_NAMES[method] for method in dict.fromkeys(methods) if method in INTERVAL_NAMES]
+    corrections = {"sign-flip": "step-down maxT"}
+    used = list(dict.fromkeys(corrections.get(method, "Holm") for method in methods if method in INTERVAL_NAMES))
+    intervals = f"Intervals: {' or '.join(names)}, not seen where shorter than the mark. " if names else ""
+    return f"{intervals}Filled: p < 0.05 after correction for {family} ({' or '.join(used) or 'Holm'})."
+
+
+def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]]) -> None:
+    """Write the sample size of each row at the right of a panel, in grey, under the head "n".
+
+    Args:
+        axes: The panel, with its limits.
+        counts: Sample sizes of the row's numbers, by its height in data.
+    """
+    style: dict[str, Any] = {"color": drawing.GREY, "va": "center", "ha": "right", "annotation_clip": False}
+    for height, own in counts.items():
+        text = unit_range(own).replace(" to ", "–")
+        drawing.note(axes, text, (1, height), (COUNT_SPACE, 0), xycoords=("axes fraction", "data"), **style)
+    # the head stands beside the title, which reserves its height
+    head = style | {"va": "bottom", "xycoords": "axes fraction"}
+    drawing.note(axes, "n", (1, 1), (COUNT_SPACE, 2), **head).set_in_layout(False)
 
 
 def unit_range(counts: Sequence[int]) -> str:
@@ -154,12 +195,12 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: fl
         if not np.isnan(row["low"]):
             axes.hlines(y, row["low"], row["high"], color=colour, linewidth=drawing.line_width(1.3 * size))
         fill = colour if row["sure"] else "white"
-        drawing.points(axes, row["mean"], y, color=colour, markerfacecolor=fill, zorder=3, markersize=4.2 * size)
+        drawing.points(axes, row["mean"], y, color=colour, markerfacecolor=fill, zorder=3, markersize=3.4 * size)
 
 
 def set_panel_title(axes: Axes, title: str, width: float) -> None:
     """Set the title of a panel, broken at its comma, or else at a space, if it is wider than `width` inches."""
-    characters = max(6, int(width * 72 / (0.56 * drawing.size("axes.titlesize"))))
+    characters = max(6, int(width * 72 / (0.62 * drawing.size("axes.titlesize"))))
     if len(title) > characters:
         title = title.replace(", ", "\n", 1) if ", " in title else title
         title = "\n".join(part for line in title.split("\n") for part in textwrap.wrap(line, characters))
@@ -241,8 +282,13 @@ def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE))
         sides: Labels of the better and of the worse side; "not significant" stays.
     """
     colours = {effect_colour(row) for _, row in rows.iterrows()}
+    full = {effect_colour(row) for _, row in rows[~rows["mixed"].astype(bool)].iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)
-    handles = {label: drawing.key(color=colour, marker="o") for label, colour in pairs if colour in colours}
+    handles = {
+        label: drawing.key(color=colour if colour in full else tint(colour, PALE), marker="o")
+        for label, colour in pairs
+        if colour in colours
+    }
     if not rows["sure"].all():
         handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
     if rows["mixed"].any():

@@ -20,10 +20,12 @@ from .forest import (
     effect_fields,
     format_effect_axis,
     legend_handles,
+    methods_note,
     missing_interval_note,
     set_panel_title,
     text_width,
     unit_range,
+    write_counts,
 )
 
 MAX_ROWS = 10
@@ -49,6 +51,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
+    methods: list[str] = []
     for interaction in interactions(data, quality_columns(data)):
         if len(interaction.axes) != 2 or interaction.where:
             continue
@@ -60,6 +63,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "words_row": _interaction_label(pairs),
         }
         rows.append(fields | effect_fields(interaction))
+        methods.append(interaction.method)
         origins += interaction.origins
     if not rows:
         raise ReportError(
@@ -74,15 +78,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
     most = int(frame["measure"].value_counts().max())
     drawn = frame.groupby("measure", sort=False).head(MAX_ROWS)
     notes = [
-        f"Differences of differences over {unit_range(list(drawn['fours']))} matched quadruples of configurations with "
-        "their 95% intervals, the largest first: the joint effect of two differences beyond the sum of both. Filled: "
-        "significant after correction for all tests of its number and axes (p < 0.05). Better is right; loss axes are "
+        f"Differences of differences over {unit_range(list(drawn['fours']))} matched quadruples of configurations (n: "
+        "quadruples of the row) with their 95% intervals, the largest first: the joint effect of two differences beyond "
+        f"the sum of both. {methods_note(methods, 'all tests of its number and axes')} Better is right; loss axes are "
         "reversed."
     ]
     if drawn["mixed"].any():
         notes.append("Pale: an average over strata that differ.")
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_caption(data))
+        notes.append("An accuracy near 0 % cannot fall further, which by itself makes interactions.")
+    if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
+        notes.append("Differences between three levels depend on each other: each is a sum of the other two.")
     notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
         notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")
@@ -115,6 +122,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         format_effect_axis(axes, rows, each, SIDES[0])
         axes.set_yticks(heights, labels[name], linespacing=1.0)
         axes.set_ylim(tall - 0.4, -0.7)
+        write_counts(axes, {float(y): [int(fours)] for y, fours in zip(heights, rows["fours"], strict=True)})
     handles = legend_handles(pd.concat(list(parts.values())), SIDES)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 

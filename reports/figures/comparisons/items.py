@@ -52,10 +52,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [
         f"Share of a trial's digits recalled correctly at {', '.join(length_labels)} tokens. Rows: cells, grouped "
         "by mixer and memory, the best on top. Columns: trials, those that most cells answer at the left. "
-        f"Right: mean of a {'cell' if frame['cell'].nunique() <= MAX_NAMED_CELLS else 'group'}."
+        f"Right: mean of a {'cell' if frame['cell'].nunique() <= MAX_NAMED_CELLS else 'group'} and its standard error, "
+        "from the spread of its trials."
     ]
     if len(frame) < frame["cell"].nunique() * frame["trial"].nunique() * frame["length"].nunique():
-        notes.append("A trial without an answer is left out of the mean and counts as 0 in the order.")
+        notes.append(
+            "No answer: the cell has no stored digits of that trial, which is left out of its mean and counts as 0 in "
+            "the order."
+        )
     having = frame["cell"].nunique()
     if having < len(data.cells):
         notes.append(f"{having} of {counted(len(data.cells), 'cell')} have trials.")
@@ -196,7 +200,7 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
 def _write_means(
     axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float], *, named: bool
 ) -> None:
-    """Write means in % at the right of the rows: of every cell if `named`, else of each stratum over its answers.
+    """Write means and standard errors in % at the right: of every cell if `named`, else of each stratum.
 
     A mean over fewer answers than its rows have trials is followed by that number.
 
@@ -208,12 +212,17 @@ def _write_means(
         named: Means of cells rather than of strata.
     """
     height = dict(zip(cells["cell"], heights, strict=True))
-    groups = panel_rows.assign(y=panel_rows["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
+    key = "cell" if named else "stratum"
+    groups = panel_rows.assign(y=panel_rows["cell"].map(height)).groupby(key, sort=False)
     trials = panel_rows["trial"].nunique()
+    # cells of a group share their trials, so that trials alone are independent
+    errors: Any = panel_rows.groupby([key, "trial"])["value"].mean().groupby(level=0).sem()
     means = groups.agg(y=("y", "mean"), value=("value", "mean"), answers=("value", "size"), cells=("cell", "nunique"))
-    for _, row in means.iterrows():
+    for name, row in means.iterrows():
         style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        text = format_number(row["value"], 1, percent=True) + "%"
+        text = f"{format_number(row['value'], 0, percent=True)} ± {format_number(errors[name], 0, percent=True)} %"
+        if not np.isfinite(errors[name]):
+            text = f"{format_number(row['value'], 0, percent=True)} %"
         if row["answers"] < row["cells"] * trials:
             text += f" of {counted(int(row['answers']), 'trial' if named else 'answer')}"
         drawing.note(axes, text, (1, row["y"]), (4, 0), **style)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
+from scipy.special import chdtri
 
 from ....results.store.store import Store
 from ...stats.noise.run_noise import detectable
@@ -30,6 +32,7 @@ MIN_PAIRS, MAX_PAIRS = 3, 256
 PAIRS = (3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_NAMED_LINES = 10
 """Largest number of strata that are all labelled; with more, those of most and of least noise are."""
+BOUND_WIDTH = 0.6  # points in the style `paper`, width of a line that is a lower bound
 MAX_POINTS = 100.0  # percentage points: no share differs by more
 
 
@@ -69,13 +72,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [
         "Smallest true difference that a mean over so many matched pairs detects with 80% power at a "
         f"two-sided 5% (Student's t), from the standard deviation between {kinds} of the same mixer and memory "
-        f"({unit_range([plan.spread.df for plan in moving])} degrees of freedom)."
+        f"({unit_range([plan.spread.df for plan in moving])} degrees of freedom, so that "
+        f"{_uncertainty_text(min(plan.spread.df for plan in moving))})."
     ]
     if any(plan.spread.sd < plan.spread.floor for plan in moving):
-        notes.append(FLOOR_NOTE)
+        notes.append(f"{FLOOR_NOTE.removesuffix('.')}, drawn thin.")
     frame = pd.DataFrame(rows)
-    if frame.duplicated(["measure", "pairs", "detectable"]).any():
-        notes.append("Lines of equal differences coincide.")
+    notes += _coinciding_note(frame)
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
             f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least "
@@ -88,6 +91,27 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append(f"Left out, since replicates do not differ: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
     return collected(store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes)
+
+
+def _uncertainty_text(df: int) -> str:
+    """Return the 95 % range of a standard deviation with `df` degrees of freedom as factors, by the chi-square law."""
+    low, high = (math.sqrt(df / chdtri(df, tail)) for tail in (0.025, 0.975))
+    return f"a line may be off by factors of {low:.2f} to {high:.2f}, its 95 % range"
+
+
+def _coinciding_note(frame: pd.DataFrame) -> list[str]:
+    """Return the note on lines with equal differences, as a list; empty without any.
+
+    Args:
+        frame: Rows of the figure.
+    """
+    ends = frame[frame["pairs"] == MAX_PAIRS]
+    groups = [
+        f"{' and '.join(rows['stratum'])} ({measure})"
+        for (measure, _), rows in ends.groupby(["words", "detectable"], sort=False)
+        if len(rows) > 1
+    ]
+    return [f"Coinciding lines: {'; '.join(groups)}."] if groups else []
 
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
@@ -183,7 +207,11 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
             )
             continue
         style = styles[line["attn_type"].iloc[0], line["memory"].iloc[0]]
-        axes.plot(line["pairs"], line["detectable"], color=style["color"], linestyle=style["linestyle"], zorder=3)
+        is_bound = bool((line["run_sd"] < line["floor"]).iloc[0])
+        look: dict[str, Any] = {"linewidth": drawing.line_width(BOUND_WIDTH)} if is_bound else {}
+        axes.plot(
+            line["pairs"], line["detectable"], color=style["color"], linestyle=style["linestyle"], zorder=3, **look
+        )
         ring = line[line["pairs"] == line["design"]]
         drawing.points(axes, ring["pairs"], ring["detectable"], color=style["color"], markerfacecolor="white", zorder=4)
     _write_design_point(axes, panel_rows, unit, styles)
@@ -212,4 +240,5 @@ def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str, styles:
     colour = styles[rings["attn_type"].iloc[-1], rings["memory"].iloc[-1]]["color"]
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
     style: dict[str, Any] = {"color": colour, "va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
-    drawing.note(axes, f"{amount:.2g} {unit.replace(*POINTS)}\nwith {pairs:g} pairs", (pairs, amount), (5, 4), **style)
+    text = f"{rings['stratum'].iloc[-1]}:\n{amount:.2g} {unit.replace(*POINTS)} with {pairs:g} pairs"
+    drawing.note(axes, text, (pairs, amount), (5, 4), **style)

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ....results.store.records import AXES
 from ....results.store.store import Store
 from ...number_format import Column
-from ...stats.noise.run_noise import NoiseEstimate, Replicate, replicates
-from ...sweep_data import ReportError, SweepData
+from ...stats.noise.run_noise import NEAR_REPLICATE_AXIS, STRATUM_AXES, NoiseEstimate, Replicate, replicates
+from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .forest import POINTS, measure_label, three_ticks, unit_range
+from .forest import POINTS, measure_label, set_panel_title, text_width, three_ticks, unit_range
 from .strata import (
     AT_FLOOR,
     FLOOR_NOTE,
@@ -25,6 +26,7 @@ from .strata import (
     stratum_styles,
 )
 
+SD_WIDTH = 0.55  # inches right of a panel that a standard deviation and the letter of the next panel take
 TALLEST = 8.0  # inches
 EACH = 0.085
 """Height of a group's line in inches in the style `paper`."""
@@ -78,12 +80,39 @@ def collect(store: Store, data: SweepData) -> FigureData:
         f"{kinds}. n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one "
         "standard deviation to either side, pooled over the groups of a row (number at the right).",
     ]
+    notes += _group_note(data, frame)
     if frame.duplicated(["measure", "stratum", "group", "difference"]).any():
         notes.append("Marks of equal values of a line coincide.")
     if (frame["sd"] < frame["floor"]).any():
         notes.append(FLOOR_NOTE)
     title = "Variation between replicate runs"
     return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes)
+
+
+def _group_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
+    """Return the note that names the lines of a row from top to bottom, as a list; empty if rows differ or none is named.
+
+    Args:
+        data: The sweep.
+        frame: Rows of the figure, with measure, stratum, group and cell.
+    """
+    cells = {cell.cell_id: cell for cell in data.cells}
+    axes = [
+        axis
+        for axis in (*AXES, *data.extra_axes())
+        if axis not in (*STRATUM_AXES, NEAR_REPLICATE_AXIS) and len(data.levels(axis)) > 1
+    ]
+    named = {
+        tuple(
+            ", ".join(drawing.level_label(cell_level(cells[cell], axis), axis) for axis in axes)
+            for cell in rows.drop_duplicates("group").sort_values("group")["cell"]
+        )
+        for _, rows in frame.groupby(["measure", "stratum"], sort=False)
+    }
+    lines = named.pop()
+    if named or not axes or not 1 < len(lines) <= MAX_LINES:
+        return []
+    return [f"Lines of a row, from top to bottom: {'; '.join(lines)}."]
 
 
 def _rows(
@@ -136,8 +165,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MAX_LINES).max()
     figure = drawing.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
     grid = drawing.panel_column(figure, len(titles), narrow=2, wide=3, sharey=True)
+    labels = text_width([str(name) for name in frame["stratum"].unique()], drawing.size("ytick.labelsize"))
+    columns = min(len(titles), 2 if figure.get_figwidth() < drawing.NARROW_WIDTH else 3)
     for axes, title in zip(grid, titles, strict=True):
         _draw_panel(axes, frame[frame["measure"] == title], order, styles)
+        words = str(frame[frame["measure"] == title]["words"].iloc[0])
+        set_panel_title(axes, words, (figure.get_figwidth() - labels) / columns - SD_WIDTH)
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
     grid[0].set_yticks(range(len(order)), [names[stratum] for stratum in order])
     grid[0].set_ylim(len(order) - 0.45, -0.55)
@@ -167,7 +200,6 @@ def _draw_panel(
         part = panel_rows[(panel_rows["attn_type"] == stratum[0]) & (panel_rows["memory"] == stratum[1])]
         if len(part):
             _draw_stratum(axes, part, position, styles[stratum])
-    axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xlim(-end, end)
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
@@ -211,3 +243,14 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
     }
     floor = AT_FLOOR * bool(part["sd"].iloc[0] < part["floor"].iloc[0])
     drawing.note(axes, f"±{used:#.2g}".rstrip(".") + floor, (1, position), (4, 0), **style)
+    if not part["difference"].abs().max():
+        even: dict[str, Any] = {"va": "center"}
+        drawing.note(
+            axes,
+            f"all {part['value'].iloc[0]:.3g}{' %' if part['unit'].iloc[0] == POINTS[0] else ''}"
+            if part["value"].nunique() == 1
+            else "no differences",
+            (0, position),
+            (6, 0),
+            **even,
+        )

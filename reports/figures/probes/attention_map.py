@@ -46,7 +46,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     first = first_cell_of_each(data, measured)
     sizes = sorted({int(size) + 1 for size in frame.groupby("cell")["query"].max()})
     tokens = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    notes = [f"A text of {tokens} tokens, positions from 0."]
+    notes = [
+        f"A text of {tokens} tokens, positions from 0; a row has the weights of a query. White: later keys, masked."
+    ]
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
         shown = " and ".join(drawing.level_label(mixer) for mixer in normed)
@@ -54,7 +56,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(first) > 1:
         maps = frame.drop_duplicates(["cell", "layer", "head"]).groupby("cell").size()
         counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
-        notes.append(f"Of the {counts} maps of each cell: the one whose queries attend to the fewest keys.")
+        notes.append(
+            f"Of the {counts} maps of each cell: the one whose queries attend to the fewest keys: the lowest "
+            "mean over queries of the effective number of keys, (Σ|w|)²/Σw²."
+        )
     return collected(
         store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
         notes=[*notes, *selection_notes(data, measured)], first=first, titles=title_parts(data, measured),

@@ -69,6 +69,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     title = "Perplexity by window length"
     if len(lengths) == 1:
         title, own = f"Perplexity in windows of {format_length(lengths[0])} tokens", _single_length_notes(frame)
+        names = [word for label in _row_labels(data, set(frame["cell"])).values() for word in label.split(", ")]
+        own += style.abbreviations_note(names)
     else:
         line_axes = axes if "attn_type" in axes else ("attn_type", *axes)
         own = [

@@ -55,7 +55,7 @@ def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
     first = first_cell_of_each(data, cells)
     notes = []
     if len(cells) > len(first):
-        notes.append("First seed of each configuration.")
+        notes.append("First seed of each configuration, since heads of different seeds do not correspond.")
     if len(first) > MAX_CELLS:
         notes.append(f"The first {MAX_CELLS} of {len(first)} configurations.")
     return notes
@@ -140,8 +140,9 @@ def add_colour_bar(
 
 
 def write_values(
-    axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], norm: Any, *, fitting: bool = False
-) -> None:
+    axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], norm: Any, *, fitting: bool = False,
+    bright: np.ndarray | None = None,
+) -> None:  # fmt: skip
     """Write a text into each square of a map that has a number, white on dark squares and black on bright ones.
 
     Args:
@@ -150,11 +151,12 @@ def write_values(
         texts: Text of each square, [rows][columns].
         norm: Normalization of the numbers; below 0.47 a square counts as dark.
         fitting: Write nothing if a text would be larger than its square; the layout must be final.
+        bright: Squares that are bright whatever their number [rows, columns]; None: none.
     """
     written = []
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
-            dark = float(norm(table[row, column])) < 0.47
+            dark = float(norm(table[row, column])) < 0.47 and not (bright is not None and bright[row, column])
             style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
             written.append(axes.text(column, row, texts[row][column], color="#ffffff" if dark else "#000000", **style))
     panel = axes.get_window_extent()

@@ -11,6 +11,7 @@ import pandas as pd
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, line_groups
+from ..canvas.length_frames import is_barred
 from ..canvas.line_drawing import draw_lines_with_means, legend, line_styles, named_cells, training_key
 
 MAX_LINES_IN_SINGLE_PANEL = 8
@@ -98,7 +99,7 @@ def draw_panels(
     highlighted = named_cells(figure_data, look)
     for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
-        draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted)
+        draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted, barred=is_barred(means))
         format_panel(axes, panel_rows, name == names[-1])
     drawing.outer_labels(figure, *labels)
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained), *keys))

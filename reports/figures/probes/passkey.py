@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
@@ -25,6 +28,10 @@ from .item_frames import item_detail_rows
 PROBE, METRIC = "passkey", "digit_accuracy"
 MAX_WRITTEN_LENGTHS = 5
 """Largest number of lengths for which every square of a map shows its number."""
+FRAME: dict[str, Any] = {"edgecolor": "white", "linestyle": (0, (1.5, 1))}
+"""Frame of squares without recall, which are dark."""
+FRAMED = "#123066"
+"""Ink of such a square in the legend."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -56,10 +63,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
         notes.append(
             f"Constant-digit baseline on these trials: {' to '.join(percentages)} % (dotted on the colour bar); "
-            "squares at or below it show no recall."
+            "framed squares, at or below it, show no recall."
         )
-    if trained:
-        notes.append("Line: training length.")
     configurations = list(dict.fromkeys(frame["configuration"]))
     if len(configurations) > MAX_CELLS:
         notes.append(f"The first {MAX_CELLS} of {len(configurations)}; --highlight CELL shows others.")
@@ -140,7 +145,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     ][:MAX_CELLS]
     lengths, depths = sorted(set(frame["length"])), sorted(set(frame["depth"]))
     figure, group = map_grid([map_name for map_name, _ in maps], 1.5, 0.75)
-    norm = drawing.linear(0, 1)
+    norm, has_frames = drawing.linear(0, 1), False
     for axes, (_, rows) in zip(group, maps, strict=True):
         means = rows.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
         table = means.reindex(index=depths, columns=lengths).to_numpy(dtype=float)
@@ -148,10 +153,38 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _label_axes(axes, lengths, depths, figure_data.draw_options["trained"])
         if len(lengths) <= MAX_WRITTEN_LENGTHS and len(depths) <= 2 * MAX_WRITTEN_LENGTHS:
             write_values(axes, table, [[f"{100 * share:.0f}" for share in row] for row in table], norm)
+        has_frames |= _frame_low_squares(axes, table, figure_data.draw_options["constant"])
     label_maps(group, "context length, tokens", "depth")
     ticks = {share: f"{100 * share:.0f}%" for share in (0, 0.25, 0.5, 0.75, 1)}
     add_colour_bar(figure, image, "digits recalled", ticks, figure_data.draw_options["constant"], pad=0.06)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
+    keys: dict[str, Any] = {}
+    if has_frames:
+        keys[
+            f"framed: at most the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
+        ] = drawing.patch(facecolor=FRAMED, linewidth=0)
+    if figure_data.draw_options["trained"]:
+        keys[f"training length ({format_length(figure_data.draw_options['trained'])})"] = drawing.key(
+            color=drawing.INK, linestyle=(0, (2, 1.5)), linewidth=drawing.line_width(0.9)
+        )
+    return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
+
+
+def _frame_low_squares(axes: Axes, table: np.ndarray, constant: float | None) -> bool:
+    """Draw a dotted frame into each square at or below the constant-digit baseline, and return whether there is any.
+
+    Args:
+        axes: The map.
+        table: Shares [depths, lengths]; NaN where not measured.
+        constant: The baseline as a share; None: unknown, so that no square is framed.
+    """
+    from matplotlib.patches import Rectangle
+
+    low = np.argwhere(table <= constant) if constant is not None else np.empty((0, 2))
+    for row, column in low.tolist():
+        axes.add_patch(
+            Rectangle((column - 0.44, row - 0.4), 0.88, 0.8, fill=False, linewidth=drawing.line_width(0.8), **FRAME)
+        )
+    return bool(len(low))
 
 
 def _label_axes(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
@@ -163,7 +196,7 @@ def _label_axes(axes: Axes, lengths: list[int], depths: list[float], trained: in
         depths: Depth of each row as a fraction, ascending.
         trained: Training length in tokens; None, or one that does not separate columns: no line.
     """
-    shown = drawing.thin_evenly(range(len(lengths)), 4)
+    shown = drawing.thin_evenly(range(len(lengths)), MAX_WRITTEN_LENGTHS)
     axes.set_xticks(shown, [format_length(lengths[index]) for index in shown])
     rows = drawing.thin_evenly(range(len(depths)), 6)
     axes.set_yticks(rows, [f"{100 * depths[index]:.3g}%" for index in rows])

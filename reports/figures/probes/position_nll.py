@@ -56,16 +56,23 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has losses by position; evaluate with --probe {PROBE}")
     frame, axes = assign_panels(data, frame)
     means = complete_line_means(frame)
+    first = format_count_range(frame[frame["start"] == 0]["stop"])
     notes = [
         f"{averaging_note(data, means=means)}{band_note(means, BAND)}Full attention, a single pass over each "
-        f"document. Beyond {POINTS_PER_OCTAVE} points per octave, a point is the mean over neighbouring "
-        "tokens."
+        f"document. The first point averages the first {first} tokens, each further one "
+        f"{first} tokens or an eighth of an octave, whichever is longer; a point stands in the middle of its tokens."
     ]
     notes += out_of_range_note(frame, y_limits(frame, means)[1])
     return collected(
         store, data, "position-nll", "Loss by position in the document", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
+
+
+def format_count_range(counts: pd.Series) -> str:
+    """Return the lowest and highest of integers as text, such as "16" or "8 to 16"."""
+    low, high = int(counts.min()), int(counts.max())
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFrame:

@@ -32,6 +32,8 @@ PROBE = "gates"
 PARTS = {"mixer": "retention", "memory": "memory"}
 SHORTEST, LONGEST = 0.1, 2.0**20
 """Half-lives in tokens between which colours differ."""
+ENDLESS = "#d9d9d9"
+"""Colour of gates that hardly decay, which is no part of the scale."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -47,11 +49,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has measured gates; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
-    notes = ["Half-life: tokens until half of what was read is left, from the mean log of each gate over tokens."]
+    notes = [
+        "Half-life: tokens until half of what a token wrote to the state is left, from the mean log of each gate over "
+        "tokens."
+    ]
     if (frame["channel"] > 0).any():
         notes.append("Gates per channel: a row is a head of a layer, its channels sorted by half-life.")
     if any(cell.levels["attn_type"] == "tra" for cell in data.cells if cell.cell_id in measured):
         notes.append("TRA: counted in surviving keys, not in tokens.")
+    if (frame["half_life"].fillna(LONGEST) >= LONGEST).any():
+        notes.append(f"Grey: {format_length(int(LONGEST))} tokens or more, or no decay at all.")
+    if (layers := sorted(set(frame["layer"]))) != list(range(min(layers), max(layers) + 1)):
+        notes.append(f"Layers with gates: {', '.join(map(str, layers))}.")
     return collected(
         store, data, "retention", "Half-life of gated state", frame, frame_origins(frame),
         notes=[*notes, *selection_notes(data, measured)], first=first_cell_of_each(data, measured), titles=title_parts(data, measured),
@@ -86,8 +95,8 @@ def _channels(data: SweepData, cell: str) -> int:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a map for the mixer and one for the memory of each cell, as far as they have gates.
 
-    Colours are half-lives in tokens on a logarithmic scale, clipped to 0.1 and 2^20; gates that never decay count as
-    2^20. Highlighted cells of `look` are drawn instead of the first of each configuration.
+    Colours are half-lives in tokens on a logarithmic scale from 0.1; those of 2^20 or more, and of gates that never
+    decay, are grey. Highlighted cells of `look` are drawn instead of the first of each configuration.
     """
     from matplotlib.colors import LogNorm
 
@@ -97,7 +106,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for (cell, part), rows in figure_data.frame.groupby(["cell", "part"], sort=False)
         if cell in cells
     ]
-    shown = pd.concat([rows for _, rows in maps])["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
+    lives = pd.concat([rows for _, rows in maps])["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
+    # gates that hardly decay would take most of the scale
+    shown = lives[lives < LONGEST] if (lives < LONGEST).any() else lives
     low, high = math.floor(math.log2(shown.min())), math.ceil(math.log2(shown.max()))
     high = max(high, low + 3)
     norm = LogNorm(2.0**low, 2.0**high)
@@ -109,9 +120,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     step = -(-(high - low) // 7)
     ticks = [2.0**power for power in range(high, low - 1, -step)][::-1]
     tick_labels = {tick: format_length(int(tick)) if tick >= 1 else f"{tick:.2g}" for tick in ticks}
-    tick_labels |= {LONGEST: f"≥ {format_length(int(LONGEST))}"} if LONGEST in tick_labels else {}
     add_colour_bar(figure, image, "half-life, tokens", tick_labels)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
+    endless = {f"≥ {format_length(int(LONGEST))} tokens": drawing.patch(facecolor=ENDLESS, linewidth=0.5)}
+    return drawing.finished(figure, figure_data.title, figure_data.notes, endless if (lives >= LONGEST).any() else {})
 
 
 def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
@@ -137,15 +148,15 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
     else:
         table = rows.pivot_table(index="layer", columns="head", values="life").to_numpy(dtype=float)
         heads, middles = 1, [float(index) for index in range(len(layers))]
-    image = draw_heat_map(axes, table, norm)
+    image = draw_heat_map(axes, np.where(table < LONGEST, table, np.nan), norm, bad=ENDLESS)
     if rows["channel"].max() == 0:
         texts = [[_life_text(number) for number in row] for row in table.tolist()]
         drawing.after_layout(
             axes.figure,  # type: ignore[arg-type]
-            lambda: write_values(axes, table, texts, norm, fitting=True),
+            lambda: write_values(axes, table, texts, norm, fitting=True, bright=table >= LONGEST),
         )
         axes.set_xticks(drawing.thin_evenly(range(table.shape[1]), 8))
-    for layer_index in range(1, len(layers)):
+    for layer_index in range(1, len(layers) if heads > 1 else 0):
         axes.axhline(heads * layer_index - 0.5, color="#ffffff", linewidth=drawing.line_width(1.2))
     shown = drawing.thin_evenly(range(len(layers)), 8)
     axes.set_yticks([middles[index] for index in shown], [str(layers[index]) for index in shown])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ...stats.study_data import Study, at_common_rung, require_done_trials, rung
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from ..canvas.scales import Scale, hide_overlapping_labels, short_numbers
+from ..canvas.scales import Scale, hide_overlapping_labels
 from . import settings
 
 MIN_TRIALS = 4
@@ -25,20 +25,27 @@ MAX_SETTINGS = 4
 BANDS = 10
 SPREAD = 0.5
 FOLDS = 5  # parts of the trials that are left out in turn
+MAX_PANELS = 4
+"""Largest number of pairs that are drawn."""
+MIN_WIDTH_OF_THREE = 4.2  # inches of width that three panels with a common y axis need side by side
+MIN_SKILL = 0.2  # share of the variance of left-out trials that an interpolation must explain to be drawn
+STEPS = 60  # colours of a strip along its level
 FLAT = 1e-6  # squared singular value below which points lie on a line
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the value of the first objective over pairs of settings, one row per pair and finished trial.
+    """Return the value of the first objective over pairs of settings, one row per drawn pair and finished trial.
 
     A trial is one proposed configuration of a study; it is finished if it has a finite value of every objective. Where
     a pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`). The
-    first four settings that differ between finished trials are paired, in the grid's order. The earlier setting of a
-    pair is y, the later one x. A trial that lacks a setting of a pair has no row there.
+    first four settings that differ between finished trials are paired, in the grid's order; the earlier setting of a
+    pair is y, the later one x. Of these pairs the (at most four) are drawn whose interpolation explains a fifth of the
+    variance of left-out trials, the best first; without any, the first four. A trial that lacks a setting of a pair
+    has no row there.
 
     Columns: number, cell, attempt, x and y (dotted paths of the settings), x_name, y_name (short names), x_place and
-    y_place (position along their axes, 0 to 1), value (shares in %), best (True for the best trial by final values, or
-    for all of the Pareto front).
+    y_place (position along their axes, 0 to 1), value (shares in %), skill (share of the variance of left-out trials
+    that the interpolation explains), best (True for the best trial by final values, or for all of the Pareto front).
 
     Raises:
         ReportError: The sweep is no study, fewer than four trials are finished, or fewer than two settings vary.
@@ -52,17 +59,27 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"{study.name}; use --figure slices"
         )
     chosen, omitted = moving[:MAX_SETTINGS], moving[MAX_SETTINGS:]
-    rows = [row for y, x in combinations(chosen, 2) for row in _rows(study, x, y)]
-    frame = pd.DataFrame(rows).astype({"x_place": float, "y_place": float, "value": float})
-    first = study.objectives[0]
     scales = {path: settings.scale_of(study, path) for path in chosen}
-    notes = [f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun}."]
-    if any(scale.levels for scale in scales.values()):
+    pairs = [_with_skill(pd.DataFrame(_rows(study, x, y)), scales[x], scales[y]) for y, x in combinations(chosen, 2)]
+    pairs = [pair for pair in pairs if len(pair)]
+    predictive = sorted(
+        (pair for pair in pairs if pair["skill"].iloc[0] >= MIN_SKILL), key=lambda pair: -pair["skill"].iloc[0]
+    )
+    drawn = (predictive or pairs)[:MAX_PANELS]
+    frame = pd.concat(drawn, ignore_index=True).astype({"x_place": float, "y_place": float, "value": float})
+    first = study.objectives[0]
+    notes = [f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun} (n = {len(study.done)})."]
+    if any(map(_level_positions, scales.values())):
         notes.append("Marks of a level are spread over its width.")
-    if sum(not scale.levels for scale in scales.values()) > 1:
+    if predictive:
         notes.append(
-            "Between marks, colours are interpolated linearly (triangles of neighbours) where both settings are "
-            "numbers and the interpolation predicts left-out trials better than their mean does."
+            "Between marks, colours are interpolated linearly (triangles of neighbours; within each level of a setting "
+            f"with levels). Drawn: the {len(drawn)} of {len(pairs)} pairs of settings whose interpolation explains "
+            f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first."
+        )
+    else:
+        notes.append(
+            f"Marks stand alone: no pair's interpolation explains {MIN_SKILL:.0%} of the variance of left-out trials."
         )
     if omitted:
         notes.append(f"The first {MAX_SETTINGS} settings of the grid that differ; left out: {', '.join(omitted)}.")
@@ -108,165 +125,196 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """
     frame, scales = figure_data.frame, figure_data.draw_options["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
-    down = len({y for _, y in pairs})
-    figure = drawing.page(1.25 * down + 0.35 if down > 1 else drawing.PANEL_HEIGHT, drawing.width_of(down + 1))
-    grid = _triangle(figure, pairs)
+    figure = drawing.page(drawing.PANEL_HEIGHT, drawing.width_of(len(pairs)))
+    width, height = figure.get_size_inches()
+    is_shared = len({y for _, y in pairs}) == 1
+    columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else 2
+    figure.set_size_inches(width, height * drawing.rows_of(len(pairs), columns))
+    grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
     objective = settings.objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
         _draw_panel(axes, panel_rows, scales[x], scales[y], norm, chart)
-    if down > 1:
-        _add_colour_bar(figure, norm, chart, figure_data.draw_options["label"])
-    else:
-        settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
+        if is_shared and grid.index(axes) % columns:
+            axes.set_ylabel("")
+            axes.tick_params(labelleft=False)
+    settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
     return drawing.finished(
         figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
     )
 
 
-def _triangle(figure: Figure, pairs: list[tuple[str, str]]) -> list[Axes]:
-    """Return the panels of the pairs (x, y), in their order: a lower triangle whose rows share y and columns share x.
-
-    Only the panels at the left and at the bottom keep their tick labels.
-    """
-    across = list(dict.fromkeys(x for x, _ in pairs))[::-1]
-    up = list(dict.fromkeys(y for _, y in pairs))[::-1]
-    spec = figure.add_gridspec(len(up), len(across))
-    grid, letters = [], sorted((up.index(y), across.index(x)) for x, y in pairs)
-    for x, y in pairs:
-        row, column = up.index(y), across.index(x)
-        axes = figure.add_subplot(spec[row, column])
-        axes.tick_params(labelleft=not column, labelbottom=row == len(up) - 1)
-        if len(pairs) > 1:
-            drawing.add_panel_letter(axes, letters.index((row, column)))
-        grid.append(axes)
-    return grid
-
-
 def _in_lines(label: str) -> str:
-    """Return the label of an upright axis in lines of at most 14 characters, broken at spaces, joined by newlines."""
-    return "\n".join(textwrap.wrap(label, 14, break_long_words=False))
+    """Return the label of an upright axis in lines of at most 20 characters, broken at spaces, joined by newlines."""
+    return "\n".join(textwrap.wrap(label, 20, break_long_words=False))
 
 
-def _add_colour_bar(figure: Figure, norm: Any, chart: Any, label: str) -> None:
-    """Add a horizontal colour bar in the free corner of the triangle of panels."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.ticker import MaxNLocator
-
-    spec = figure.axes[0].get_gridspec()
-    assert spec is not None
-    corner = figure.add_subplot(spec[0, 1:])
-    corner.set_axis_off()
-    bar: Any = figure.colorbar(
-        ScalarMappable(norm, chart), cax=corner.inset_axes((0.15, 0.72, 0.8, 0.12)), orientation="horizontal"
-    )
-    bar.outline.set_visible(False)
-    bar.ax.grid(visible=False)
-    bar.set_label(settings.wrap_vertical_label(label))
-    bar.locator = MaxNLocator(4)
-    bar.update_ticks()
-    short_numbers(bar.ax.xaxis)
+def _level_positions(scale: Scale) -> list[float]:
+    """Return the positions of the levels of an axis, 0 to 1, also of few evenly spaced numbers; [] for other numbers."""
+    ticks = range(len(scale.levels)) if scale.levels else () if scale.log else scale.at
+    return [scale.share(float(tick)) for tick in ticks]
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
     """Draw the trials of a pair of settings, the best ones ringed, and set limits, ticks and axis labels.
 
-    The area between trials is coloured only if both settings have numeric ranges. On an axis of levels each marker is
-    shifted aside by an amount that depends on the trial's number.
+    On an axis of levels each marker is shifted aside by an amount that depends on the trial's number.
 
     Args:
         axes: The panel.
-        panel_rows: Rows of the pair, with number, value, best, and x_/y_ name and place (0 to 1).
+        panel_rows: Rows of the pair, with number, value, best, skill, and x_/y_ name and place (0 to 1).
         x: Scale of the setting on the x axis.
         y: Scale of the setting on the y axis.
         norm: Matplotlib normalization of the values.
         chart: Matplotlib colour map.
     """
-    if not x.levels and not y.levels:
-        _draw_interpolation(axes, panel_rows, norm, chart)
+    if panel_rows["skill"].iloc[0] >= MIN_SKILL and norm.vmin < norm.vmax:
+        _draw_interpolation(axes, panel_rows, x, y, norm, chart)
     across, up = (
         panel_rows[f"{side}_place"]
         + [
-            settings.level_offset(scale, int(number), SPREAD / max(1, len(scale.levels) - 1))
+            SPREAD / max(1, len(_level_positions(scale)) - 1) * settings.level_share(int(number))
+            if _level_positions(scale)
+            else 0.0
             for number in panel_rows["number"]
         ]
         for side, scale in (("x", x), ("y", y))
     )
     fine = settings.marker_scale(len(panel_rows))
-    style: dict[str, Any] = {
-        "s": (fine * drawing.line_width(3.6)) ** 2,
-        "edgecolors": drawing.INK,
-        "linewidths": fine * drawing.line_width(0.5),
-    }
-    axes.scatter(across, up, c=panel_rows["value"], cmap=chart, norm=norm, zorder=3, **style)
+    # a white ring separates a mark from its own colour around it
+    axes.scatter(across, up, s=(fine * drawing.line_width(5.2)) ** 2, c="white", linewidths=0, zorder=2.9)
+    style: dict[str, Any] = {"edgecolors": drawing.INK, "linewidths": fine * drawing.line_width(0.5), "zorder": 3}
+    style |= {"s": (fine * drawing.line_width(3.8)) ** 2, "cmap": chart, "norm": norm}
+    axes.scatter(across, up, c=panel_rows["value"], **style)
     axes.plot(
-        across[panel_rows["best"]], up[panel_rows["best"]], markersize=drawing.line_width(7), zorder=4, **settings.RING
+        across[panel_rows["best"]], up[panel_rows["best"]], markersize=drawing.line_width(8), zorder=4, **settings.RING
     )
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
-        room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.1
+        at_levels = _level_positions(scale)
+        room = 0.5 / max(1, len(at_levels) - 1) if at_levels else 0.06
         getattr(axes, f"set_{which}lim")(-room, 1 + room)
         drawing.put_ticks(
             getattr(axes, f"{which}axis"), {scale.share(tick): label for tick, label in scale.ticks().items()}
         )
-    if axes.xaxis.get_tick_params()["labelbottom"]:
-        axes.set_xlabel(settings.setting_label(str(panel_rows["x_name"].iloc[0])))
-    if axes.yaxis.get_tick_params()["labelleft"]:
-        axes.set_ylabel(_in_lines(settings.setting_label(str(panel_rows["y_name"].iloc[0]))))
+    axes.set_xlabel(settings.setting_label(str(panel_rows["x_name"].iloc[0])))
+    axes.set_ylabel(_in_lines(settings.setting_label(str(panel_rows["y_name"].iloc[0]))))
     drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
 
 
-def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: Any) -> None:
-    """Draw filled contours between the trials by linear interpolation on a Delaunay triangulation.
+def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
+    """Draw the interpolated values: filled contours between two settings of numbers, else a strip per level.
 
-    Trials at the same position are averaged. Nothing is drawn for fewer than three positions, for positions on a line,
-    for values that are all equal, or where the interpolation is not predictive.
+    Strips end at the outermost trials of their level.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the pair.
+        x: Scale of the setting on the x axis.
+        y: Scale of the setting on the y axis.
+        norm: Matplotlib normalization of the values.
+        chart: Matplotlib colour map.
     """
     from matplotlib.tri import Triangulation
 
-    # trials at the same position are averaged
-    points = panel_rows.groupby(["x_place", "y_place"], as_index=False)["value"].mean()
-    coordinates = points[["x_place", "y_place"]].to_numpy()
-    if len(points) < 3 or np.linalg.svd(coordinates - coordinates.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
+    coordinates, values = _averaged(panel_rows)
+    look: dict[str, Any] = {"cmap": chart, "norm": norm, "alpha": 0.75, "zorder": 1}
+    if not (_level_positions(x) or _level_positions(y)):
+        mesh = Triangulation(*coordinates.T)
+        levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
+        axes.tricontourf(mesh, values.clip(norm.vmin, norm.vmax), levels=levels, **look)
         return
-    if not _is_predictive(coordinates, points["value"].to_numpy(dtype=float)):
-        return
-    mesh = Triangulation(coordinates[:, 0], coordinates[:, 1])
-    if norm.vmin < norm.vmax:
-        style: dict[str, Any] = {
-            "levels": np.linspace(norm.vmin, norm.vmax, BANDS + 1),
-            "cmap": chart,
-            "alpha": 0.75,
-            "zorder": 1,
-        }
-        axes.tricontourf(mesh, points["value"].clip(norm.vmin, norm.vmax), norm=norm, **style)
+    edges = [_strip_edges(scale, coordinates[:, side]) for side, scale in enumerate((x, y))]
+    middles = [[(low + high) / 2 for low, high in parts] for parts in edges]
+    for column, x_edges in enumerate(edges[0]):
+        for row, y_edges in enumerate(edges[1]):
+            point = np.array([[middles[0][column], middles[1][row]]])
+            value = _interpolated(coordinates, values, point, x, y)
+            if np.isfinite(value).all():
+                axes.pcolormesh(x_edges, y_edges, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
 
 
-def _is_predictive(coordinates: np.ndarray, values: np.ndarray) -> bool:
-    """Return whether linear interpolation predicts left-out positions better than the mean of all values does.
-
-    Five folds, by the index of a position. Left-out positions outside the hull of the others do not count; without any
-    inside the answer is no.
+def _strip_edges(scale: Scale, positions: np.ndarray) -> list[tuple[float, float]]:
+    """Return the (low, high) ends of the parts of an axis that have one colour each: levels, or fine steps of numbers.
 
     Args:
-        coordinates: Positions [n, 2].
-        values: Value at each of them.
+        scale: Scale of the axis.
+        positions: Positions of the trials on it, 0 to 1.
+    """
+    if at_levels := _level_positions(scale):
+        half = 0.42 / max(1, len(at_levels) - 1)
+        return [(position - half, position + half) for position in at_levels]
+    return list(pairwise(np.linspace(positions.min(), positions.max(), STEPS + 1).tolist()))
+
+
+def _averaged(panel_rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct positions [n, 2] of trials and the mean value at each."""
+    points = panel_rows.groupby(["x_place", "y_place"], as_index=False)["value"].mean()
+    return points[["x_place", "y_place"]].to_numpy(dtype=float), points["value"].to_numpy(dtype=float)
+
+
+def _interpolated(coordinates: np.ndarray, values: np.ndarray, at: np.ndarray, x: Scale, y: Scale) -> np.ndarray:
+    """Return linearly interpolated values at positions [m, 2]; NaN outside of the trials.
+
+    Between two settings of numbers triangles of neighbours count; with levels, the trials of the same level along the
+    other setting; with two settings of levels, those of the same two levels.
+
+    Args:
+        coordinates: Positions of trials [n, 2], distinct.
+        values: Their values [n].
+        at: Positions [m, 2].
+        x: Scale of the first coordinate.
+        y: Scale of the second coordinate.
     """
     from scipy.interpolate import LinearNDInterpolator
     from scipy.spatial import QhullError
 
+    level_sides = [side for side, scale in enumerate((x, y)) if _level_positions(scale)]
+    if not level_sides:
+        if len(coordinates) < 3 or np.linalg.svd(coordinates - coordinates.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
+            return np.full(len(at), np.nan)
+        try:
+            return np.asarray(LinearNDInterpolator(coordinates, values)(at), dtype=float)
+        except QhullError:
+            # the positions lie on a line
+            return np.full(len(at), np.nan)
+    results = np.full(len(at), np.nan)
+    free = next((side for side in (0, 1) if side not in level_sides), None)
+    for index, point in enumerate(at):
+        mine = np.isclose(coordinates[:, level_sides], point[level_sides]).all(axis=1)
+        if not mine.any():
+            continue
+        if free is None:
+            results[index] = values[mine].mean()
+            continue
+        order = np.argsort(coordinates[mine, free])
+        along, own = coordinates[mine, free][order], values[mine][order]
+        results[index] = np.interp(point[free], along, own, np.nan, np.nan)
+    return results
+
+
+def _with_skill(rows: pd.DataFrame, x: Scale, y: Scale) -> pd.DataFrame:
+    """Return the rows of a pair with the column skill: the share of the variance of left-out trials that is explained.
+
+    Five folds, by the index of a position. Left-out positions outside the others do not count; without any inside the
+    skill is 0.
+
+    Args:
+        rows: Rows of the pair, with x_place, y_place and value.
+        x: Scale of the setting on the x axis.
+        y: Scale of the setting on the y axis.
+    """
+    if rows.empty:
+        return rows
+    coordinates, values = _averaged(rows)
     predicted = np.full(len(values), np.nan)
     for fold in range(FOLDS):
         held_out = np.arange(len(values)) % FOLDS == fold
-        if not held_out.any():
-            continue
-        try:
-            predicted[held_out] = LinearNDInterpolator(coordinates[~held_out], values[~held_out])(coordinates[held_out])
-        except QhullError:
-            # the remaining positions lie on a line
-            continue
+        if held_out.any() and not held_out.all():
+            predicted[held_out] = _interpolated(coordinates[~held_out], values[~held_out], coordinates[held_out], x, y)
     inside = np.isfinite(predicted)
+    spread = ((values[inside] - values.mean()) ** 2).sum()
     errors = ((predicted - values)[inside] ** 2).sum()
-    return bool(inside.any() and errors < ((values[inside] - values.mean()) ** 2).sum())
+    return rows.assign(skill=float(1 - errors / spread) if spread > 0 else 0.0)

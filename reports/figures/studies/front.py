@@ -10,15 +10,25 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
+from ....results.studies.optuna_study import Trial
 from ...render.style import SERIES_INKS
-from ...stats.study_data import Study, require_done_trials, study_of
+from ...stats.study_data import Study, level_text, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import short_numbers
-from .settings import RING, objective_with_direction, padded_range, trial_row, value_range, wrap_vertical_label
+from .settings import (
+    RING,
+    objective_with_direction,
+    padded_range,
+    setting_label,
+    trial_row,
+    value_range,
+    wrap_vertical_label,
+)
 
 MAX_NAMED = 12
+MAX_LISTED = 6  # trials of a front whose settings the notes list
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -42,12 +52,32 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
     notes = [
         "Ringed and numbered: trials on the front, where no other is as good in all objectives and better in one.",
-        "Each mark is a single trial, so no uncertainty is shown.",
+        f"Each mark is a single trial (n = {len(study.done)}), so no uncertainty is shown.",
     ]
+    best = [trial for trial in study.done if trial.number in study.best]
+    if len(best) <= MAX_LISTED:
+        notes.append(f"Settings of the front: {'; '.join(_settings_text(study, trial) for trial in best)}.")
+    else:
+        notes.append(f"Settings of its {len(best)} trials: --table study.")
     if len(study.objectives) > 2:
         notes.append("The front is over all objectives, so its trials may lie inside in a panel of two.")
     origins = study.origins(study.done)
     return collected(store, study.data, "front", "Pareto front of the study", frame, origins, notes=notes)
+
+
+def _settings_text(study: Study, trial: Trial) -> str:
+    """Return the number and the settings of a trial as text, such as "#6 Muon learning rate 0.0497, layers 4"."""
+    texts = []
+    for path, value in trial.params.items():
+        name = (
+            drawing.level_label(str(value))
+            if path == "attn_type"
+            else f"{value:.3g}"
+            if isinstance(value, float)
+            else level_text(value)
+        )
+        texts.append(name if path == "attn_type" else f"{setting_label(study.names.get(path, path))} {name}")
+    return f"#{trial.number} {', '.join(texts)}"
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
@@ -116,12 +146,31 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
         style: dict[str, Any] = {"color": SERIES_INKS[0], "linewidth": drawing.line_width(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **style)
+    _mark_better_corner(axes, int(panel_rows["x_sign"].iloc[0]), int(panel_rows["y_sign"].iloc[0]))
     labelled = front.iloc[:: max(1, -(-len(front) // MAX_NAMED))]
     named = [(float(row["x_value"]), float(row["y_value"]), f"#{row['number']}") for row in labelled.to_dict("records")]
     points = list(zip(panel_rows["x_value"], panel_rows["y_value"], strict=True))
     path = _step_corners(front, int(panel_rows["x_sign"].iloc[0])) if stepped else []
     drawing.after_layout(axes.figure, lambda: _label_front(axes, named, points, path))  # type: ignore[arg-type]
     axes.locator_params(nbins=5)
+
+
+def _mark_better_corner(axes: Axes, x_sign: int, y_sign: int) -> None:
+    """Draw an arrow with the word "better" into the corner of the better ends of both axes.
+
+    Args:
+        axes: The panel.
+        x_sign: 1 if more of x is better, else -1.
+        y_sign: 1 if more of y is better, else -1.
+    """
+    corner = (0.985 if x_sign > 0 else 0.015, 0.98 if y_sign > 0 else 0.02)
+    style: dict[str, Any] = {
+        "xycoords": "axes fraction",
+        "color": drawing.GREY,
+        "ha": "left" if x_sign < 0 else "right",
+    }
+    style |= {"va": "center", "arrowprops": {"arrowstyle": "->", "color": drawing.GREY, "shrinkA": 1, "shrinkB": 0}}
+    drawing.note(axes, "better", corner, (-14 * x_sign, -12 * y_sign), **style)
 
 
 def _step_corners(front: pd.DataFrame, x_sign: int) -> list[tuple[float, float]]:

@@ -20,11 +20,12 @@ from .settings import objective_with_direction, padded_range, trial_row, value_r
 
 STANDING_STYLES: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": STATE_INKS["done"]},
-    "pruned": {"marker": "x", "color": STATE_INKS["interrupted"]},
+    "pruned": {"marker": "x", "color": drawing.GREY},
     "diverged": {"marker": "X", "color": STATE_INKS["diverged"]},
     "failed": {"marker": "v", "color": STATE_INKS["failed"], "markerfacecolor": "white"},
 }
 STANDING_LABELS = {"pruned": "pruned (last value)", "diverged": "diverged", "failed": "failed"}
+STRIP = 0.1  # height of the strip of trials without a value, as a share of the range of values
 LINE: dict[str, Any] = {"color": drawing.INK, "drawstyle": "steps-post"}
 
 
@@ -54,7 +55,7 @@ def _mark_notes(study: Study, frame: pd.DataFrame) -> list[str]:
     lost = frame[frame["value"].isna()]
     at_edge = [standing for standing in ("diverged", "failed") if (lost["standing"] == standing).any()]
     if at_edge:
-        notes.append(f"Trials that {' or '.join(at_edge)} have no value: their marks stand at the worse edge.")
+        notes.append(f"Trials that {' or '.join(at_edge)} have no value: their marks stand in a strip beyond the axis.")
     waiting = [trial.number for trial in study.trials if trial.standing == "asked"]
     hidden = sorted(
         {*waiting, *lost[lost["standing"] == "pruned"]["number"]} if len(study.objectives) == 1 else waiting
@@ -140,7 +141,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     with_value = panel_rows[panel_rows["value"].notna()]
     objective = objective_with_direction(str(panel_rows["direction"].iloc[0]))
     low, high = padded_range(*value_range([*with_value["value"], *panel_rows["so_far"].dropna()], objective))
-    axes.set_ylim(low, high)
+    strip = _draw_strip(axes, panel_rows, low, high, objective.sign)
     handles: dict[str, Any] = {}
     outside: dict[str, Any] = {}
     for standing, standing_style in STANDING_STYLES.items():
@@ -152,22 +153,16 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
                 axes, inside["number"], inside["value"], **style
             )
         beyond = part.drop(inside.index)
-        _mark_out_of_range(axes, beyond, standing_style["color"])
+        _mark_out_of_range(axes, beyond, standing_style["color"], low, high)
         if len(beyond):
             marker = "^" if objective.sign < 0 else "v"
-            outside["beyond the axis"] = drawing.key(linestyle="none", marker=marker, color=drawing.GREY)
+            name = f"{standing}, beyond the axis"
+            outside[name] = drawing.key(linestyle="none", marker=marker, color=standing_style["color"])
     for standing in ("diverged", "failed"):
         lost = panel_rows[panel_rows["value"].isna() & (panel_rows["standing"] == standing)]
         if len(lost):
-            # at the worse edge of the axes, since they have no value
-            worse = [0.0 if objective.sign > 0 else 1.0] * len(lost)
-            style = {
-                "zorder": 3,
-                "clip_on": False,
-                "transform": axes.get_xaxis_transform(),
-                **STANDING_STYLES[standing],
-            }
-            handles[STANDING_LABELS[standing]] = drawing.points(axes, lost["number"], worse, **style)
+            style = {"zorder": 3, "label": "_guide", **STANDING_STYLES[standing]}
+            handles[STANDING_LABELS[standing]] = drawing.points(axes, lost["number"], [strip] * len(lost), **style)
     line = panel_rows[panel_rows["so_far"].notna()]
     (handles["best so far"],) = axes.plot(line["number"], line["so_far"], zorder=2.5, **LINE)
     last = int(panel_rows["number"].max())
@@ -176,26 +171,59 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     axes.set_xlabel("trial")
     axes.set_ylabel(wrap_vertical_label(str(panel_rows["label"].iloc[0])))
     short_numbers(axes.yaxis)
+    _label_strip(axes, strip, low, high)
     return handles | outside
 
 
-def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str) -> None:
+def _draw_strip(axes: Axes, panel_rows: pd.DataFrame, low: float, high: float, sign: int) -> float:
+    """Set the y limits, with a shaded strip beyond the worse edge if trials have no value, and return its middle.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the objective, with value and standing.
+        low: Lower end of the values.
+        high: Upper end of the values.
+        sign: 1 if more is better, else -1.
+    """
+    lost = panel_rows["value"].isna() & panel_rows["standing"].isin(["diverged", "failed"])
+    depth = STRIP * (high - low)
+    edge, end = (high, high + depth) if sign < 0 else (low, low - depth)
+    if not lost.any():
+        axes.set_ylim(low, high)
+        return edge
+    axes.set_ylim(min(low, end), max(high, end))
+    axes.axhspan(*sorted((edge, end)), color=drawing.GRID, linewidth=0, zorder=1)
+    return (edge + end) / 2
+
+
+def _label_strip(axes: Axes, strip: float, low: float, high: float) -> None:
+    """Keep the y ticks from `low` to `high` alone, and label the strip as one of them if it lies outside."""
+    if low <= strip <= high:
+        return
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    labels = axes.yaxis.get_major_formatter().format_ticks(ticks)
+    axes.set_yticks([*ticks, strip], [*labels, "no value"])
+
+
+def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str, low: float, high: float) -> None:
     """Draw an arrow at the upper or lower edge for each trial outside the axes.
 
     The values are written next to the arrows of an edge that has at most three.
 
     Args:
-        axes: The panel, with its limits.
+        axes: The panel.
         part: Rows of the trials outside, all of one standing; may be empty.
         colour: Colour of the arrows.
+        low: Lower end of the values.
+        high: Upper end of the values.
     """
-    low, high = axes.get_ylim()
+    inwards = 0.015 * (high - low)
     for up, beyond in ((True, part[part["value"] > high]), (False, part[part["value"] < low])):
         if beyond.empty:
             continue
-        edge, marker, shift = (0.985, "^", (0, -9)) if up else (0.015, "v", (0, 9))
-        style: dict[str, Any] = {"color": colour, "zorder": 3, "transform": axes.get_xaxis_transform()}
+        edge, marker, shift = (high - inwards, "^", (0, -9)) if up else (low + inwards, "v", (0, 9))
+        style: dict[str, Any] = {"color": colour, "zorder": 3, "label": "_guide"}
         drawing.points(axes, beyond["number"], [edge] * len(beyond), marker, **style)
-        middle = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "center", "color": colour}
+        middle = {"ha": "center", "va": "center", "color": colour}
         for number, value in beyond[["number", "value"]].to_numpy() if len(beyond) <= MAX_LISTED else []:
-            drawing.note(axes, f"{value:.3g}", (number, int(up)), shift, **middle)
+            drawing.note(axes, f"{value:.3g}", (number, edge), shift, **middle)

@@ -8,7 +8,15 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...render.style import SERIES_INKS, tint
-from ...stats.importance import EVALUATOR_NAMES, MIN_TRIALS, available_evaluator, importances, permutation_count
+from ...stats.importance import (
+    EVALUATOR_NAMES,
+    FANOVA,
+    MIN_TRIALS,
+    PED_ANOVA,
+    available_evaluator,
+    importances,
+    permutation_count,
+)
 from ...stats.study_data import at_common_rung, require_done_trials, rung_note, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
@@ -17,6 +25,11 @@ from .settings import setting_label
 
 BAR, PALE_BAR = SERIES_INKS[0], tint(SERIES_INKS[0], 0.65)
 ROW = 0.24  # inches, height of a setting's bar
+MEANINGS = {
+    FANOVA: "variance of the objective that a setting alone explains in a random forest",
+    PED_ANOVA: "divergence of a setting's values in the best trials from those in all",
+}
+"""Meaning of an importance, by evaluator."""
 CHANCE = "95th percentile under random permutation"
 
 
@@ -68,7 +81,8 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     trials = "trials" if study.rung else "finished trials"
     still = [path for path in study.search.ranges if path not in moving]
     notes = [
-        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}, as shares of all settings. Line: "
+        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}: {MEANINGS[method]}, as a share of the sum over "
+        "settings. Line: "
         f"{CHANCE}, from {permutation_count(method, len(study.done))} permutations of the values among the "
         f"trials{'; a pale bar does not reach it' if not all(row['sure'] for row in rows) else ''}."
         f"{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
@@ -122,7 +136,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
         drawing.points(axes, min(at, 100.0), height, marker, color=drawing.INK, zorder=3, clip_on=False, **style)
     for height, share in enumerate(panel_rows["share"]):
         style = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        drawing.note(axes, f"{share:.1f} %", (1, height), (7, 0), **style)
+        drawing.note(axes, f"{share:.0f} %" if share >= 0.5 else "< 1 %", (1, height), (7, 0), **style)
     axes.set_yticks(heights, [setting_label(str(name)) for name in panel_rows["name"]])
     axes.set_ylim(len(panel_rows) - 0.45, -0.55)
     axes.set_xlim(0, 100)

@@ -21,7 +21,6 @@ from ..canvas.scales import Scale, scale_for_values
 from .settings import (
     axis_position,
     colours,
-    level_offset,
     marker_scale,
     objective_with_direction,
     scale_of,
@@ -31,8 +30,11 @@ from .settings import (
 )
 
 MIN_TRIALS = 2
-SPREAD = 0.6  # share of a level's space over which lines through it are spread
-MAX_BAND = 0.6  # largest width of an axis, as a share of the distance of two
+SPREAD = 0.7  # share of a level's space over which lines through it are spread
+DARKEST, PALEST = 0.0, 0.86  # ends of the part of the colour map that is seen on white
+BEST_WIDTH = 2.6  # points in the style `paper`, width of the lines of the best trials
+BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.88, "pad": 0.6}
+"""Box of a tick label between two axes, which stands on the lines."""
 EACH = 0.62
 """Least width of an axis in inches at the font size of the style `paper`; with more axes the page does not grow."""
 
@@ -54,23 +56,24 @@ def collect(store: Store, data: SweepData) -> FigureData:
     scales = {path: scale_of(study, path) for path in study.search.ranges}
     scales |= {objective.name: _value_scale(study, objective) for objective in study.objectives}
     frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])
-    frame = frame.astype({"share": float, "height": float, "value": float})
+    frame = _with_spread_levels(frame.astype({"share": float, "height": float, "value": float}), scales)
     first = study.objectives[0]
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
     unit = _unit(first)
     notes = [
-        f"One line per {study.trial_noun}, coloured by {first.words}{unit} ({first.better}, and brighter); thick: {thick}."
+        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker); thick: {thick}."
     ]
     if len(study.objectives) > 1:
         further = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
         notes.append(f"Other objectives: {', '.join(further)}.")
-    if any(scale.levels for scale in scales.values()):
-        notes.append("The lines of a level are spread over its bar.")
+    if any(map(_level_count, scales.values())):
+        notes.append(f"The lines of a level are spread over its bar, in the order of {first.words}.")
     if _has_outliers(study, scales):
         notes.append("Values beyond the axis of an objective are drawn at its end.")
     return collected(
         store, study.data, "parallel", "Settings and objective values of trials", frame, study.origins(study.done),
-        notes=[*notes, *rung_note(study)], scales=scales, direction=first.direction,
+        notes=[*notes, *rung_note(study)], scales=scales, direction=first.direction, thick=thick,
+        units={objective.name: objective.unit for objective in study.objectives},
     )  # fmt: skip
 
 
@@ -120,9 +123,8 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
         position, scale = axis_position(study, path, trial.params), scales[path]
         text = level_text(trial.params[path]) if path in trial.params else ""
         share = math.nan if math.isnan(position) else scale.share(position)
-        shift = level_offset(scale, trial.number, SPREAD / max(1, len(scale.levels)))
         fields = {"axis": path, "name": study.names[path], "text": text, "share": share}
-        rows.append(trial_fields | fields | {"height": _height(scale, share) + shift})
+        rows.append(trial_fields | fields | {"height": _height(scale, share)})
     for objective in study.objectives:
         trial_value = objective.display_value(trial.values[objective.index])
         # a far worse value is drawn at the edge; the frame has its number
@@ -132,10 +134,29 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
     return [row | {"value": value, "best": trial.number in study.best} for row in rows]
 
 
-def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw parallel axes with a line per trial: the better a trial, the brighter and the further in front.
+def _level_count(scale: Scale) -> int:
+    """Return the number of levels of an axis, also of a range of few evenly spaced numbers; 0 for other numbers."""
+    return len(scale.levels) or (0 if scale.log else len(scale.at))
 
-    The colour is that of the first objective. Trials that none beats are thick, with a dark edge. `look` is not used.
+
+def _with_spread_levels(frame: pd.DataFrame, scales: dict[str, Scale]) -> pd.DataFrame:
+    """Return the rows with the lines of each level spread evenly over its bar, in the order of their values.
+
+    Args:
+        frame: Rows with axis, share, height and value.
+        scales: Scale by axis.
+    """
+    counts = frame["axis"].map({axis: _level_count(scale) for axis, scale in scales.items()})
+    groups = frame.groupby(["axis", "share"])["value"]
+    rank = (groups.rank(method="first") - 0.5) / groups.transform("size") - 0.5
+    spread = (SPREAD * rank / counts.where(counts > 0)).fillna(0)
+    return frame.assign(height=frame["height"] + spread)
+
+
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
+    """Draw parallel axes with a line per trial: the better a trial, the darker and the further in front.
+
+    The colour is that of the first objective. Trials that none beats are thick. `look` is not used.
     """
     from matplotlib.collections import LineCollection
 
@@ -145,79 +166,66 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes = figure.subplots()
     objective = objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
-    chart = colours(objective.sign)
+    # the light end of the map is hardly seen as a line on white, so the best trials have the dark end
+    ends = [PALEST, DARKEST] if objective.sign > 0 else [DARKEST, PALEST]
+    chart = colours(1)
     order = {str(axis_row["axis"]): index for index, axis_row in enumerate(names)}
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
-    shown = [scales[axis] for axis in order]
-    bands = _band_widths(figure, shown)
     placed = frame.assign(x=frame["axis"].map(order))
     ways = {
-        number: _segments(points["x"].to_numpy(), points["height"].to_numpy(dtype=float), bands)
+        number: _segments(points["x"].to_numpy(), points["height"].to_numpy(dtype=float))
         for number, points in placed.groupby("number")
     }
-    for best, width, alpha in ((False, 0.9 * marker_scale(len(ranked)), 0.75), (True, 2.2, 1.0)):
+    for best, width, alpha in ((False, 0.9 * marker_scale(len(ranked)), 0.85), (True, BEST_WIDTH, 1.0)):
         trials = ranked[ranked["best"] == best]
         numbered = trials[["number", "value"]].itertuples(index=False)
-        pairs = [(segment, chart(norm(value))) for number, value in numbered for segment in ways[int(number)]]
-        lines, line_colours = [segment for segment, _ in pairs], [colour for _, colour in pairs]
-        if best:
-            # a dark edge separates bright lines from the paper and from each other
-            lines = [line for line in lines for _ in range(2)]
-            line_colours = [colour for ink_of_trial in line_colours for colour in (drawing.INK, ink_of_trial)]
-        widths = [drawing.line_width(width + 1.0 * (best and index % 2 == 0)) for index in range(len(lines))]
-        axes.add_collection(
-            LineCollection(
-                lines, colors=line_colours, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round"
-            )
+        pairs = [
+            (segment, chart(ends[0] + (ends[1] - ends[0]) * float(norm(value))))
+            for number, value in numbered
+            for segment in ways[int(number)]
+        ]
+        style: dict[str, Any] = {"linewidths": drawing.line_width(width), "alpha": alpha, "zorder": 3 + best}
+        lines = LineCollection(
+            [line for line, _ in pairs], colors=[ink for _, ink in pairs], **style, joinstyle="round"
         )
-    _draw_frame(axes, [str(axis_row["name"]) for axis_row in names], shown, bands)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
+        axes.add_collection(lines)
+    shown = [scales[axis] for axis in order]
+    units = figure_data.draw_options["units"]
+    labels = [(str(row["name"]), str(units.get(row["axis"], "")).replace(" per ", "/")) for row in names]
+    _draw_frame(axes, labels, shown)
+    thick = drawing.key(color=chart(DARKEST), linewidth=drawing.line_width(BEST_WIDTH))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {figure_data.draw_options["thick"]: thick})
 
 
 def _height(scale: Scale, share: float) -> float:
     """Return the height of a share of an axis, 0 to 1: levels stand in the middle of equal parts of their axis."""
-    count = len(scale.levels)
+    count = _level_count(scale)
     return (share * (count - 1) + 0.5) / count if count > 1 else share
 
 
-def _band_widths(figure: Figure, scales: Sequence[Scale]) -> list[float]:
-    """Return the width of each axis, in distances of two axes, for its tick labels; the outer axes have 0.
-
-    An inner axis is a band with its labels inside, where no lines run; the labels of the outer axes stand outside.
-    """
-    across = figure.get_figwidth() * 0.9 / len(scales)
-    each = 0.62 * drawing.size("small") / 72
-    longest = [max((len(text) for text in scale.ticks(4).values()), default=0) for scale in scales]
-    widths = [min(MAX_BAND, (each * length + 0.09) / across) for length in longest]
-    return [0.0 if index in (0, len(scales) - 1) else width for index, width in enumerate(widths)]
-
-
-def _segments(positions: np.ndarray, heights: np.ndarray, bands: Sequence[float]) -> list[np.ndarray]:
-    """Return the pieces [2, 2] of a trial's line from the right edge of each axis to the left edge of the next.
+def _segments(positions: np.ndarray, heights: np.ndarray) -> list[np.ndarray]:
+    """Return the pieces [2, 2] of a trial's line from each axis to the next; none next to a setting that it lacks.
 
     Args:
         positions: Index of each axis that the trial has.
         heights: Height there; NaN where the trial lacks the setting.
-        bands: Width of each axis.
     """
     return [
-        np.array([[start + bands[start] / 2, low], [end - bands[end] / 2, high]])
+        np.array([[start, low], [end, high]])
         for (start, low), (end, high) in pairwise(zip(positions, heights, strict=True))
         if np.isfinite([low, high]).all()
     ]
 
 
-def _draw_frame(axes: Axes, names: list[str], scales: Sequence[Scale], bands: Sequence[float]) -> None:
-    """Draw the upright axes with their names above and about four tick labels each.
+def _draw_frame(axes: Axes, names: Sequence[tuple[str, str]], scales: Sequence[Scale]) -> None:
+    """Draw the upright axes with their names above and about four tick labels each, at their left.
 
-    The first axis has its labels at the left, the last one at the right, and the others between their two edges. A
-    level has a bar as high as its lines are spread.
+    The last axis has its labels at the right. A level has a bar as high as its lines are spread.
 
     Args:
         axes: The only axes of the figure; axis number i stands at x = i, from y = 0 to 1.
-        names: Label of each axis.
+        names: (name, unit or empty) of each axis.
         scales: Scale of each axis, in the same order.
-        bands: Width of each axis.
     """
     last = len(names) - 1
     axes.set_xlim(-0.35, last + 0.35)
@@ -227,29 +235,26 @@ def _draw_frame(axes: Axes, names: list[str], scales: Sequence[Scale], bands: Se
     axes.tick_params(axis="x", labeltop=True, labelbottom=False)
     figure: Any = axes.figure
     letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
-    axes.set_xticks(range(len(names)), [folded(setting_label(name), letters) for name in names])
+    heads = [
+        folded(setting_label(name), letters) + (f"\n{folded(f'({unit})', letters)}" if unit else "")
+        for name, unit in names
+    ]
+    axes.set_xticks(range(len(names)), heads)
     thin: dict[str, Any] = {"color": drawing.INK, "linewidth": drawing.line_width(0.7), "zorder": 5, "label": "_guide"}
-    for index, (scale, band) in enumerate(zip(scales, bands, strict=True)):
-        sides = [(index, 1 if index == last else -1)] if not band else [(index - band / 2, 1), (index + band / 2, -1)]
-        for x, _ in sides:
-            axes.plot([x, x], [0, 1], **thin)
-        align = "center" if band else "left" if index == last else "right"
-        shift = 0 if band else 5 if index == last else -5
+    for index, scale in enumerate(scales):
+        axes.plot([index, index], [0, 1], **thin)
+        side = 1 if index == last else -1
         for tick, tick_text in scale.ticks(4).items():
             height = _height(scale, scale.share(tick))
-            half = SPREAD / 2 / len(scale.levels) if scale.levels else 0.0
-            for x, inwards in sides:
-                if half:
-                    axes.plot([x, x], [height - half, height + half], **(thin | {"linewidth": drawing.line_width(2.5)}))
-                else:
-                    axes.plot([x, x + 0.03 * inwards], [height, height], **thin)
-            style: dict[str, Any] = {"ha": align, "va": "center", "zorder": 6}
-            most = max(
-                3, int((band - 0.02) * 0.9 * figure.get_figwidth() / len(names) / 0.6 / drawing.size("small") * 72)
-            )
-            drawing.note(
-                axes, drawing.shortened(tick_text, most) if band else tick_text, (index, height), (shift, 0), **style
-            )
+            half = SPREAD / 2 / _level_count(scale) if _level_count(scale) else 0.0
+            if half:
+                bar = thin | {"linewidth": drawing.line_width(2.5), "solid_capstyle": "butt"}
+                axes.plot([index, index], [height - half, height + half], **bar)
+            else:
+                axes.plot([index, index + 0.03 * side], [height, height], **thin)
+            style: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center", "zorder": 6}
+            style |= {"bbox": BOX} if 0 < index < last else {}
+            drawing.note(axes, tick_text, (index, height), (5 * side, 0), **style)
 
 
 def folded(name: str, most: int) -> str:

@@ -178,17 +178,12 @@ def ring_label(study: Study) -> str:
     return "best trial" if len(study.objectives) == 1 else "Pareto front"
 
 
-def level_offset(scale: Scale, number: int, spread: float) -> float:
-    """Return the offset of a trial's marker from its level, from -spread/2 to spread/2; 0 on an axis of numbers.
+def level_share(number: int) -> float:
+    """Return the offset of a trial's marker from its level, from -0.5 to 0.5 of the width over which marks are spread.
 
     It depends on the trial's number alone, so that it is the same in every drawing.
-
-    Args:
-        scale: Scale of the axis.
-        number: Number of the trial.
-        spread: Width over which the markers of a level are spread, in the unit of the caller's axis.
     """
-    return spread * ((number * 0.6180339887498949 + 0.5) % 1 - 0.5) if scale.levels else 0.0
+    return (number * 0.6180339887498949 + 0.5) % 1 - 0.5
 
 
 def trial_row(study: Study, trial: Trial) -> dict[str, Any]:

@@ -23,6 +23,7 @@ MAX_COLUMNS = 4
 TRIAL_COLOURS = ("later", tint(SERIES_INKS[0], 0.92), SERIES_INKS[0], mixed(SERIES_INKS[0], "#000000", 0.85))
 """Name of the colour map of trials, and its colours from the first trial to the last."""
 SPREAD = 0.7  # share of a level's space over which its trials are spread
+LEVEL_FILL = "#f1f1f1"  # shade of the width of a level
 STEP = 0.17  # distance of neighbours in a level, as a share of its space
 ROWS = 20.0  # values nearer than this part of the y axis stand side by side
 
@@ -44,10 +45,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
-    notes = [f"Each mark is a {study.trial_noun}, later ones are darker; no averaging over other settings."]
+    notes = [
+        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), later ones are darker; no averaging over other settings."
+    ]
     scales = {path: settings.scale_of(study, path) for path in study.search.ranges}
     if any(_is_of_levels(scale) for scale in scales.values()):
-        notes.append("Trials of the same level and about the same value are drawn side by side.")
+        notes.append("Shaded: the width of a level; its trials of about the same value are drawn side by side.")
     return collected(
         store, study.data, "slices", "Objective values by setting", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
         scales=scales, last=study.trials[-1].number,
@@ -140,6 +143,11 @@ def _is_of_levels(scale: Scale) -> bool:
     return bool(scale.levels or scale.at)
 
 
+def _level_space(scale: Scale) -> float:
+    """Return the distance of neighbouring levels on their axis; 1 for a single one."""
+    return 1.0 if scale.levels or len(scale.at) < 2 else min(b - a for a, b in pairwise(scale.at))
+
+
 def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]) -> pd.Series:
     """Return the offset of each trial from its level, in the unit of the axis; 0 on an axis of many numbers.
 
@@ -153,7 +161,7 @@ def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]
     if not _is_of_levels(scale) or scale.log:
         return pd.Series(0.0, panel_rows.index)
     low, high = limits
-    space = 1.0 if scale.levels or len(scale.at) < 2 else min(b - a for a, b in pairwise(scale.at))
+    space = _level_space(scale)
     heights = (panel_rows["value"].clip(low, high) - low) / (high - low) * ROWS
     offsets = pd.Series(0.0, panel_rows.index)
     sides = sorted((0.5 * STEP * part for part in range(-int(SPREAD / STEP), int(SPREAD / STEP) + 1)), key=abs)
@@ -208,6 +216,10 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
         room = 0.5 * (scale.at[1] - scale.at[0]) if len(scale.at) > 1 else 0.5
         axes.set_xlim(scale.low - room, scale.high + room)
     short_numbers(axes.yaxis)
-    if scale.levels:
+    if _is_of_levels(scale) and not scale.log:
         axes.grid(axis="x", visible=False)
+        at_levels = [float(index) for index in range(len(scale.levels))] or list(scale.at)
+        space = _level_space(scale)
+        for position in at_levels:
+            axes.axvspan(position - 0.46 * space, position + 0.46 * space, color=LEVEL_FILL, linewidth=0, zorder=0.4)
     axes.set_xlabel(settings.setting_label(str(panel_rows["name"].iloc[0])))

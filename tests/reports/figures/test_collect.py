@@ -67,7 +67,7 @@ class TestLengths:
         half = 2.262157162798 * stdev(logged) / math.sqrt(10)
         assert (line["low"], line["high"]) == pytest.approx((fmean(logged) - half, fmean(logged) + half), abs=1e-9)
         assert [round(100 * line[side], 1) for side in ("value", "low", "high")] == [63.0, 50.6, 75.4]
-        assert "Bands: 95 % t intervals across configurations" in needles.notes[0]
+        assert "Bars: 95 % t intervals across configurations" in needles.notes[0]
 
     def test_a_single_cell_has_the_interval_of_its_trials(self, needles: FigureData) -> None:
         best = needles.frame[(needles.frame["value"] == 0.925) & (needles.frame["length"] == 65536)]
@@ -124,8 +124,14 @@ class TestLengths:
 
 class TestDiagnostics:
     def test_count_map_is_the_formula(self, published: Store) -> None:
-        at = {row["m"]: row["mag"] for row in rows(make_figure("2a", published, "printed-v2"))}
+        drawn = rows(make_figure("2a", published, "printed-v2"))
+        at = {row["m"]: row["mag"] for row in drawn if row["source"] == "init"}
         assert (at[0], max(at)) == (0.0, 1000)
+        slope = math.log1p(math.exp(-1.5))
+        for source, factor in (("init", 1.0), ("0.5 × init", 0.5), ("2 × init", 2.0)):
+            curve = [(row["m"], row["mag"]) for row in drawn if row["source"] == source]
+            expected = [math.tanh(factor * slope * math.log1p(m)) for m, _ in curve]
+            assert [mag for _, mag in curve] == pytest.approx(expected)
         # docs/reference/mechanisms.md, "Polar attention"
         assert [round(at[1], 4), round(at[1000], 4)] == [0.1387, 0.8835]
 

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.figures import make_figure
@@ -131,15 +133,23 @@ class TestLegends:
 class TestSamples:
     @pytest.mark.parametrize("name", every_nth(["needle", "length"], 2))
     def test_banded_lines_have_no_lines_of_cells(self, published: Store, name: str) -> None:
-        from matplotlib.collections import FillBetweenPolyCollection, LineCollection
+        from matplotlib.collections import LineCollection
 
         figure_data = make_figure(name, published, "printed-v2")
         drawn_marks = [mark for axes in figure_of(figure_data).axes for mark in axes.collections]
         lines = figure_data.frame.groupby(["panel", "line", "probe"])["cell"].nunique()
-        assert sum(isinstance(mark, FillBetweenPolyCollection) for mark in drawn_marks) == len(lines)
-        assert not any(isinstance(mark, LineCollection) for mark in drawn_marks)
+        bars = [mark for mark in drawn_marks if isinstance(mark, LineCollection)]
+        assert len(bars) == len(lines) == len(drawn_marks)
+        # Student's t of ten cells, clipped to a share
+        each = figure_data.frame.groupby(["panel", "line", "probe", "length"])["value"].agg(["mean", "std"])
+        half, factor = 2.262157162798 * each["std"] / math.sqrt(10), 100 if name == "needle" else 1
+        low, high = factor * (each["mean"] - half), factor * (each["mean"] + half)
+        if name == "needle":
+            low, high = low.clip(0, 100), high.clip(0, 100)
+        drawn_ends = sorted((float(bar[0, 1]), float(bar[1, 1])) for mark in bars for bar in mark.get_segments())
+        assert np.array(drawn_ends) == pytest.approx(np.array(sorted(zip(low, high, strict=True))), abs=1e-6)
         assert set(lines) == {10}
-        assert "(n = 10 cells per line). Bands" in figure_data.notes[0]
+        assert "(n = 10 cells per line). Bars" in figure_data.notes[0]
         assert not any("leave the axes" in note or "single cells" in note for note in figure_data.notes)
 
     def test_best_cell_has_the_ink_of_its_mixer(self, published: Store) -> None:
@@ -152,6 +162,7 @@ class TestSamples:
             if list(line.get_ydata()) == list(100 * best["value"]) and line.get_color() != "#ffffff"
         ]
         assert ink == mixer_inks(["polar"])["polar"]
+        assert "best of 120 cells" in legend_of(figure_of(figure_data))
         value = 100 * best["value"].iloc[-1]
         assert f"best cell: {value:.1f} %" in [text.get_text() for text in panel.texts]
 

@@ -76,7 +76,7 @@ class TestPower:
     def test_lines_rings_and_names_are_those_of_the_frame(self, power: FigureData) -> None:
         figure = figure_of(power)
         check_column(figure)
-        assert [axes.get_title() for axes in figure.axes] == ["validation loss", "needle, 64K"]
+        assert [axes.get_title() for axes in figure.axes] == ["validation loss", "needle accuracy, 64K"]
         for axes, measure in zip(figure.axes, ("Val", "Ndl@64K"), strict=True):
             measure_rows = power.frame[power.frame["measure"] == measure]
             drawn_lines = {tuple(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"}

@@ -14,7 +14,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.canvas.length_frames import line_means
 from atma_sweep.reports.figures.canvas.scales import Scale, round_numbers, scale_for_values
-from atma_sweep.reports.figures.response import level_as_number
+from atma_sweep.reports.figures.response import is_geometric, level_as_number
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner
@@ -103,7 +103,7 @@ def test_levels_that_lie_apart_have_lines_of_their_own(empty: Store, make: Any) 
     assert np.array(drawn_lines(axes)) == pytest.approx(np.array(sorted(expected)))
     dashes = {(line.get_color(), line.get_linestyle()) for line in axes.lines if line.get_color() != "#ffffff"}
     assert len({dash for _, dash in dashes} - {"None"}) == 2
-    assert figure_data.notes[0] == "Points: single cells, one run each."
+    assert figure_data.notes[0] == "Points: single cells, one run each, so that the spread between runs is unknown."
 
 
 def test_levels_close_together_are_averaged(empty: Store, make: Any) -> None:
@@ -147,7 +147,7 @@ def test_response_by_second_axis(rates: Store) -> None:
     [
         (["--by", "attn_type"], "--by attn_type: sweep rates has no such numeric axis"),
         (["--by", "train.muon"], "did you mean train.muon_lr?"),
-        (["--compare", "printed-v2"], "a table and a figure need one command each"),
+        (["--compare", "printed-v2"], "figure response does not take --compare; figures that do: loss"),
     ],
 )
 def test_response_refusals_are_single_lines(rates: Store, tmp_path: Path, arguments: list[str], why: str) -> None:
@@ -211,3 +211,11 @@ class TestTicks:
         value = low * times**part if log else low + part * (low * times - low)
         assert scale.share(value) == pytest.approx(part, abs=1e-6)
         assert (scale.share(scale.low), scale.share(scale.high)) == (0, pytest.approx(1))
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [((0.02, 0.03, 0.045, 0.065), True), ((1.0, 2.0, 3.0), False), ((1.0, 2.0), False), ((0.0, 1.0, 3.0), False)],
+)
+def test_levels_of_equal_ratios_make_a_logarithmic_axis(levels: tuple[float, ...], expected: bool) -> None:
+    assert is_geometric(levels) is expected

@@ -15,7 +15,9 @@ import studied
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
+from atma_sweep.reports.figures.canvas.scales import Scale
 from atma_sweep.reports.figures.files import rendered
+from atma_sweep.reports.figures.studies.contours import _interpolated
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
@@ -24,7 +26,7 @@ from atma_sweep.results.studies.search import Interval, LevelChoice, Search
 from here import run_in_process
 from matplotlib.text import Text
 from pictures import COLUMN, assert_texts_apart, figure_of
-from studied import DEPTH, ENDS, FIGURES, KIND, RATE, SEARCH, TWO, loss, speed, trials_at_random
+from studied import DECAY, DEPTH, ENDS, FIGURES, KIND, RATE, SEARCH, TWO, loss, speed, trials_at_random
 from tiers import every_nth
 
 PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (name, sweep) != ("front", "tuned")]
@@ -56,7 +58,7 @@ class TestHistory:
     def test_caption_names_marks_without_value(self, studies: Store) -> None:
         figure_data = make_figure("history", studies, "tuned")
         notes = " ".join(figure_data.notes)
-        assert "Trials that diverged or failed have no value: their marks stand at the worse edge." in notes
+        assert "Trials that diverged or failed have no value: their marks stand in a strip beyond the axis." in notes
         assert "Not drawn: trial 39, not finished." in notes
         beyond = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
         legend = [text.get_text() for text in figure_of(figure_data).legends[0].get_texts()]
@@ -128,7 +130,7 @@ class TestFront:
         assert figure_data.frame["front"].sum() == 3 * 5
         assert set(figure_data.frame["y_label"]) == {
             "speed, tokens/s (more is better)",
-            "needle, 64, % (more is better)",
+            "needle accuracy, 64, % (more is better)",
         }
         assert figure_data.frame["y_value"].max() == pytest.approx(70), "a share is shown in percent"
         assert len(figure_of(figure_data, FigureOptions()).axes) == 4
@@ -164,15 +166,39 @@ class TestPositions:
             assert mine[KIND] == ("polar", "nope", "rope").index(trial.params[KIND]) / 2
             assert 0 <= mine["val.val_loss"] <= 1
 
-    @pytest.mark.thorough
-    def test_contours_pair_varying_settings(self, studies: Store) -> None:
+    def test_contours_draw_the_pairs_that_predict(self, studies: Store) -> None:
         figure_data = make_figure("contours", studies, "tuned")
         pairs = figure_data.frame[["x", "y"]].drop_duplicates()
-        assert len(pairs) == 6
-        axes = figure_of(figure_data, FigureOptions()).axes
-        filled = [len(panel.collections) > 1 for panel in axes[:6]]
         # the loss depends on the rate, so interpolation over other settings predicts nothing
-        assert filled == [RATE in (x, y) and KIND not in (x, y) for x, y in pairs.itertuples(index=False)]
+        assert {y for _, y in pairs.itertuples(index=False)} == {RATE}
+        assert {x for x, _ in pairs.itertuples(index=False)} == {DEPTH, KIND, DECAY}
+        assert figure_data.frame["skill"].between(0.3, 1).all()
+        assert list(figure_data.frame["skill"]) == sorted(figure_data.frame["skill"], reverse=True)
+        assert any("the 3 of 6 pairs" in note for note in figure_data.notes)
+        kinds = [
+            {type(part).__name__ for part in panel.collections} for panel in figure_of(figure_data).axes[: len(pairs)]
+        ]
+        field = {DECAY: "TriContourSet", KIND: "QuadMesh", DEPTH: "QuadMesh"}
+        assert [field[x] in kind for x, kind in zip(pairs["x"], kinds, strict=True)] == [True] * 3
+
+    def test_contour_strips_interpolate_within_a_level(self) -> None:
+        levels, numbers = Scale(levels=("a", "b")), Scale(0, 1)
+        coordinates, values = np.array([[0, 0.0], [0, 1.0], [1, 0.5]]), np.array([2.0, 4.0, 9.0])
+        at = np.array([[0, 0.25], [0, 1.0], [1, 0.5], [1, 0.6]])
+        assert _interpolated(coordinates, values, at, levels, numbers).tolist()[:3] == [2.5, 4.0, 9.0]
+        assert np.isnan(_interpolated(coordinates, values, at, levels, numbers)[3])
+        both = np.array([[0, 1.0], [1, 0.0]])
+        twice = np.array([[0, 1.0], [0, 1.0], [1, 1.0]])
+        assert _interpolated(twice, np.array([1.0, 2.0, 5.0]), both, levels, levels)[0] == 1.5
+
+    @pytest.mark.parametrize(("sweep", "levels"), [("tuned", 4), ("both", 4)])
+    def test_parallel_lines_of_a_level_follow_the_value(self, studies: Store, sweep: str, levels: int) -> None:
+        frame = make_figure("parallel", studies, sweep).frame
+        depth = frame[frame["axis"] == DEPTH]
+        for index, (_, rows) in enumerate(depth.groupby("share")):
+            ranked = rows.sort_values("value")["height"].to_numpy()
+            middle, n = (index + 0.5) / levels, len(rows)
+            assert ranked == pytest.approx([middle + 0.7 / levels * ((k + 0.5) / n - 0.5) for k in range(n)])
 
     def test_parallel_labels_are_clear_of_lines(self, studies: Store) -> None:
         for sweep, look in (("tuned", COLUMN), ("both", FigureOptions())):
@@ -181,20 +207,12 @@ class TestPositions:
             assert {"PoLAR", "NoPE", "RoPE"} <= {text.get_text() for text in axes.texts}
             segments = [axes.transData.transform(line) for part in axes.collections for line in part.get_segments()]
             dense = np.concatenate([np.linspace(*segment, 200) for segment in segments])
-            assert not any(Text.get_window_extent(text).count_contains(dense) for text in axes.texts)
+            boxed = [text for text in axes.texts if (box := text.get_bbox_patch()) and box.get_alpha() >= 0.85]
+            assert all(text.get_zorder() > part.get_zorder() for text in boxed for part in axes.collections)
+            bare = [text for text in axes.texts if text not in boxed]
+            assert not any(Text.get_window_extent(text).count_contains(dense) for text in bare)
             heights = [height for part in axes.collections for line in part.get_segments() for height in line[:, 1]]
             assert 0 <= min(heights) <= max(heights) <= 1, "no line leaves its axis"
-
-    def test_contours_share_axes_in_a_triangle(self, studies: Store) -> None:
-        figure_data = make_figure("contours", studies, "tuned")
-        pairs = figure_data.frame[["x", "y"]].drop_duplicates().itertuples(index=False)
-        panels = dict(zip(map(tuple, pairs), figure_of(figure_data).axes, strict=False))
-        for (x, y), axes in panels.items():
-            for (second_x, second_y), neighbour in panels.items():
-                assert (axes.get_position().x0 == pytest.approx(neighbour.get_position().x0)) == (x == second_x)
-                assert (axes.get_position().y0 == pytest.approx(neighbour.get_position().y0)) == (y == second_y)
-        assert sum(bool(axes.get_xlabel()) for axes in panels.values()) == 3
-        assert sum(bool(axes.get_ylabel()) for axes in panels.values()) == 3
 
     def test_slice_marks_of_a_level_stand_apart(self, studies: Store) -> None:
         figure_data = make_figure("slices", studies, "tuned")
@@ -316,7 +334,7 @@ def poor(studies: Store, make: Any) -> Store:
     studied.record(studies, "few", SEARCH, trials_at_random(SEARCH, 3, first_cell=2001))
     studied.record(studies, "none", SEARCH, trials_at_random(SEARCH, 1, ends={0: "failed"}, first_cell=3001))
     still = [
-        replace(trial, params={RATE: trial.params[RATE], DEPTH: 4, KIND: "polar", studied.DECAY: 0.0})
+        replace(trial, params={RATE: trial.params[RATE], DEPTH: 4, KIND: "polar", DECAY: 0.0})
         for trial in trials_at_random(SEARCH, 12, first_cell=4001)
     ]
     studied.record(studies, "still", SEARCH, still)
@@ -348,7 +366,9 @@ def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path,
 def test_importance_bars_have_their_values(studies: Store) -> None:
     figure_data = make_figure("importance", studies, "tuned")
     (axes,) = figure_of(figure_data).axes
-    assert [text.get_text() for text in axes.texts] == [f"{share:.1f} %" for share in figure_data.frame["share"]]
+    assert [text.get_text() for text in axes.texts] == ["95 %", "4 %", "1 %", "< 1 %"]
+    shares = [0.9524, 0.0397, 0.006, 0.0019]
+    assert list(figure_data.frame["share"]) == pytest.approx([100 * share for share in shares], abs=0.02)
     assert ("Arrow" in " ".join(figure_data.notes)) == bool((figure_data.frame["chance"] > 100).any())
 
 

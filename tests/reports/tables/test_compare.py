@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.stats.audit import audit_differences
+from atma_sweep.reports.stats.sweep_differences import match_configurations
 from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.reports.tables import make_table
+from atma_sweep.results.paper import open_published
+from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from scipy import stats
@@ -394,3 +397,12 @@ class TestHomogeneity:
         assert audit_differences(published, "printed-v2") == [
             "not recorded by the paper: code, software, seeds, restarts, co-tenancy"
         ]
+
+
+@pytest.mark.thorough
+def test_untrained_cells_give_way_to_trained_ones() -> None:
+    """The shipped sweep has four cells of the printed 996M tokens that are not trained, and four shorter trainings."""
+    own = load_sweep_data(shipped_store("headline-370m"), "headline-370m")
+    matches = match_configurations(own, load_sweep_data(open_published(), "printed-v2"))
+    assert [{cell.axes["train.tokens"] for cell in match.own_cells} for match in matches] == [{"249036800"}] * 4
+    assert [cell.axes["train.tokens"] for cell in own.cells if cell.state == "new"] == ["996147200"] * 4

@@ -1,0 +1,174 @@
+"""An invented sweep for the gallery whose numbers look like those of real networks: noisy, over three seeds, with limits.
+
+The figures of probes are drawn from it, since no sweep that comes along has stored their items. Curves follow simple
+laws (a power law of the position, a capacity of the memory, recall that falls beyond the training length) with noise
+that depends on the names of what is drawn alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+from atma_sweep.results.store.recorder import DatabaseRecorder
+from atma_sweep.results.store.records import Example, Measurement, Owner
+from atma_sweep.results.store.store import Store
+from sweeps import cell
+
+NAME = "invented"
+OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
+TRAINED = 1024
+MIXERS, MEMORIES, SEEDS = ("fox", "rope"), ("off", "on"), (0, 1, 2)
+GATED = {"fox"}
+"""Mixers whose attention has gates."""
+LOSS = {"fox": 3.10, "rope": 3.17}
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+BIN, DOCUMENT, DOCUMENTS = 16, 4096, 6
+LAYERS, HEADS, DIGITS, TRIALS, CONSTANT = (1, 3, 5, 7), 4, 5, 16, 0.16
+MAP_TOKENS = 12
+
+
+def fill_plausible(store: Store) -> None:
+    """Record the sweep `invented`: two mixers with and without memory, three seeds each, trained at 1K tokens."""
+    levels = [(mixer, memory, seed) for mixer in MIXERS for memory in MEMORIES for seed in SEEDS]
+    cells = [
+        replace(cell(i + 1, attn_type=mixer, memory=memory, seed=seed), config={"train": {"seq_len": TRAINED}})
+        for i, (mixer, memory, seed) in enumerate(levels)
+    ]
+    store.record_revision(NAME, grid_text="x", grid_file="x.yaml", cells=cells)
+    for record, (mixer, memory, seed) in zip(cells, levels, strict=True):
+        attempt = store.start_attempt(record.id, owner=OWNER, fence=1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
+        draw = random.Random(f"{mixer} {memory} {seed}")
+        _position_nll(recorder, mixer, memory, draw)
+        for length in LENGTHS:
+            _recall(recorder, mixer, memory, length, draw)
+        _attention_map(recorder, mixer, draw)
+        _gates(recorder, mixer, memory, draw)
+        _memory_recall(recorder, mixer, memory, draw)
+        store.finish_attempt(attempt.id, 1, "done")
+
+
+def _write(recorder: DatabaseRecorder, probe: str, length: int, n: int, **values: float) -> None:
+    recorder.measurements(
+        [Measurement(probe=probe, metric=name, length=length, value=value, n=n) for name, value in values.items()]
+    )
+
+
+def _position_nll(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
+    """A power law of the position, which RoPE leaves beyond the training length; documents differ in difficulty."""
+    level = LOSS[mixer] - 0.12 * (memory == "on") + draw.gauss(0, 0.012)
+    slope = {"fox": 0.0, "rope": 0.45}[mixer] * (0.3 if memory == "on" else 1)
+    fields: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": DOCUMENT}
+    examples = []
+    for document in range(DOCUMENTS):
+        shift = random.Random(f"document {document}").gauss(0, 0.15)
+        for index in range(DOCUMENT // BIN):
+            position = (index + 0.5) * BIN
+            value = level + 3.2 * position**-0.42 + slope * max(0.0, math.log2(position / TRAINED)) + shift
+            examples.append(Example(**fields, item=document, position=index, value=value + draw.gauss(0, 0.03)))
+    recorder.examples(examples)
+    _write(recorder, "position_nll", DOCUMENT, DOCUMENTS, nats=level, end_nats=level, bin=float(BIN))
+
+
+def _chance_of_digit(mixer: str, memory: str, length: int, depth: float) -> float:
+    """Probability that a digit is recalled: it falls beyond the training length, the less so with a memory."""
+    over = max(0.0, math.log2(length / TRAINED)) + 0.25 * math.log2(length / 512)
+    loss_per_octave = {"fox": 0.16, "rope": 0.42}[mixer] * (0.45 if memory == "on" else 1)
+    return max(0.11, 0.97 - loss_per_octave * over - 0.12 * (1 - depth) * over - 0.08 * (0.2 < depth < 0.8))
+
+
+def _recall(recorder: DatabaseRecorder, mixer: str, memory: str, length: int, draw: random.Random) -> None:
+    """Digits of a passkey at five depths, and of needle trials that differ in difficulty."""
+    fields: dict[str, Any] = {"probe": "passkey", "metric": "digit_accuracy", "length": length}
+    examples = [
+        Example(
+            **fields, item=trial, position=index * DIGITS + digit, detail={"depth": depth},
+            value=float(draw.random() < _chance_of_digit(mixer, memory, length, depth)),
+        )
+        for index, depth in enumerate(DEPTHS) for trial in range(8) for digit in range(DIGITS)
+    ]  # fmt: skip
+    recorder.examples(examples)
+    mean = sum(float(example.value or 0) for example in examples) / len(examples)
+    _write(
+        recorder,
+        "passkey",
+        length,
+        len(examples),
+        digit_accuracy=mean,
+        exact_accuracy=mean**2,
+        constant_accuracy=CONSTANT,
+    )
+    fields = {"probe": "needle", "metric": "digit_accuracy", "length": length}
+    examples = []
+    for trial in range(TRIALS):
+        ease = random.Random(f"trial {trial} {length}").uniform(-0.35, 0.35)
+        share = min(0.98, max(0.05, _chance_of_digit(mixer, memory, length, 0.5) + ease))
+        examples += [
+            Example(**fields, item=trial, position=digit, value=float(draw.random() < share)) for digit in range(DIGITS)
+        ]
+    recorder.examples(examples)
+    mean = sum(float(example.value or 0) for example in examples) / len(examples)
+    _write(recorder, "needle", length, len(examples), digit_accuracy=mean, constant_accuracy=CONSTANT)
+
+
+def _attention_map(recorder: DatabaseRecorder, mixer: str, draw: random.Random) -> None:
+    """Two layers of two heads: one attends to the tokens just before, the other to the first token and two others."""
+    fields: dict[str, Any] = {"probe": "attention_map", "metric": "keys"}
+    decay = {"fox": 0.9, "rope": 0.6}[mixer]
+    examples = []
+    for item, (layer, head) in enumerate((layer, head) for layer in (2, 6) for head in (0, 1)):
+        for query in range(MAP_TOKENS):
+            raw = [math.exp(-decay * (query - key) + draw.gauss(0, 0.3)) for key in range(query + 1)]
+            if head == 1:
+                raw = [
+                    math.exp(draw.gauss(0, 0.4)) + 6.0 * (key == 0) + 5.0 * (key in (3, 7)) for key in range(query + 1)
+                ]
+            weights = [weight / sum(raw) for weight in raw]
+            detail = {"layer": layer, "head": head, "weights": weights}
+            keys = 1 / sum(weight**2 for weight in weights)
+            examples.append(Example(**fields, item=item, position=query, value=keys, detail=detail))
+    recorder.examples(examples)
+    _write(recorder, "attention_map", 0, len(examples), keys=3.0, row_sum=1.0)
+
+
+def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
+    """Half-lives of 2 to 30,000 tokens, longer in later layers; one head of the last layer never forgets."""
+    for metric, is_gated in (("retention", mixer in GATED), ("memory", memory == "on")):
+        if not is_gated:
+            continue
+        examples = []
+        for order, layer in enumerate(LAYERS):
+            for head in range(HEADS):
+                half_life = 2 ** (1.5 + 2.2 * order + 1.1 * head + draw.gauss(0, 0.8))
+                kept = 1.0 if (order, head) == (len(LAYERS) - 1, HEADS - 1) else 0.5 ** (1 / half_life)
+                examples.append(Example(probe="gates", metric=metric, item=layer, position=head, value=kept))
+        recorder.examples(examples)
+        mean = sum(float(example.value or 0) for example in examples) / len(examples)
+        _write(recorder, "gates", 0, len(examples), **{metric: mean})
+    _write(recorder, "gates", 0, 1, channels=1.0)
+
+
+def _memory_recall(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
+    """Recall that falls around a capacity, never below chance; without memory only in context."""
+    capacity = {"fox": 20.0, "rope": 9.0}[mixer] * 2 ** draw.gauss(0, 0.15)
+    parts = [("context_share", [(row, 0) for row in range(8)], (4, 8, 16, 32), 1.6 if memory == "on" else 0.7)]
+    if memory == "on":
+        parts.append(("share", [(layer, head) for layer in LAYERS for head in range(2)], (4, 8, 16, 32, 64), 1.0))
+    for metric, units, numbers, factor in parts:
+        examples = []
+        for index, pairs in enumerate(numbers):
+            share = 1 / pairs + (1 - 1 / pairs) / (1 + (pairs / (factor * capacity)) ** 2.2)
+            examples += [
+                Example(
+                    probe="memory_recall", metric=metric, item=item, position=2 * index + head,
+                    value=min(1.0, max(0.0, share + draw.gauss(0, 0.06))), detail={"pairs": pairs, "chance": 1 / pairs},
+                )
+                for item, head in units
+            ]  # fmt: skip
+        recorder.examples(examples)
+        mean = sum(float(example.value or 0) for example in examples) / len(examples)
+        _write(recorder, "memory_recall", 0, len(examples), **{metric: mean})
