@@ -28,7 +28,7 @@ from atma_sweep.sweep.planning.admission import expand_grid
 from bench import Bench
 from registries import scope
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "prepare-text.md"
 PLUGIN = """
 from atma_sweep.sweep.data import CorpusKind, Text, register_corpus
 
@@ -216,7 +216,7 @@ def test_plugin_errors_are_single_lines(tmp_path: Path) -> None:
 
 
 def test_corpus_of_the_guide_is_prepared(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```python\n(# pairs.py\n.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(r"^```python\n(# pairs.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     file = tmp_path / "pairs.py"
     file.write_text(example)
     with fresh():

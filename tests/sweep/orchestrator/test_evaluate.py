@@ -39,9 +39,9 @@ from patience import PATIENCE_S
 from refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
-GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md").read_text()
-IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
-"""What the guide shows, to the letter."""
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "read-the-numbers.md").read_text()
+IN_PYTHON = re.findall(r"^```python\n(import torch\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
+"""The code of the page, to the letter."""
 POLAR, FADE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "fade", "rope"))
 NOPE = "nope-baseline-d0-m0-w1-s0"
 PROBED = ("val", "clean", "junk", "needle")
@@ -414,7 +414,7 @@ def test_readme_snippet_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("ATMA_DB", raising=False)
     names: dict[str, Any] = {}
     with redirect_stdout(io.StringIO()) as out:
-        exec(compile(IN_PYTHON, "guide.md", "exec"), names)
+        exec(compile(IN_PYTHON, "read-the-numbers.md", "exec"), names)
     arguments = SimpleNamespace(**names)
     assert arguments.logits.shape == (1, len("import os"), 264)
     assert arguments.trained.config.model.attn_type == "polar"
