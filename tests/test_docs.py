@@ -103,7 +103,9 @@ def test_architecture_draws_the_layers_in_force() -> None:
 PATH = re.compile(r"`((?:sweep|model|kernels|results|reports|grids|tests|docs|\.ci)/[\w./-]+|cli\.py)`")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     named = set(PATH.findall(page.read_text()))
     assert sorted(name for name in named if not re.search("NNNN|NAME|PROBE", name) and not (ROOT / name).exists()) == []
