@@ -36,9 +36,9 @@ set:
   eval: {{lengths: [32, 64], documents: 2, junk_rows: 2, needle_trials: 2, validate_every: 10, validation_tokens: 256}}
   checkpoint: {{every_steps: 7}}
 """
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-README_MIXER = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
-"""The mixer that the README shows, to the letter."""
+TUTORIAL = (Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "your-own-mixer.md").read_text()
+TUTORIAL_MIXER = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL)[0]
+"""The mixer of the tutorial, to the letter."""
 Curves = dict[str, list[tuple[object, ...]]]
 
 
