@@ -61,7 +61,7 @@ def export(
     """Write a sweep to one file (a bundle) that import reads elsewhere, or to files for another program.
 
     --to tensorboard, wandb and mlflow write curves and measurements, one run per cell, offline; they need the extra
-    "exporters". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna writes
+    "trackers". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna writes
     a study's trials as an Optuna database; view it with optuna-dashboard sqlite:///FILE.
 
     \b
