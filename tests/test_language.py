@@ -55,7 +55,7 @@ def test_findings_name_rule_file_and_line() -> None:
     ids=["41 words", "40 words", "two sentences", "over two lines", "an item of a list", "code", "a table"],
 )
 def test_long_lines_and_sentences_of_a_document(text: str, rules: list[str]) -> None:
-    assert [rule for rule, *_ in findings_of_document("docs/how-to/guide.md", text)] == rules
+    assert [rule for rule, *_ in findings_of_document("docs/how-to/generate-text.md", text)] == rules
 
 
 def test_generated_documents_have_no_findings() -> None:

@@ -1,4 +1,4 @@
-"""Causal convolutions one token at a time, from the inputs before it (docs/how-to/decoding.md).
+"""Causal convolutions one token at a time, from the inputs before it (docs/explanation/decoding.md).
 
 B texts, C channels, W taps, E channels of x, H query heads, J KV heads, X head size, R rows of a table of texts. The
 table `tails` [R, W - 1, C] holds the last W - 1 inputs of each text, zeros before its start.

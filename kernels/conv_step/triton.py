@@ -1,4 +1,4 @@
-"""Triton kernels of the causal convolutions one token at a time, as one pass over their tails (docs/how-to/decoding.md).
+"""Triton kernels of the causal convolutions one token at a time, as one pass over their tails (docs/explanation/decoding.md).
 
 B texts, C channels, W taps, H query heads, J KV heads, X head size, R rows of the table of tails.
 """

@@ -1,4 +1,4 @@
-"""Delta rules one token at a time, with states updated in place (docs/how-to/decoding.md).
+"""Delta rules one token at a time, with states updated in place (docs/explanation/decoding.md).
 
 B texts, H query heads, J KV heads, X head size, R rows of the table of states. See docs/reference/mechanisms.md, "Gated delta
 memory".

@@ -1,4 +1,4 @@
-"""Triton kernel of the delta rules one token at a time, as one pass over the states (docs/how-to/decoding.md).
+"""Triton kernel of the delta rules one token at a time, as one pass over the states (docs/explanation/decoding.md).
 
 B texts, H query heads, J KV heads, X head size, V rows of a state per program. Rows of a state do not depend on each
 other.

@@ -1,4 +1,4 @@
-"""Attention of one new token per text over keys in pages: softmax and polar (docs/how-to/decoding.md).
+"""Attention of one new token per text over keys in pages: softmax and polar (docs/explanation/decoding.md).
 
 B texts, N pages of a pool, H query heads, J KV heads, X head size, S keys.
 """

@@ -1,4 +1,4 @@
-"""Page tables of texts whose keys and values lie in pages of a common pool (docs/how-to/decoding.md).
+"""Page tables of texts whose keys and values lie in pages of a common pool (docs/explanation/decoding.md).
 
 Texts of any length share the pool. Kwon et al., "Efficient memory management for large language model serving with
 PagedAttention" (2023).

@@ -1,4 +1,4 @@
-"""Triton kernels of attention of one query per text over keys in pages, split over ranges of keys (docs/how-to/decoding.md).
+"""Triton kernels of attention of one query per text over keys in pages, split over ranges of keys (docs/explanation/decoding.md).
 
 B texts, P pages of a text, H query heads, J KV heads, G = H / J, X head size, N keys of a block. A program reads the
 keys of one text, one KV head and one range once for all G queries. A second kernel merges the ranges where there are

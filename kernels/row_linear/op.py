@@ -1,6 +1,6 @@
 """Projection of one row, with the norm before it and the gate or sum after it in one pass over its matrix.
 
-B texts, D inputs, E outputs, C channels, W taps, R rows of the table of convolution tails. See docs/how-to/decoding.md.
+B texts, D inputs, E outputs, C channels, W taps, R rows of the table of convolution tails. See docs/explanation/decoding.md.
 """
 
 from __future__ import annotations

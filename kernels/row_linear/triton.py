@@ -1,4 +1,4 @@
-"""Triton kernels of the product of one row with a matrix, as one pass over the matrix (docs/how-to/decoding.md).
+"""Triton kernels of the product of one row with a matrix, as one pass over the matrix (docs/explanation/decoding.md).
 
 K inputs, N outputs. A program computes BN outputs and their gates. On Hopper a kernel starts while the one before it
 still runs (programmatic dependent launch). It requests its part of the matrix, which no kernel of a step writes, and

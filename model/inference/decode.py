@@ -1,6 +1,6 @@
 """Decoders: continue sequences token by token, from a paged cache or by recomputing them.
 
-Source: docs/how-to/decoding.md. Letters of shapes: B sequences of a step, T tokens, V vocabulary, P pages.
+Source: docs/explanation/decoding.md. Letters of shapes: B sequences of a step, T tokens, V vocabulary, P pages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Text generation: sampling tokens one by one after a prompt.
 
-Source: docs/how-to/decoding.md. Letters of shapes: T tokens, V vocabulary.
+Source: docs/explanation/decoding.md. Letters of shapes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations

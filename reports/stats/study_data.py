@@ -243,7 +243,7 @@ def study_of(store: Store, data: SweepData) -> Study:
     search = search_of(store, data.sweep)
     if search is None:
         raise ReportError(
-            f"sweep {data.sweep} is not a study; add search: to its grid (docs/how-to/studies.md), or name a sweep that has it"
+            f"sweep {data.sweep} is not a study; add search: to its grid (docs/how-to/search-settings.md), or name a sweep that has it"
         )
     return Study(data=data, search=search, trials=tuple(trials_of(store, data.sweep)))
 

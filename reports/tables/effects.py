@@ -245,7 +245,7 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
     else:
         notes.append(
             "The grid declares no contrasts, so all tests of this sweep are exploratory; declare some with "
-            "`contrasts:` in the grid (docs/how-to/guide.md)."
+            "`contrasts:` in the grid (docs/how-to/write-a-grid.md)."
         )
     title = "Declared contrasts"
     numbers = (_count_heading(data, "Pairs"), "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")

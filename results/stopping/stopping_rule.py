@@ -1,4 +1,4 @@
-"""The section `stop:` of a grid: contrast, wanted precision, and maximum number of seeds (docs/how-to/designs.md)."""
+"""The section `stop:` of a grid: contrast, wanted precision, and maximum number of seeds (docs/how-to/add-seeds.md)."""
 
 from __future__ import annotations
 

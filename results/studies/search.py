@@ -1,4 +1,4 @@
-"""The section `search:` of a grid: searched settings, objectives, sampler and pruner (docs/how-to/studies.md)."""
+"""The section `search:` of a grid: searched settings, objectives, sampler and pruner (docs/how-to/search-settings.md)."""
 
 from __future__ import annotations
 

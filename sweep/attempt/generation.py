@@ -1,4 +1,4 @@
-"""Text generation by trained models (docs/how-to/decoding.md)."""
+"""Text generation by trained models (docs/explanation/decoding.md)."""
 
 from __future__ import annotations
 

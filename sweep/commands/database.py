@@ -70,7 +70,7 @@ def export(
     CELL --to hf FOLDER writes a trained cell as a model of Hugging Face transformers, with its tokenizer and a model
     card; AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) loads it.
     --to tensorboard, wandb and mlflow write curves and measurements, one run per cell, offline; they need the extra
-    "exporters". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna writes
+    "trackers". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna writes
     a study's trials as an Optuna database; view it with optuna-dashboard sqlite:///FILE.
 
     \b

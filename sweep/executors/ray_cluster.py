@@ -129,7 +129,7 @@ class ClusterExecutor:
             join.join()
         if not self._links:
             raise MachineError(
-                "no node could start an agent; install the same packages there as here (docs/how-to/cluster.md)"
+                "no node could start an agent; install the same packages there as here (docs/how-to/run-on-a-ray-cluster.md)"
             )
         self._poll_thread = threading.Thread(target=self._poll_loop, daemon=True)
         self._poll_thread.start()

@@ -110,7 +110,7 @@ def check_token() -> None:
         bits = stat.S_IMODE(path.stat().st_mode)
     except OSError:
         raise MachineError(
-            f"no token in {path}; copy the head's file there and chmod 600 it (docs/how-to/cluster.md)"
+            f"no token in {path}; copy the head's file there and chmod 600 it (docs/how-to/run-on-a-ray-cluster.md)"
         ) from None
     if bits & 0o077:
         raise MachineError(f"other users can read the token in {path} (mode {bits:04o}); chmod 600 {path}")

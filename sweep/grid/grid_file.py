@@ -62,7 +62,7 @@ PRUNER_METRIC = "val.val_loss"
 """Metric whose curve a pruner reads."""
 NOT_PRUNED = (
     "a factorial grid cannot be pruned: pruning by validation loss would have stopped the cells with the best retrieval of the published "
-    "sweep (docs/how-to/designs.md, Why a factorial grid is not pruned); remove pruner"
+    "sweep (docs/explanation/designs.md, Why a factorial grid is not pruned); remove pruner"
 )
 OF_FACTORIALS = ("axes", "levels", "exclude", "include", "design", "contrasts", "stop", "tune")
 """Keys that apply only to factorial grids."""
@@ -782,7 +782,7 @@ class GridFile(Section):
     design: DesignKeys = _optional()
     """Part of the combinations to launch; seeds and include apply on top. By default all combinations."""
     stop: StopKeys = _optional()
-    """Adds seeds to the cells of this contrast until its interval is narrow enough (docs/how-to/designs.md)."""
+    """Adds seeds to the cells of this contrast until its interval is narrow enough (docs/how-to/add-seeds.md)."""
     search: SearchKeys = _optional()
     """Study instead of a factorial: each trial is a cell, proposed from the results of earlier trials."""
     tune: TuneKeys = _optional()

@@ -1,4 +1,4 @@
-"""Decoding speed of a network and the size of its cache (docs/how-to/decoding.md)."""
+"""Decoding speed of a network and the size of its cache (docs/explanation/decoding.md)."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def page() -> str:
     lines = ["# Gallery", "", "Every figure and table of `atma-sweep report`, with the command under each.", ""]
     lines += ["The sweeps named here come along with the program: no run and no database is needed.", ""]
     lines += [
-        "`python tests/testing/gallery.py` writes this page. Options of style, width and format: [figures.md](how-to/figures.md).",
+        "`python tests/testing/gallery.py` writes this page. Options of style, width and format: [make-figures.md](how-to/make-figures.md).",
         "",
     ]
     lines += ["## Figures", ""]

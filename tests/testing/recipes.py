@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, followed letter by letter on a copy of the package."""
+"""The recipes of docs/how-to/add-a-part.md, followed letter by letter on a copy of the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Block:
 def recipes() -> dict[str, list[Block]]:
     """By title: what is to be written."""
     by_title: dict[str, list[Block]] = {}
-    for section in (ROOT / "CONTRIBUTING.md").read_text().split("\n## ")[1:]:
+    page = (ROOT / "docs" / "how-to" / "add-a-part.md").read_text()
+    for section in re.split(r"\n##+ ", page)[1:]:
         blocks = [Block(path, name, bool(end), text) for path, name, end, text in BLOCK.findall(section)]
         if blocks:
             by_title[section.splitlines()[0]] = blocks

@@ -98,5 +98,5 @@ def test_study_table_refuses_plain_sweep(store: Store, tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert (
         err
-        == "atma-sweep: sweep quick is not a study; add search: to its grid (docs/how-to/studies.md), or name a sweep that has it\n"
+        == "atma-sweep: sweep quick is not a study; add search: to its grid (docs/how-to/search-settings.md), or name a sweep that has it\n"
     )

@@ -171,13 +171,13 @@ def test_the_package_names_what_it_gives():
     assert tuple(AXES) == tuple(CELL)[3:]
 
 
-GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "guide.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "read-the-numbers.md"
 
 
 @pytest.mark.parametrize("address", ['"atma.db"', '"sqlite:///atma.db"', "url", ""])
-def test_the_lines_of_the_guide_work_with_every_kind_of_address(store, filled, url, address, tmp_path):
+def test_the_lines_of_the_page_work_with_every_address(store, filled, url, address, tmp_path):
     """A file, a URL, that of a server, and none at all."""
-    (block,) = re.findall(r"```python\n(from atma_sweep\.results import open_store\n.*?)```", GUIDE.read_text(), re.S)
+    (block,) = re.findall(r"```python\n(from atma_sweep\.results import open_store\n.*?)```", PAGE.read_text(), re.S)
     assert 'open_store("atma.db")' in block
     if store.path is None:
         address = "url"  # the only one that a server has

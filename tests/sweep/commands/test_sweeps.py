@@ -58,17 +58,16 @@ def test_report_of_a_renamed_sweep_differs_only_in_its_name(run: Run, tmp_path: 
     assert (code, "no sweep is named 'big'" in err) == (2, True)
 
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "keep-a-database-tidy.md"
 
 
-def test_guide_section_runs_as_pasted(run: Run) -> None:
-    """The guide's section runs line by line on a sweep named quick; questions are answered here."""
+def test_page_runs_as_pasted(run: Run) -> None:
+    """The commands of the page run line by line on a sweep named quick; questions are answered here."""
     store = open_store("atma.db", create=True)
     cells = [planner.to_record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
     synthetic_sweep(store, len(cells), 3, name="quick", cells=cells)
     store.close()
-    section = GUIDE.read_text().split("\n## Keeping house\n")[1].split("\n## ")[0]
-    lines = re.findall(r"^\$ atma-sweep (.*)$", section, re.MULTILINE)
+    lines = re.findall(r"^\$ atma-sweep (.*)$", PAGE.read_text(), re.MULTILINE)
     assert [line.split()[0] for line in lines] == ["sweeps", "rename", "tag", "note", *["delete"] * 4, *["gc"] * 2]
     for line in lines:
         arguments = shlex.split(line, comments=True)

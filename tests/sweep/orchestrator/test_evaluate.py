@@ -30,7 +30,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import evaluate
 from atma_sweep.sweep.probes import PROBES
-from bench import COMMAND, README_MIXER, Bench
+from bench import COMMAND, EXAMPLE_MIXER, Bench
 from factories import AtOnce, supervisor_of
 from here import run_in_process
 from machine import Quiet
@@ -39,9 +39,9 @@ from patience import PATIENCE_S
 from refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
-GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md").read_text()
-IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
-"""What the guide shows, to the letter."""
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "read-the-numbers.md").read_text()
+IN_PYTHON = re.findall(r"^```python\n(import torch\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
+"""The code of the page, to the letter."""
 POLAR, FADE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "fade", "rope"))
 NOPE = "nope-baseline-d0-m0-w1-s0"
 PROBED = ("val", "clean", "junk", "needle")
@@ -101,7 +101,7 @@ def _train(folder: Path) -> None:
     bench.grid(tokens=3840, more="plugins: [my_mixer.py]\ninclude:\n  - {attn_type: nope, window: on}\n")
     bench.edit("[nope, polar]", "[polar, fade, rope]")
     bench.edit("  checkpoint: {every_steps: 7}\n", "")
-    (folder / "my_mixer.py").write_text(README_MIXER)
+    (folder / "my_mixer.py").write_text(EXAMPLE_MIXER)
     # in a process of its own, whose plugin nobody else has
     bench.launch("--only", "attn_type=polar,fade,nope")
     shutil.rmtree(folder / "text")
@@ -414,7 +414,7 @@ def test_readme_snippet_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("ATMA_DB", raising=False)
     names: dict[str, Any] = {}
     with redirect_stdout(io.StringIO()) as out:
-        exec(compile(IN_PYTHON, "guide.md", "exec"), names)
+        exec(compile(IN_PYTHON, "read-the-numbers.md", "exec"), names)
     arguments = SimpleNamespace(**names)
     assert arguments.logits.shape == (1, len("import os"), 264)
     assert arguments.trained.config.model.attn_type == "polar"

@@ -1,6 +1,6 @@
 """Simulated false positives of looking again after every wave of seeds, and the cost of the correction.
 
-`python -m tests.testing.simulations.looks` prints the tables of docs/how-to/designs.md.
+`python -m tests.testing.simulations.looks` prints the tables of docs/explanation/designs.md.
 """
 
 from __future__ import annotations

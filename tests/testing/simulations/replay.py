@@ -1,6 +1,6 @@
 """Partial designs and pruning replayed on the published sweep: what a part of its 120 cells would have said of all.
 
-`python -m tests.testing.simulations.replay` prints the tables of docs/how-to/designs.md.
+`python -m tests.testing.simulations.replay` prints the tables of docs/explanation/designs.md.
 """
 
 from __future__ import annotations
