@@ -1,4 +1,4 @@
-"""Names and documents follow docs/language.toml; what departs from it may only become less."""
+"""Names and documents follow tests/testing/language.toml; what departs from it may only become less."""
 
 from __future__ import annotations
 

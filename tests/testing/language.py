@@ -1,4 +1,4 @@
-"""Count what the rules of docs/language.toml leave out of names and documents, and hold the counts, which may only fall.
+"""Count what the rules of tests/testing/language.toml leave out of names and documents, and hold the counts, which may only fall.
 
 `python -m tests.testing.language` prints the counts; with names of files it lists their findings, with `--record` it writes lower
 counts down.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "docs" / "language.toml"
+RULES = Path(__file__).with_name("language.toml")
 
 MIN_LINES = 6
 """Lines of a function, from `def` to its last one, from which on it needs a docstring."""
@@ -31,12 +31,12 @@ Finding = tuple[str, str, int, str]
 
 
 def rules() -> dict[str, list[str]]:
-    """Return the lists of words of docs/language.toml."""
+    """Return the lists of words of tests/testing/language.toml."""
     return tomllib.loads(RULES.read_text(encoding="utf-8"))["words"]
 
 
 def limits() -> dict[str, int]:
-    """Return the recorded counts of docs/language.toml, by rule."""
+    """Return the recorded counts of tests/testing/language.toml, by rule."""
     return tomllib.loads(RULES.read_text(encoding="utf-8"))["counts"]
 
 
