@@ -1,0 +1,1 @@
+"""Reference pages of docs/reference, generated from the declarations: settings, parts, metrics, database and failures."""
