@@ -32,6 +32,7 @@ class Requests(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Collect the addresses of a tag."""
         attributes = dict(attrs)
         self._is_style = tag == "style"
         self.addresses += IN_STYLES.findall(attributes.get("style") or "")

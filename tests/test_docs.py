@@ -9,7 +9,7 @@ from atma_sweep.model import registry
 from atma_sweep.sweep.probes import PROBES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -20,7 +20,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_of_the_pages_lead_somewhere(page: Path) -> None:
     broken = []
     for target in LINK.findall(page.read_text()):
@@ -103,7 +103,11 @@ def test_architecture_draws_the_layers_in_force() -> None:
 PATH = re.compile(r"`((?:sweep|model|kernels|results|reports|grids|tests|docs|\.ci)/[\w./-]+|cli\.py)`")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "CHANGELOG.md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     named = set(PATH.findall(page.read_text()))
     assert sorted(name for name in named if not re.search("NNNN|NAME|PROBE", name) and not (ROOT / name).exists()) == []

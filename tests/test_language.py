@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from language import counts, findings_of_code, findings_of_document, limits, parts_of
+from language import counts, findings_of_code, findings_of_document, limits, parts_of, prose_counts, sentences
 
 
 def test_counts_do_not_rise() -> None:
@@ -60,3 +60,18 @@ def test_long_lines_and_sentences_of_a_document(text: str, rules: list[str]) -> 
 
 def test_generated_documents_have_no_findings() -> None:
     assert list(findings_of_document("docs/reference/cli.md", "a " * 60)) == []
+
+
+def test_sentences_of_prose_leave_out_code_and_tables() -> None:
+    text = "# Title\n\nOne two. Three\nfour.\n\n| a b |\n\n```console\n$ five six\n```\n\n<!-- run -->\n- seven\n"
+    assert list(sentences(text)) == [(2, "One two."), (2, "Three four."), (12, "seven")]
+
+
+def test_prose_counts_stop_at_their_goals() -> None:
+    assert prose_counts({"docs/how-to/a.md": "One two three."}) == {
+        "prose words": 30_000,
+        "prose words per 100 sentences": 2500,
+    }
+    names = ("docs/how-to/a.md", "docs/tutorials/b.md", "docs/experiments/c.md", "README.md")
+    pages = dict.fromkeys(names, "word " * 20_000)
+    assert prose_counts(pages) == {"prose words": 40_000, "prose words per 100 sentences": 2_000_000}
