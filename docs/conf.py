@@ -88,6 +88,21 @@ def adapt_page(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = re.sub(r"\A\*\*(.+)\*\*$", r"# \1", source[0], flags=re.MULTILINE)
 
 
+def mark_code(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Mark indented paragraphs of a docstring as code, which they are in this project outside sections such as Args.
+
+    Args:
+        app, what, name, obj, options: The object with the docstring; not used.
+        lines: Lines of the docstring, which are changed.
+    """
+    for index in reversed(range(1, len(lines))):
+        is_code = lines[index].startswith("    ") and not lines[index - 1].strip()
+        previous = next((line for line in reversed(lines[:index]) if line.strip()), "")
+        if is_code and previous and not previous.startswith(" ") and not previous.endswith("::"):
+            lines[index:index] = ["::", ""]
+
+
 def setup(app: Sphinx) -> None:
-    """Register the change of pages."""
+    """Register the changes of pages and docstrings."""
     app.connect("source-read", adapt_page)
+    app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
