@@ -28,7 +28,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def link_pages(text: str) -> str:
-    """Return the text with a link for each path of a page, such as docs/how-to/designs.md, from docs/reference."""
+    """Return the text with a link for each path of a page, such as docs/explanation/security.md, from docs/reference."""
     return re.sub(r"\bdocs/((?:[\w-]+/)*)([\w-]+\.md)", r"[\2](../\1\2)", text)
 
 
