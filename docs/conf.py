@@ -75,6 +75,8 @@ def adapt_page(app: Sphinx, docname: str, source: list[str]) -> None:
     def rewrite(match: re.Match[str]) -> str:
         """Return the new target of a link, or the old one if it stays inside docs/."""
         file = (folder / match[1]).resolve()
+        if file.is_relative_to(DOCS) and (file / "index.md").exists():
+            return f"{match[1].rstrip('/')}/index.md"
         if file.is_relative_to(DOCS) or not file.is_relative_to(ROOT):
             return match[0]
         if not REPOSITORY:
