@@ -21,7 +21,7 @@ ROOT = DOCS.parent
 project = "atma-sweep"
 author = "The atma-sweep authors"
 copyright = author
-release = version = os.environ.get("DOCS_VERSION", atma_sweep.__version__)
+release = version = (os.environ.get("DOCS_VERSION") or atma_sweep.__version__).removeprefix("v").partition("+")[0]
 REPOSITORY = os.environ.get("DOCS_REPOSITORY", "")
 REF = os.environ.get("DOCS_REF", "main")
 
