@@ -135,7 +135,7 @@ def test_database_page_describes_every_column(tmp_path: Path) -> None:
     sections = dict(re.findall(r"^## (?:View `)?(\w+)`?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
     assert sorted(sections) == sorted(columns)
     for name, section in sections.items():
-        meanings = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", section, re.MULTILINE))
+        meanings = dict(re.findall(r"^\| `(\w+)` \|(?:.*\|)? ([^|]*) \|$", section, re.MULTILINE))
         assert sorted(meanings) == sorted(columns[name])
         assert [column for column, meaning in meanings.items() if not meaning.endswith(".")] == [], name
 
