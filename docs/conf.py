@@ -103,8 +103,26 @@ def mark_code(app: Sphinx, what: str, name: str, obj: object, options: object, l
         if is_code and previous and not previous.startswith(" ") and not previous.endswith("::"):
             lines[index:index] = ["::", ""]
 
+    if what in ("attribute", "data", "property"):
+        whole_docstrings[name] = list(lines)
+
+
+whole_docstrings: dict[str, list[str]] = {}
+"""Docstrings of attributes by their dotted name, as they were before napoleon."""
+
+
+def restore_attribute(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Undo napoleon's change of an attribute's docstring: it takes the text before a colon for a type.
+
+    Args:
+        app, what, name, obj, options: The object with the docstring; only its name is used.
+        lines: Lines of the docstring, which are replaced.
+    """
+    lines[:] = whole_docstrings.pop(name, lines)
+
 
 def setup(app: Sphinx) -> None:
-    """Register the changes of pages and docstrings."""
+    """Register the changes of pages and docstrings; napoleon's own has the priority 500."""
     app.connect("source-read", adapt_page)
-    app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", mark_code, priority=400)
+    app.connect("autodoc-process-docstring", restore_attribute, priority=600)
