@@ -104,10 +104,10 @@ def mark_code(app: Sphinx, what: str, name: str, obj: object, options: object, l
             lines[index:index] = ["::", ""]
 
     if what in ("attribute", "data", "property"):
-        whole_docstrings[name] = list(lines)
+        attribute_docstrings[name] = list(lines)
 
 
-whole_docstrings: dict[str, list[str]] = {}
+attribute_docstrings: dict[str, list[str]] = {}
 """Docstrings of attributes by their dotted name, as they were before napoleon."""
 
 
@@ -118,7 +118,7 @@ def restore_attribute(app: Sphinx, what: str, name: str, obj: object, options: o
         app, what, name, obj, options: The object with the docstring; only its name is used.
         lines: Lines of the docstring, which are replaced.
     """
-    lines[:] = whole_docstrings.pop(name, lines)
+    lines[:] = attribute_docstrings.pop(name, lines)
 
 
 def setup(app: Sphinx) -> None:
