@@ -108,13 +108,19 @@ for panel, commands in COMMANDS.items():
 
 @app.command(hidden=True)
 def reference(out: OutFile = None) -> None:
-    """Print the page of all commands, docs/reference/cli.md.
+    """Print the page of all commands, or write every generated page of the reference into a folder.
 
     \b
     Example:
-      atma-sweep reference --out docs/reference/cli.md
+      atma-sweep reference --out docs/reference
     """
-    write_output(reference_page(typer.main.get_command(app)), out)
+    page = reference_page(typer.main.get_command(app))
+    if out is None or not out.is_dir():
+        return write_output(page, out)
+    from .sweep.reference.pages import reference_pages
+
+    for name, text in {"cli.md": page, **reference_pages()}.items():
+        write_output(text, out / name)
 
 
 def _foreign_exit_location(exit_error: SystemExit) -> str | None:

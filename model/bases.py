@@ -151,12 +151,12 @@ class Mixer(Part):
 
     # Declared as attributes, like torch's own `forward`, because a mixer with `reads_input` takes one more argument.
     forward: Callable[..., MixerOutput] = _no_forward
-    """forward(q_BTHX, k_BTJX, v_BTJX, *, window) -> MixerOutput; also takes `x_BTD` if `reads_input`.
+    """`forward(q_BTHX, k_BTJX, v_BTJX, *, window) -> MixerOutput`; also takes `x_BTD` if `reads_input`.
 
     Query i may use keys i - window < j <= i, or all keys j <= i when `window` is None; never a later one.
     """
     evaluate: Callable[..., MixerOutput] = _evaluate_at_once
-    """evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> MixerOutput; also takes `x_BTD` if `reads_input`.
+    """`evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> MixerOutput`; also takes `x_BTD` if `reads_input`.
 
     Computes `forward` for whole sequences without gradients, with memory for about `chunk` tokens at a time. The
     default is `forward` itself. Define it for a mixer whose `forward` needs much more memory than its inputs, such as T
@@ -183,7 +183,7 @@ class Mixer(Part):
     It is read for this package's own mixers only.
     """
     keep: Callable[..., dict[str, Tensor]] = _keys_and_values
-    """keep(k_BTJX, v_BTJX, *, places_BT, before) -> name -> tensor [B, T, ...] to cache per token for `step`.
+    """`keep(k_BTJX, v_BTJX, *, places_BT, before)` -> name -> tensor [B, T, ...] to cache per token for `step`.
 
     Also takes `x_BTD` if `reads_input`. `places_BT` are positions, int64, counted from 0. `before` is a `PreviousToken`
     for the token before the first one, None at a sequence's start. Called for whole sequences (prefill) and with T = 1

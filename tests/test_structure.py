@@ -173,7 +173,7 @@ def test_packages_of_a_folder_stand_in_layers(folder: str) -> None:
             theirs = {target.split("/")[1] for target in targets if target.startswith(f"{folder}/")}
             imported.setdefault(name.split("/")[1], set()).update(theirs)
     packages = {name for name in imported if not name.endswith(".py")}
-    assert set(table()[folder].packages) == packages, "docs/layers.toml names other packages than there are"
+    assert set(table()[folder].packages) == packages, "tests/testing/layers.toml names other packages than there are"
     assert set(height) <= set(imported)
     wrong = [
         f"{folder}/{name} imports {folder}/{target}"

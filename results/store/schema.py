@@ -105,22 +105,34 @@ class SweepRow(Base):
 
     __tablename__ = "sweep"
     __table_args__ = (UniqueConstraint("name"),)
-    id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(Text)
-    created_at: Mapped[datetime] = mapped_column(UtcTime)
-    launched_at: Mapped[datetime] = mapped_column(UtcTime)
-    owner: Mapped[str | None] = mapped_column(Text)
-    owner_host: Mapped[str | None] = mapped_column(Text)
-    owner_pid: Mapped[int | None]
-    owner_started: Mapped[float | None]
-    owner_since: Mapped[datetime | None] = mapped_column(UtcTime)
-    lease_until: Mapped[datetime | None] = mapped_column(UtcTime)
-    fence: Mapped[int] = mapped_column(default=0, server_default="0")
-    read_only: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
-    request: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    owner_space: Mapped[str | None] = mapped_column(Text)
-    tags: Mapped[list[str] | None] = mapped_column(Json)
-    note: Mapped[str | None] = mapped_column(Text)
+    id: Mapped[int] = mapped_column(primary_key=True, doc="Number of the sweep.")
+    name: Mapped[str] = mapped_column(Text, doc="Name of the sweep.")
+    created_at: Mapped[datetime] = mapped_column(UtcTime, doc="Time of the first launch.")
+    launched_at: Mapped[datetime] = mapped_column(UtcTime, doc="Time of the last launch.")
+    owner: Mapped[str | None] = mapped_column(Text, doc="Process that runs the sweep; NULL while none does.")
+    owner_host: Mapped[str | None] = mapped_column(Text, doc="Host of the owner.")
+    owner_pid: Mapped[int | None] = mapped_column(doc="Process id of the owner.")
+    owner_started: Mapped[float | None] = mapped_column(
+        doc="Creation time of the owner's process, in seconds since the epoch."
+    )
+    owner_since: Mapped[datetime | None] = mapped_column(UtcTime, doc="Time at which the owner took the sweep.")
+    lease_until: Mapped[datetime | None] = mapped_column(
+        UtcTime, doc="Time at which the owner's lease ends unless it renews it."
+    )
+    fence: Mapped[int] = mapped_column(
+        default=0,
+        server_default="0",
+        doc="Fencing token: grows with every owner, and writes under an older one are refused.",
+    )
+    read_only: Mapped[bool] = mapped_column(
+        default=False, server_default=text("false"), doc="True if the sweep cannot be launched."
+    )
+    request: Mapped[dict[str, Any] | None] = mapped_column(
+        Json, doc="Pending requests to the owner: pause, finish, cancel, retry."
+    )
+    owner_space: Mapped[str | None] = mapped_column(Text, doc="Boot and PID namespace in which owner_pid is valid.")
+    tags: Mapped[list[str] | None] = mapped_column(Json, doc="Tags of the sweep.")
+    note: Mapped[str | None] = mapped_column(Text, doc="Note of a user about the sweep.")
 
 
 class RevisionRow(Base):
@@ -128,15 +140,15 @@ class RevisionRow(Base):
 
     __tablename__ = "revision"
     __table_args__ = (UniqueConstraint("sweep_id", "number"),)
-    id: Mapped[int] = mapped_column(primary_key=True)
-    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"))
-    number: Mapped[int]
-    grid_text: Mapped[str] = mapped_column(Text)
-    grid_file: Mapped[str] = mapped_column(Text)
-    options: Mapped[dict[str, Any]] = mapped_column(Json)
-    git_commit: Mapped[str | None] = mapped_column(Text)
-    git_dirty: Mapped[bool | None]
-    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    id: Mapped[int] = mapped_column(primary_key=True, doc="Number of the row.")
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"), doc="Sweep.")
+    number: Mapped[int] = mapped_column(doc="Number of the revision within its sweep, from 1.")
+    grid_text: Mapped[str] = mapped_column(Text, doc="Text of the grid file.")
+    grid_file: Mapped[str] = mapped_column(Text, doc="Path of the grid file.")
+    options: Mapped[dict[str, Any]] = mapped_column(Json, doc="Options of the launch.")
+    git_commit: Mapped[str | None] = mapped_column(Text, doc="Commit of the code.")
+    git_dirty: Mapped[bool | None] = mapped_column(doc="True if the code had changes that were not committed.")
+    created_at: Mapped[datetime] = mapped_column(UtcTime, doc="Time of the launch.")
 
 
 class CellRow(Base):
@@ -144,18 +156,18 @@ class CellRow(Base):
 
     __tablename__ = "cell"
     __table_args__ = (Index(None, "slug"),)
-    id: Mapped[str] = mapped_column(String(12), primary_key=True)
-    slug: Mapped[str] = mapped_column(Text)
-    seed: Mapped[int] = mapped_column(BigInteger)
-    attn_type: Mapped[str] = mapped_column(Text)
-    reg_mode: Mapped[str] = mapped_column(Text)
-    distractor: Mapped[str] = mapped_column(Text)
-    memory: Mapped[str] = mapped_column(Text)
-    window: Mapped[str] = mapped_column(Text)
-    config: Mapped[dict[str, Any]] = mapped_column(Json)
-    tokens_total: Mapped[int] = mapped_column(BigInteger)
-    created_at: Mapped[datetime] = mapped_column(UtcTime)
-    note: Mapped[str | None] = mapped_column(Text)
+    id: Mapped[str] = mapped_column(String(12), primary_key=True, doc="First 12 characters of the hash of the config.")
+    slug: Mapped[str] = mapped_column(Text, doc="Readable name, made of the levels and the seed.")
+    seed: Mapped[int] = mapped_column(BigInteger, doc="Seed.")
+    attn_type: Mapped[str] = mapped_column(Text, doc="Level of the axis attn_type.")
+    reg_mode: Mapped[str] = mapped_column(Text, doc="Level of the axis reg_mode.")
+    distractor: Mapped[str] = mapped_column(Text, doc="Level of the axis distractor.")
+    memory: Mapped[str] = mapped_column(Text, doc="Level of the axis memory.")
+    window: Mapped[str] = mapped_column(Text, doc="Level of the axis window.")
+    config: Mapped[dict[str, Any]] = mapped_column(Json, doc="Complete config.")
+    tokens_total: Mapped[int] = mapped_column(BigInteger, doc="Training tokens that the config requests.")
+    created_at: Mapped[datetime] = mapped_column(UtcTime, doc="Time at which a launch first listed the cell.")
+    note: Mapped[str | None] = mapped_column(Text, doc="Note of a user about the cell.")
 
 
 class RevisionCellRow(Base):
@@ -166,10 +178,12 @@ class RevisionCellRow(Base):
 
     __tablename__ = "revision_cell"
     __table_args__ = (Index(None, "cell_id"),)
-    revision_id: Mapped[int] = mapped_column(ForeignKey("revision.id", ondelete="CASCADE"), primary_key=True)
-    cell_id: Mapped[str] = mapped_column(ForeignKey("cell.id"), primary_key=True)
-    position: Mapped[int]
-    axes: Mapped[dict[str, str]] = mapped_column(Json)
+    revision_id: Mapped[int] = mapped_column(
+        ForeignKey("revision.id", ondelete="CASCADE"), primary_key=True, doc="Revision."
+    )
+    cell_id: Mapped[str] = mapped_column(ForeignKey("cell.id"), primary_key=True, doc="Cell.")
+    position: Mapped[int] = mapped_column(doc="Position of the cell in the grid, from 0.")
+    axes: Mapped[dict[str, str]] = mapped_column(Json, doc="Level of each axis that the grid varies.")
 
 
 IS_RUNNING = text("state = 'running'")
@@ -187,35 +201,47 @@ class AttemptRow(Base):
         Index("one_live_attempt", "cell_id", unique=True, sqlite_where=IS_RUNNING),
         Index(None, "parent_id"),
     )
-    id: Mapped[int] = mapped_column(primary_key=True)
-    cell_id: Mapped[str] = mapped_column(ForeignKey("cell.id"))
-    number: Mapped[int]
-    kind: Mapped[str] = mapped_column(String(8))
-    parent_id: Mapped[int | None] = mapped_column(ForeignKey("attempt.id"))
-    state: Mapped[str] = mapped_column(String(11))
-    fence: Mapped[int]
-    owner: Mapped[str] = mapped_column(Text)
-    host: Mapped[str] = mapped_column(Text)
-    pid: Mapped[int | None]
-    pid_started: Mapped[float | None]
-    started_at: Mapped[datetime] = mapped_column(UtcTime)
-    heartbeat_at: Mapped[datetime] = mapped_column(UtcTime)
-    finished_at: Mapped[datetime | None] = mapped_column(UtcTime)
-    step: Mapped[int] = mapped_column(default=0, server_default="0")
-    steps_total: Mapped[int | None]
-    loss: Mapped[float | None]
-    tokens_per_s: Mapped[float | None]
-    phase: Mapped[str] = mapped_column(String(8))
-    cause: Mapped[str | None] = mapped_column(Text)
-    traceback: Mapped[str | None] = mapped_column(Text)
-    exit_code: Mapped[int | None]
-    run_dir: Mapped[str] = mapped_column(Text)
-    checkpoint: Mapped[str | None] = mapped_column(Text)
-    weights: Mapped[str | None] = mapped_column(Text)
-    failure: Mapped[str | None] = mapped_column(String(14))
-    deviation: Mapped[dict[str, Any] | None] = mapped_column(Json)
-    pid_space: Mapped[str | None] = mapped_column(Text)
-    imported: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
+    id: Mapped[int] = mapped_column(primary_key=True, doc="Number of the row.")
+    cell_id: Mapped[str] = mapped_column(ForeignKey("cell.id"), doc="Cell.")
+    number: Mapped[int] = mapped_column(doc="Number of the attempt within its cell, from 1.")
+    kind: Mapped[str] = mapped_column(String(8), doc="Training, evaluation, or evaluation of an external model.")
+    parent_id: Mapped[int | None] = mapped_column(
+        ForeignKey("attempt.id"), doc="Attempt whose weights or checkpoint this one uses."
+    )
+    state: Mapped[str] = mapped_column(String(11), doc="State of the attempt.")
+    fence: Mapped[int] = mapped_column(doc="Fencing token under which the attempt may write.")
+    owner: Mapped[str] = mapped_column(Text, doc="Process that started the attempt.")
+    host: Mapped[str] = mapped_column(Text, doc="Host on which it runs.")
+    pid: Mapped[int | None] = mapped_column(doc="Process id.")
+    pid_started: Mapped[float | None] = mapped_column(doc="Creation time of the process, in seconds since the epoch.")
+    started_at: Mapped[datetime] = mapped_column(UtcTime, doc="Start of the attempt.")
+    heartbeat_at: Mapped[datetime] = mapped_column(UtcTime, doc="Last sign of life.")
+    finished_at: Mapped[datetime | None] = mapped_column(UtcTime, doc="End of the attempt.")
+    step: Mapped[int] = mapped_column(default=0, server_default="0", doc="Optimizer steps so far.")
+    steps_total: Mapped[int | None] = mapped_column(doc="Optimizer steps of the complete training.")
+    loss: Mapped[float | None] = mapped_column(doc="Last training loss.")
+    tokens_per_s: Mapped[float | None] = mapped_column(doc="Last training speed, in tokens per second.")
+    phase: Mapped[str] = mapped_column(String(8), doc="Phase of the attempt.")
+    cause: Mapped[str | None] = mapped_column(Text, doc="Reason for its end, in words.")
+    traceback: Mapped[str | None] = mapped_column(Text, doc="Traceback of the error that ended it.")
+    exit_code: Mapped[int | None] = mapped_column(doc="Exit code of the process.")
+    run_dir: Mapped[str] = mapped_column(Text, doc="Folder of its files, relative to the runs folder.")
+    checkpoint: Mapped[str | None] = mapped_column(
+        Text, doc="Newest checkpoint: a path relative to the runs folder, or an address."
+    )
+    weights: Mapped[str | None] = mapped_column(
+        Text, doc="Final weights: a path relative to the runs folder, or an address."
+    )
+    failure: Mapped[str | None] = mapped_column(String(14), doc="Failure class.")
+    deviation: Mapped[dict[str, Any] | None] = mapped_column(
+        Json, doc="Settings in which the attempt differs from the config of its cell, by dotted path."
+    )
+    pid_space: Mapped[str | None] = mapped_column(Text, doc="Boot and PID namespace in which pid is valid.")
+    imported: Mapped[bool] = mapped_column(
+        default=False,
+        server_default=text("false"),
+        doc="True if the attempt came with a bundle; its paths are not valid on this machine.",
+    )
 
 
 @event.listens_for(AttemptRow.__table__, "before_create")
@@ -237,54 +263,76 @@ class MeasurementRow(Base):
         UniqueConstraint("attempt_id", "probe", "metric", "length"),
         CheckConstraint("value IS NOT NULL OR reason IS NOT NULL", name="value_or_reason"),
     )
-    id: Mapped[int] = mapped_column(primary_key=True)
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"))
-    probe: Mapped[str] = mapped_column(Text)
-    metric: Mapped[str] = mapped_column(Text)
-    length: Mapped[int] = mapped_column(default=0, server_default="0")
-    value: Mapped[float | None]
-    unit: Mapped[str] = mapped_column(Text)
-    n: Mapped[int | None] = mapped_column(BigInteger)
-    low: Mapped[float | None]
-    high: Mapped[float | None]
-    reason: Mapped[str | None] = mapped_column(Text)
-    seconds: Mapped[float | None]
-    peak_memory: Mapped[int | None] = mapped_column(BigInteger)
-    created_at: Mapped[datetime] = mapped_column(UtcTime)
-    source: Mapped[str | None] = mapped_column(String(64))
-    description: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    id: Mapped[int] = mapped_column(primary_key=True, doc="Number of the row.")
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), doc="Attempt.")
+    probe: Mapped[str] = mapped_column(Text, doc="Probe.")
+    metric: Mapped[str] = mapped_column(Text, doc="Metric of the probe.")
+    length: Mapped[int] = mapped_column(
+        default=0, server_default="0", doc="Context length in tokens; 0 for a metric without one."
+    )
+    value: Mapped[float | None] = mapped_column(doc="Value in unit; NULL if there is none.")
+    unit: Mapped[str] = mapped_column(Text, doc="Unit of the value.")
+    n: Mapped[int | None] = mapped_column(BigInteger, doc="Number of samples.")
+    low: Mapped[float | None] = mapped_column(doc="Lower end of the confidence interval.")
+    high: Mapped[float | None] = mapped_column(doc="Upper end of the confidence interval.")
+    reason: Mapped[str | None] = mapped_column(
+        Text, doc="Reason for a missing value; a short code, a colon, and details."
+    )
+    seconds: Mapped[float | None] = mapped_column(doc="Duration of the measurement.")
+    peak_memory: Mapped[int | None] = mapped_column(BigInteger, doc="Peak memory of the measurement, in bytes.")
+    created_at: Mapped[datetime] = mapped_column(UtcTime, doc="Time of the measurement.")
+    source: Mapped[str | None] = mapped_column(
+        String(64), doc="SHA-256 of the plugin file that defines the probe; NULL for probes of the package."
+    )
+    description: Mapped[dict[str, Any] | None] = mapped_column(
+        Json, doc="Declaration of a metric that the package does not define."
+    )
 
 
 class ExampleRow(Base):
     """Result of one item of a probe."""
 
     __tablename__ = "example"
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
-    probe: Mapped[str] = mapped_column(Text, primary_key=True)
-    metric: Mapped[str] = mapped_column(Text, primary_key=True)
-    length: Mapped[int] = mapped_column(primary_key=True, default=0, server_default="0")
-    item: Mapped[int] = mapped_column(primary_key=True)
-    position: Mapped[int] = mapped_column(primary_key=True, default=0, server_default="0")
-    value: Mapped[float | None]
-    detail: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True, doc="Attempt.")
+    probe: Mapped[str] = mapped_column(Text, primary_key=True, doc="Probe.")
+    metric: Mapped[str] = mapped_column(Text, primary_key=True, doc="Metric of the probe.")
+    length: Mapped[int] = mapped_column(
+        primary_key=True,
+        default=0,
+        server_default="0",
+        doc="Context length in tokens; 0 for a metric without one. For a generated sample, the training step.",
+    )
+    item: Mapped[int] = mapped_column(
+        primary_key=True, doc="Number of the document or trial, which is the same one in every cell."
+    )
+    position: Mapped[int] = mapped_column(
+        primary_key=True,
+        default=0,
+        server_default="0",
+        doc="Position inside the item, such as that of the needle; 0 without one.",
+    )
+    value: Mapped[float | None] = mapped_column(doc="Value of the item, in the unit of the metric.")
+    detail: Mapped[dict[str, Any] | None] = mapped_column(Json, doc="Further facts, which the probe defines.")
 
 
 class CurvePointRow(Base):
     """Training curve: one row per reported step."""
 
     __tablename__ = "curve_point"
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
-    step: Mapped[int] = mapped_column(primary_key=True)
-    tokens: Mapped[int] = mapped_column(BigInteger)
-    wall_s: Mapped[float]
-    train_loss: Mapped[float | None]
-    val_loss: Mapped[float | None]
-    tokens_per_s: Mapped[float | None]
-    grad_norm: Mapped[float | None]
-    lr: Mapped[float | None]
-    mfu_paper: Mapped[float | None]
-    mfu: Mapped[float | None]
-    peak_memory: Mapped[int | None] = mapped_column(BigInteger)
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True, doc="Attempt.")
+    step: Mapped[int] = mapped_column(primary_key=True, doc="Optimizer step.")
+    tokens: Mapped[int] = mapped_column(BigInteger, doc="Training tokens since step 0.")
+    wall_s: Mapped[float] = mapped_column(doc="Training seconds so far, without validation.")
+    train_loss: Mapped[float | None] = mapped_column(doc="Training loss, in nats per token.")
+    val_loss: Mapped[float | None] = mapped_column(
+        doc="Validation loss, in nats per token; NULL where no validation ran."
+    )
+    tokens_per_s: Mapped[float | None] = mapped_column(doc="Training speed since the last point, in tokens per second.")
+    grad_norm: Mapped[float | None] = mapped_column(doc="Norm of the gradient.")
+    lr: Mapped[float | None] = mapped_column(doc="Factor of the learning-rate schedule.")
+    mfu_paper: Mapped[float | None] = mapped_column(doc="Model FLOP/s utilization by the paper's count, as a fraction.")
+    mfu: Mapped[float | None] = mapped_column(doc="Model FLOP/s utilization by the exact count, as a fraction.")
+    peak_memory: Mapped[int | None] = mapped_column(BigInteger, doc="Peak memory so far, in bytes.")
 
 
 class EventRow(Base):
@@ -292,13 +340,13 @@ class EventRow(Base):
 
     __tablename__ = "event"
     __table_args__ = (Index(None, "sweep_id"), Index(None, "attempt_id"), Index(None, "cell_id"))
-    id: Mapped[int] = mapped_column(primary_key=True)
-    sweep_id: Mapped[int | None] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"))
-    attempt_id: Mapped[int | None] = mapped_column(ForeignKey("attempt.id"))
-    cell_id: Mapped[str | None] = mapped_column(ForeignKey("cell.id"))
-    at: Mapped[datetime] = mapped_column(UtcTime)
-    kind: Mapped[str] = mapped_column(Text)
-    message: Mapped[str] = mapped_column(Text)
+    id: Mapped[int] = mapped_column(primary_key=True, doc="Number of the row.")
+    sweep_id: Mapped[int | None] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"), doc="Sweep.")
+    attempt_id: Mapped[int | None] = mapped_column(ForeignKey("attempt.id"), doc="Attempt.")
+    cell_id: Mapped[str | None] = mapped_column(ForeignKey("cell.id"), doc="Cell.")
+    at: Mapped[datetime] = mapped_column(UtcTime, doc="Time of the event.")
+    kind: Mapped[str] = mapped_column(Text, doc="Kind of the event.")
+    message: Mapped[str] = mapped_column(Text, doc="The event in words.")
 
 
 class StudyRow(Base):
@@ -308,16 +356,15 @@ class StudyRow(Base):
     """
 
     __tablename__ = "study"
-    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"), primary_key=True)
-    part: Mapped[str] = mapped_column(Text, primary_key=True)
-    memory: Mapped[dict[str, Any]] = mapped_column(Json)
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"), primary_key=True, doc="Sweep.")
+    part: Mapped[str] = mapped_column(
+        Text, primary_key=True, doc="Name of the study within its sweep; empty if there is only one."
+    )
+    memory: Mapped[dict[str, Any]] = mapped_column(Json, doc="State of the sampler.")
 
 
 class TrialRow(Base):
-    """Proposal of a study, and the result of its cell; the columns are described at studies.optuna_study.Trial.
-
-    `objectives` are its values; `asked_at` and `ended_at` are times of the database.
-    """
+    """Proposal of a study, and the result of its cell."""
 
     __tablename__ = "trial"
     __table_args__ = (
@@ -327,43 +374,49 @@ class TrialRow(Base):
         ),
         Index(None, "cell_id"),
     )
-    sweep_id: Mapped[int] = mapped_column(primary_key=True)
-    part: Mapped[str] = mapped_column(Text, primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True)
-    cell_id: Mapped[str | None] = mapped_column(ForeignKey("cell.id"))
-    params: Mapped[dict[str, Any]] = mapped_column(Json)
-    standing: Mapped[str] = mapped_column(String(8))
-    reason: Mapped[str | None] = mapped_column(Text)
-    objectives: Mapped[list[float] | None] = mapped_column(Json)
-    curve: Mapped[list[list[float]] | None] = mapped_column(Json)
-    attrs: Mapped[dict[str, Any]] = mapped_column(Json)
-    asked_at: Mapped[datetime] = mapped_column(UtcTime)
-    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    sweep_id: Mapped[int] = mapped_column(primary_key=True, doc="Sweep.")
+    part: Mapped[str] = mapped_column(Text, primary_key=True, doc="Study of the sweep.")
+    number: Mapped[int] = mapped_column(primary_key=True, doc="Number of the trial, from 0.")
+    cell_id: Mapped[str | None] = mapped_column(
+        ForeignKey("cell.id"), doc="Cell of the trial; NULL if the proposed settings give no valid cell."
+    )
+    params: Mapped[dict[str, Any]] = mapped_column(Json, doc="Proposed levels, by dotted path.")
+    standing: Mapped[str] = mapped_column(String(8), doc="State of the trial; asked while it has no result.")
+    reason: Mapped[str | None] = mapped_column(Text, doc="Reason of a failure or of pruning.")
+    objectives: Mapped[list[float] | None] = mapped_column(
+        Json, doc="Values of the objectives, in the order of the search."
+    )
+    curve: Mapped[list[list[float]] | None] = mapped_column(
+        Json, doc="Pairs of a rung and the value of the first objective there; a pruner decides at rungs."
+    )
+    attrs: Mapped[dict[str, Any]] = mapped_column(Json, doc="State that the sampler stores for the trial.")
+    asked_at: Mapped[datetime] = mapped_column(UtcTime, doc="Time of the proposal.")
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime, doc="Time of the result.")
 
 
 class ProvenanceRow(Base):
     """Origin of the numbers of an attempt: config, code, packages, machine and data."""
 
     __tablename__ = "provenance"
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
-    config: Mapped[dict[str, Any]] = mapped_column(Json)
-    seed: Mapped[int] = mapped_column(BigInteger)
-    git_commit: Mapped[str | None] = mapped_column(Text)
-    git_dirty: Mapped[bool | None]
-    packages: Mapped[dict[str, Any]] = mapped_column(Json)
-    python: Mapped[str] = mapped_column(Text)
-    platform: Mapped[str] = mapped_column(Text)
-    host: Mapped[str] = mapped_column(Text)
-    device: Mapped[str] = mapped_column(Text)
-    gpu_name: Mapped[str | None] = mapped_column(Text)
-    gpu_count: Mapped[int]
-    driver: Mapped[str | None] = mapped_column(Text)
-    dtype: Mapped[str] = mapped_column(Text)
-    kernels: Mapped[dict[str, Any]] = mapped_column(Json)
-    tokenizer: Mapped[str] = mapped_column(Text)
-    corpus: Mapped[str] = mapped_column(Text)
-    corpus_fingerprint: Mapped[str] = mapped_column(Text)
-    threads: Mapped[int | None]
-    extra: Mapped[dict[str, Any]] = mapped_column(Json)
-    gpu_uuid: Mapped[str | None] = mapped_column(Text)
-    co_tenants: Mapped[int | None]
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True, doc="Attempt.")
+    config: Mapped[dict[str, Any]] = mapped_column(Json, doc="Config that the attempt ran.")
+    seed: Mapped[int] = mapped_column(BigInteger, doc="Seed.")
+    git_commit: Mapped[str | None] = mapped_column(Text, doc="Commit of the code.")
+    git_dirty: Mapped[bool | None] = mapped_column(doc="True if the code had changes that were not committed.")
+    packages: Mapped[dict[str, Any]] = mapped_column(Json, doc="Version of each package that can change a result.")
+    python: Mapped[str] = mapped_column(Text, doc="Version of Python.")
+    platform: Mapped[str] = mapped_column(Text, doc="Operating system and processor.")
+    host: Mapped[str] = mapped_column(Text, doc="Host.")
+    device: Mapped[str] = mapped_column(Text, doc="Device of PyTorch.")
+    gpu_name: Mapped[str | None] = mapped_column(Text, doc="Name of the GPU.")
+    gpu_count: Mapped[int] = mapped_column(doc="Number of GPUs that the attempt used.")
+    driver: Mapped[str | None] = mapped_column(Text, doc="Version of the NVIDIA driver.")
+    dtype: Mapped[str] = mapped_column(Text, doc="Number types, in words.")
+    kernels: Mapped[dict[str, Any]] = mapped_column(Json, doc="Implementation of each operation.")
+    tokenizer: Mapped[str] = mapped_column(Text, doc="Tokenizer.")
+    corpus: Mapped[str] = mapped_column(Text, doc="Corpus.")
+    corpus_fingerprint: Mapped[str] = mapped_column(Text, doc="SHA-256 of the tokenized corpus.")
+    threads: Mapped[int | None] = mapped_column(doc="Threads of PyTorch.")
+    extra: Mapped[dict[str, Any]] = mapped_column(Json, doc="Further facts.")
+    gpu_uuid: Mapped[str | None] = mapped_column(Text, doc="Identifier of the GPU.")
+    co_tenants: Mapped[int | None] = mapped_column(doc="Other attempts on the same GPU.")

@@ -52,7 +52,7 @@ class CorpusKind:
     ready: ClassVar[bool] = False
     """True for a corpus of ready-made token shards."""
     may_mark: ClassVar[bool] = False
-    """True if its shards may mark tokens for `train.loss_on: marked`, with NAME.marks.bin next to NAME.bin."""
+    """True if its shards may mark tokens, which `train.loss_on` can select, with NAME.marks.bin next to NAME.bin."""
     tokenizer: ClassVar[str | None] = None
     """Name of the tokenizer of a corpus of computed rows (`streams`), which tokenises no text; else None."""
     by_tokens: ClassVar[bool] = True

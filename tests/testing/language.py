@@ -1,4 +1,4 @@
-"""Count what the rules of docs/language.toml leave out of names and documents, and hold the counts, which may only fall.
+"""Count what the rules of tests/testing/language.toml leave out of names and documents, and hold the counts, which may only fall.
 
 `python -m tests.testing.language` prints the counts; with names of files it lists their findings, with `--record` it writes lower
 counts down.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "docs" / "language.toml"
+RULES = Path(__file__).with_name("language.toml")
 
 MIN_LINES = 6
 """Lines of a function, from `def` to its last one, from which on it needs a docstring."""
@@ -26,17 +26,23 @@ MAX_TEST_NAME = 60
 MAX_SENTENCE_LENGTH = 40
 """Length, in words, of the longest sentence that a document may have."""
 
+MAX_PROSE_LENGTH = 30_000
+"""Words of prose that all pages for users together should have at most."""
+
+MAX_MEAN_LENGTH = 25
+"""Words that their sentences should have at most, in the mean."""
+
 Finding = tuple[str, str, int, str]
 """Rule, file, line, text."""
 
 
 def rules() -> dict[str, list[str]]:
-    """Return the lists of words of docs/language.toml."""
+    """Return the lists of words of tests/testing/language.toml."""
     return tomllib.loads(RULES.read_text(encoding="utf-8"))["words"]
 
 
 def limits() -> dict[str, int]:
-    """Return the recorded counts of docs/language.toml, by rule."""
+    """Return the recorded counts of tests/testing/language.toml, by rule."""
     return tomllib.loads(RULES.read_text(encoding="utf-8"))["counts"]
 
 
@@ -94,17 +100,41 @@ def findings_of_document(file: str, text: str) -> Iterator[Finding]:
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > 100 and not line.startswith("|") and "http" not in line:
             yield "document lines", file, number, line[:80]
+    for start, sentence in sentences(text):
+        if len(sentence.split()) > MAX_SENTENCE_LENGTH:
+            yield "document sentences", file, start, f"{len(sentence.split())} words: {sentence[:70]}"
+
+
+def sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (line at which its paragraph starts, sentence) of a document's prose: no code, tables, headings, pictures, comments."""
     prose, is_code, start = list[str](), False, 1
     for number, line in enumerate([*text.splitlines(), ""], 1):
         is_code ^= line.lstrip().startswith("```")
         item = re.match(r"\s*([-*]|\d+\.) ", line)
-        if is_code or not line.strip() or item or line.lstrip().startswith(("|", "#", "![", "```")):
-            for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(prose)):
-                if len(sentence.split()) > MAX_SENTENCE_LENGTH:
-                    yield "document sentences", file, start, f"{len(sentence.split())} words: {sentence[:70]}"
+        if is_code or not line.strip() or item or line.lstrip().startswith(("|", "#", "![", "```", "<")):
+            yield from ((start, sentence) for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(prose)) if sentence)
             prose, start = [line[item.end() :]] if item and not is_code else [], number
         else:
             prose.append(line.strip())
+
+
+def prose_counts(files: dict[str, str]) -> dict[str, int]:
+    """Return two counts of the pages for users, which do not fall below their goals: words, and words per 100 sentences.
+
+    These are all pages of docs/ but experiments and pages that a command writes.
+    """
+    skipped = ("docs/experiments/", *rules()["generated"])
+    pages = [
+        text
+        for name, text in files.items()
+        if name.startswith("docs/") and name.endswith(".md") and not name.startswith(skipped)
+    ]
+    lengths = [len(sentence.split()) for text in pages for _, sentence in sentences(text)]
+    mean = round(100 * sum(lengths) / len(lengths)) if lengths else 0
+    return {
+        "prose words": max(sum(lengths), MAX_PROSE_LENGTH),
+        "prose words per 100 sentences": max(mean, 100 * MAX_MEAN_LENGTH),
+    }
 
 
 def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
@@ -138,7 +168,8 @@ def findings(files: dict[str, str]) -> Iterator[Finding]:
 
 def counts() -> dict[str, int]:
     """Return today's counts of the repository, by rule."""
-    n_findings = Counter(rule for rule, *_ in findings(sources()))
+    files = sources()
+    n_findings = Counter(rule for rule, *_ in findings(files)) + Counter(prose_counts(files))
     return {rule: n_findings[rule] for rule in limits()}
 
 

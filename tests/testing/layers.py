@@ -1,4 +1,4 @@
-"""The table of layers in docs/layers.toml, and the drawing that docs/explanation/architecture.md makes of it.
+"""The table of layers in tests/testing/layers.toml, and the drawing that docs/explanation/architecture.md makes of it.
 
 `python -m tests.testing.layers` puts the drawing of today's packages into docs/explanation/architecture.md.
 """
@@ -37,8 +37,8 @@ class Folder:
 
 @cache
 def table() -> dict[str, Folder]:
-    """Return the folders of the root by name, as docs/layers.toml has them."""
-    folders = tomllib.loads((ROOT / "docs" / "layers.toml").read_text(encoding="utf-8"))
+    """Return the folders of the root by name, as tests/testing/layers.toml has them."""
+    folders = tomllib.loads((Path(__file__).with_name("layers.toml")).read_text(encoding="utf-8"))
     return {
         name: Folder(
             frozenset(section.get("imports", ())),
