@@ -5,7 +5,7 @@ import sys
 import zipfile
 
 tracked = set(subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines())
-outside = ("tests/", ".ci/", "docs/", ".pre-commit", "bench/")
+outside = ("tests/", ".ci/", "docs/", "examples/", ".pre-commit")
 wanted = {
     f"atma_sweep/{name}"
     for name in tracked

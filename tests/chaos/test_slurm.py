@@ -1,4 +1,4 @@
-"""docs/how-to/slurm.sbatch under a real Slurm: however the job ends, each cell is measured once, with undisturbed numbers."""
+"""examples/slurm/slurm.sbatch under a real Slurm: however the job ends, each cell is measured once, with undisturbed numbers."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import sqlite3
 import subprocess
 import sys
@@ -36,9 +35,7 @@ set:
   eval: {{lengths: [32, 64], documents: 2, junk_rows: 2, needle_trials: 2, validate_every: 10, validation_tokens: 256}}
   checkpoint: {{every_steps: 7}}
 """
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-README_MIXER = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
-"""The mixer that the README shows, to the letter."""
+EXAMPLE_MIXER = (Path(__file__).resolve().parents[2] / "examples" / "mixer" / "my_mixer.py").read_text()
 Curves = dict[str, list[tuple[object, ...]]]
 
 

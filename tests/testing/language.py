@@ -64,7 +64,7 @@ def findings_of_code(file: str, text: str) -> Iterator[Finding]:
     without a docstring, and names of tests over MAX_TEST_NAME characters.
     """
     rule_lists = rules()
-    side = "tests" if file.startswith("tests/") else "product"
+    side = "tests" if file.startswith(("tests/", "examples/")) else "product"
     tree = ast.parse(text)
     for line, name in bound_names(tree):
         if name.strip("_") not in rule_lists["terms"] and set(parts_of(name)) & set(rule_lists["identifiers"]):
@@ -111,7 +111,7 @@ def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
     """Yield each public class name of the product that several files define."""
     defined: dict[str, list[tuple[str, int]]] = {}
     for file, text in files.items():
-        if file.endswith(".py") and not file.startswith("tests/"):
+        if file.endswith(".py") and not file.startswith(("tests/", "examples/")):
             for node in ast.parse(text).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     defined.setdefault(node.name, []).append((file, node.lineno))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from patience import PATIENCE_S, end_with_parent, until
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "slurm.sbatch"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "slurm.sbatch"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
 # KillWait is shorter and cred_expire, after which a requeued job may start, much shorter than the usual 120 s

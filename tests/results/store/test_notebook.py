@@ -1,4 +1,4 @@
-"""docs/frames.ipynb runs from top to bottom in a fresh process, and its numbers are those of the database."""
+"""examples/frames.ipynb runs from top to bottom in a fresh process, and its numbers are those of the database."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from atma_sweep.results import paper
 from histories import launch, run, view
 
-NOTEBOOK = Path(__file__).parents[3] / "docs" / "frames.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "examples" / "frames.ipynb"
 RUN = """
 import json, sys
 space = {}
@@ -26,6 +26,7 @@ print(json.dumps({
     "effect": space["effect"][["count", "mean"]].tolist(),
     "by_step": space["by_step"].to_dict("list"),
     "wide": list(space["wide"].columns),
+    "curves": [[line.get_label(), list(map(int, line.get_xdata())), list(map(float, line.get_ydata()))] for line in space["axes"].lines],
 }))
 """
 
@@ -34,7 +35,7 @@ def executed(folder, **environment):
     inherited = {name: value for name, value in os.environ.items() if name != "ATMA_DB"}
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(NOTEBOOK)],
-        capture_output=True, text=True, cwd=folder, env=inherited | environment, check=False,
+        capture_output=True, text=True, cwd=folder, env={**inherited, "MPLBACKEND": "agg", **environment}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -57,6 +58,12 @@ def test_without_a_database_it_reads_the_published_numbers(tmp_path):
     gains = [value - loss[(*key[:3], "off", key[4])] for key, value in loss.items() if key[3] == "on"]
     assert cells["effect"] == [60, pytest.approx(fmean(gains))]
     assert sorted({row[2] for row in cells["by_length"]}) == list(paper.LENGTHS)
+    accuracy = {}
+    for mixer, memory, length, value in cells["by_length"]:
+        accuracy.setdefault(f"{mixer}, memory {memory}", []).append((length, pytest.approx(100 * value)))
+    drawn = {label: list(zip(x, y, strict=True)) for label, x, y in cells["curves"]}
+    assert drawn.pop("chance level") == [(0, 10), (1, 10)]
+    assert (drawn, len(drawn)) == (accuracy, 6)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,6 +80,7 @@ def test_with_a_database_it_reads_that(store, cells, tmp_path):
     assert outputs["by_step"] == {cells(4)[i].slug: [pytest.approx((i + 1 / 3) / 7)] * 3 for i in range(3)}
     assert outputs["effect"][0] == 0  # the cells differ in more than memory
     assert outputs["by_length"] == []
+    assert [label for label, _, _ in outputs["curves"]] == ["chance level"]
     assert outputs["wide"][-2:] == ["clean.nats@4096", "val.val_loss"]
 
 
@@ -80,6 +88,6 @@ def test_notebook_is_stored_without_outputs():
     book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert book["nbformat"] == 4
-    assert len(code) == 8
+    assert len(code) == 9
     assert [cell["id"] for cell in code if cell["outputs"] or cell["execution_count"] is not None] == []
     assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])

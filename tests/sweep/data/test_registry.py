@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,6 @@ from atma_sweep.sweep.planning.admission import expand_grid
 from bench import Bench
 from registries import scope
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "guide.md"
 PLUGIN = """
 from atma_sweep.sweep.data import CorpusKind, Text, register_corpus
 
@@ -213,20 +211,6 @@ def test_plugin_errors_are_single_lines(tmp_path: Path) -> None:
         load_plugins([tmp_path / "gone.py"])
     with pytest.raises(CorpusUnknown, match=f"no corpus 'counting'; allowed: {', '.join(all_kinds())}"):
         corpora.find_fingerprint(DataConfig(corpus="counting"), tmp_path)
-
-
-def test_corpus_of_the_guide_is_prepared(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```python\n(# pairs.py\n.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    file = tmp_path / "pairs.py"
-    file.write_text(example)
-    with fresh():
-        load_plugins([file])
-        corpus = open_corpus(tmp_path, prepare(DataConfig(corpus="pairs", heldout_tokens=900), tmp_path))
-    assert len(corpus.heldout) == 16
-    text = bytes(corpus.heldout[0].tolist()[1:]).decode()
-    half = len(text) // 2
-    assert text[:half] == text[half:]
-    assert re.fullmatch(r"([a-h]\d )+", text)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Decisions of docs/how-to/slurm.sbatch, with stand-ins for atma-sweep, scontrol and its long pause; no Slurm is needed."""
+"""Decisions of examples/slurm/slurm.sbatch, with stand-ins for atma-sweep, scontrol and its long pause; no Slurm is needed."""
 
 from __future__ import annotations
 

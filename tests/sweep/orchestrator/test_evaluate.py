@@ -30,7 +30,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import evaluate
 from atma_sweep.sweep.probes import PROBES
-from bench import COMMAND, README_MIXER, Bench
+from bench import COMMAND, EXAMPLE_MIXER, Bench
 from factories import AtOnce, supervisor_of
 from here import run_in_process
 from machine import Quiet
@@ -101,7 +101,7 @@ def _train(folder: Path) -> None:
     bench.grid(tokens=3840, more="plugins: [my_mixer.py]\ninclude:\n  - {attn_type: nope, window: on}\n")
     bench.edit("[nope, polar]", "[polar, fade, rope]")
     bench.edit("  checkpoint: {every_steps: 7}\n", "")
-    (folder / "my_mixer.py").write_text(README_MIXER)
+    (folder / "my_mixer.py").write_text(EXAMPLE_MIXER)
     # in a process of its own, whose plugin nobody else has
     bench.launch("--only", "attn_type=polar,fade,nope")
     shutil.rmtree(folder / "text")

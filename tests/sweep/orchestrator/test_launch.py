@@ -21,7 +21,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim_sweep
-from bench import README_MIXER, Bench, Curves
+from bench import EXAMPLE_MIXER, Bench, Curves
 from factories import ended
 from once import once
 from patience import PATIENCE_S
@@ -274,7 +274,7 @@ def test_refused_launch_leaves_no_revision(bench: Bench, monkeypatch: pytest.Mon
 
 @pytest.mark.thorough
 def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
-    (bench.folder / "my_mixer.py").write_text(README_MIXER)
+    (bench.folder / "my_mixer.py").write_text(EXAMPLE_MIXER)
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
     bench.edit("set:\n", "set:\n  model.mixers.fade.keep: 0.8\n")
@@ -285,14 +285,16 @@ def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
     ((config,),) = bench.sql("SELECT config FROM cell WHERE attn_type = 'fade'")
     assert json.loads(str(config))["model"]["mixers"] == {"fade": {"canon": True, "keep": 0.8}}
     # an edited plugin is another mixer: a new cell; the cell without it stays
-    (bench.folder / "my_mixer.py").write_text(README_MIXER.replace("Mean of", "A mean of"))
+    (bench.folder / "my_mixer.py").write_text(EXAMPLE_MIXER.replace("Mean of", "A mean of"))
     assert bench.plan()["counts"] == {"new": 1, "done": 1}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_failing_cell_does_not_stop_the_rest(bench: Bench, executor: str) -> None:
-    (bench.folder / "my_mixer.py").write_text(README_MIXER.replace("        steps =", "        1 / 0\n        steps ="))
+    (bench.folder / "my_mixer.py").write_text(
+        EXAMPLE_MIXER.replace("        steps =", "        1 / 0\n        steps =")
+    )
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
     (line,) = [
@@ -317,7 +319,7 @@ def test_failing_cell_does_not_stop_the_rest(bench: Bench, executor: str) -> Non
 @pytest.mark.thorough
 def test_plugin_that_exits_fails_its_cell_and_is_named(bench: Bench) -> None:
     (bench.folder / "my_mixer.py").write_text(
-        README_MIXER.replace("        steps =", "        raise SystemExit(0)\n        steps =")
+        EXAMPLE_MIXER.replace("        steps =", "        raise SystemExit(0)\n        steps =")
     )
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade]")
