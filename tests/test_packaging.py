@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -51,7 +52,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("torch.cuda", "pip install 'atma-sweep[train]'"),
+        ("triton", "pip install 'atma-sweep[train]'"),
         ("fla", "pip install 'atma-sweep[train]'"),
         ("huggingface_hub", "pip install 'atma-sweep[train]'"),
         ("transformers", "pip install 'atma-sweep[hf]'"),
@@ -63,6 +64,15 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 )
 def test_install_hint_names_the_extra(module: str, command: str) -> None:
     assert install_hint(module) == command
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_install_hint_of_torch_names_the_cpu_build(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    """PyPI's torch for macOS is a CPU build, so there the extra suffices."""
+    monkeypatch.setattr(sys, "platform", platform)
+    extra, _, cpu = install_hint("torch.cuda").partition(" (")
+    assert extra == "pip install 'atma-sweep[train]'"
+    assert ("pip install torch --index-url https://download.pytorch.org/whl/cpu" in cpu) == (platform == "linux")
 
 
 def test_all_holds_every_extra_of_users() -> None:
@@ -127,7 +137,7 @@ def test_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.metadata, "version", Mock(side_effect=importlib.metadata.PackageNotFoundError))
     assert atma_sweep.__version__ == "unknown"
     with pytest.raises(AttributeError, match="has no attribute 'versions'"):
-        atma_sweep.versions
+        attrgetter("versions")(atma_sweep)
 
 
 @pytest.mark.thorough
