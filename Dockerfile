@@ -3,6 +3,8 @@
 FROM python:3.11-slim
 COPY . /opt/atma-sweep
 WORKDIR /opt/atma-sweep
+# the image has no history to read the version from: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION_FOR_ATMA_SWEEP=0.2.0 names a release
+ARG SETUPTOOLS_SCM_PRETEND_VERSION_FOR_ATMA_SWEEP
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu \
     && pip install --no-cache-dir -c constraints.txt ".[train,postgres]"
 RUN useradd --create-home researcher && mkdir /work && chown researcher /work

@@ -12,7 +12,24 @@ if TYPE_CHECKING:
     from .sweep.attempt.trained_cells import LoadedModel
 
 __all__ = ["Sweep", "__version__", "load"]
-__version__ = "0.1.0"
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    """Return `__version__`, the version of the installed package; "unknown" in a source tree that is not installed.
+
+    Raises:
+        AttributeError: The package has no attribute of that name.
+    """
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Imported only now, so that `import atma_sweep` loads nothing heavy.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("atma-sweep")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def load(

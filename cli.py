@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from . import __version__
 from .reports.commands import dashboard, report, show, status
 from .results.console.command_line import OneLineErrorGroup, completion_line
 from .results.console.streams import OutputClosed, open_standard_streams
@@ -58,6 +57,8 @@ app = typer.Typer(
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
+        from . import __version__  # only now, since it searches the installed packages
+
         echo_text(f"atma-sweep {__version__}")
         raise typer.Exit
 

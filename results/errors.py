@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib import metadata
 
 DISTRIBUTIONS = {"fla": "flash-linear-attention", "ruamel": "ruamel.yaml", "mlflow": "mlflow-skinny"}
 """Distributions whose name differs from that of their module by more than underscores."""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Index of the CPU builds of torch. On Linux, PyPI has the CUDA build, which is several GB larger."""
 
 
 def install_hint(module: str) -> str:
@@ -15,7 +18,7 @@ def install_hint(module: str) -> str:
     A package of several extras is installed by the extra that pyproject.toml lists first.
 
     Args:
-        module: Dotted name of a module; its top package counts.
+        module: Dotted name of a module; its top package counts. For torch on Linux, the command of the CPU build follows.
     """
     package = module.partition(".")[0]
     name = DISTRIBUTIONS.get(package, package).lower().replace("_", "-")
@@ -27,7 +30,12 @@ def install_hint(module: str) -> str:
         if re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower().replace("_", "-") != name:  # type: ignore[index]
             continue
         extra = re.search(r"extra == [\"']([^\"']+)", requirement)
-        return f"pip install 'atma-sweep[{extra[1]}]'" if extra else "pip install --upgrade atma-sweep"
+        if extra is None:
+            return "pip install --upgrade atma-sweep"
+        command = f"pip install 'atma-sweep[{extra[1]}]'"
+        if name == "torch" and sys.platform == "linux":
+            return f"{command} (without a GPU, pip install torch --index-url {CPU_INDEX} before it saves several GB)"
+        return command
     return f"pip install {name}"
 
 

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -65,7 +66,7 @@ def test_tutorial_counts_the_existing_formats() -> None:
 
 
 def test_version(run) -> None:  # type: ignore[no-untyped-def]
-    assert run("--version") == (0, "atma-sweep 0.1.0\n", "")
+    assert run("--version") == (0, f"atma-sweep {version('atma-sweep')}\n", "")
 
 
 MISTAKES = [
@@ -117,7 +118,7 @@ def test_replaced_sys_exit_blames_the_caller(run, monkeypatch, capsys) -> None: 
     there: dict[str, Any] = {}
     exec(compile("def hooked(code=0):\n    raise SystemExit(code)", "/library/hooks.py", "exec"), there)
     monkeypatch.setattr(sys, "exit", there["hooked"])
-    assert run("--version") == (0, "atma-sweep 0.1.0\n", "")
+    assert run("--version") == (0, f"atma-sweep {version('atma-sweep')}\n", "")
     exec(compile("import sys\ndef leave():\n    sys.exit(0)", "/plugin/mine.py", "exec"), there)
     with pytest.raises(SystemExit, match="2"):
         cli.main(there["leave"])

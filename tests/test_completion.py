@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -152,4 +153,4 @@ def test_package_runs_as_a_module(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "atma_sweep", "--version"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "atma-sweep 0.1.0\n", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"atma-sweep {version('atma-sweep')}\n", "")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
+from operator import attrgetter
 from pathlib import Path
+from unittest.mock import Mock
 
 import atma_sweep
 import pytest
@@ -46,7 +52,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("torch.cuda", "pip install 'atma-sweep[train]'"),
+        ("triton", "pip install 'atma-sweep[train]'"),
         ("fla", "pip install 'atma-sweep[train]'"),
         ("huggingface_hub", "pip install 'atma-sweep[train]'"),
         ("transformers", "pip install 'atma-sweep[hf]'"),
@@ -58,6 +64,15 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 )
 def test_install_hint_names_the_extra(module: str, command: str) -> None:
     assert install_hint(module) == command
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_install_hint_of_torch_names_the_cpu_build(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    """PyPI's torch for macOS is a CPU build, so there the extra suffices."""
+    monkeypatch.setattr(sys, "platform", platform)
+    extra, _, cpu = install_hint("torch.cuda").partition(" (")
+    assert extra == "pip install 'atma-sweep[train]'"
+    assert ("pip install torch --index-url https://download.pytorch.org/whl/cpu" in cpu) == (platform == "linux")
 
 
 def test_all_holds_every_extra_of_users() -> None:
@@ -107,10 +122,47 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     assert {".".join(("atma_sweep", *folder.parts)) for folder in code} == listed
 
 
-def test_versions_agree() -> None:
-    assert PROJECT["project"]["version"] == atma_sweep.__version__
-    assert f"## {atma_sweep.__version__}" in (ROOT / "CHANGELOG.md").read_text()
-    assert f"version: {atma_sweep.__version__}" in (ROOT / "CITATION.cff").read_text()
+def test_next_version_agrees_in_every_file() -> None:
+    """The fallback version names the release that the changelog begins with, and is above every tag."""
+    fallback = Version(PROJECT["tool"]["setuptools_scm"]["fallback_version"])
+    assert fallback.is_devrelease
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == fallback.base_version
+    assert f"version: {fallback.base_version}\n" in (ROOT / "CITATION.cff").read_text()
+    tags = subprocess.run(["git", "tag", "--list", "v*"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert all(Version(tag) <= Version(fallback.base_version) for tag in tags.split())
+
+
+def test_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert atma_sweep.__version__ == importlib.metadata.version("atma-sweep")
+    monkeypatch.setattr(importlib.metadata, "version", Mock(side_effect=importlib.metadata.PackageNotFoundError))
+    assert atma_sweep.__version__ == "unknown"
+    with pytest.raises(AttributeError, match="has no attribute 'versions'"):
+        attrgetter("versions")(atma_sweep)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("commands", "version"),
+    [
+        ([], r"0\.2\.0\.dev0"),  # no history, as in an archive of the sources
+        (["git init -q", "git add .", "git -c user.name=a -c user.email=a@b.c commit -qm a"], r"0\.2\.0\.dev1\+g\w+"),
+        (
+            ["git init -q", "git add .", "git -c user.name=a -c user.email=a@b.c commit -qm a", "git tag v3.1.4"],
+            r"3\.1\.4",
+        ),
+    ],
+    ids=["archive", "without tags", "tagged"],
+)
+def test_version_comes_from_the_tag(tmp_path: Path, commands: list[str], version: str) -> None:
+    scm = pytest.importorskip("setuptools_scm", reason="needs setuptools-scm: pip install -e '.[test]'")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SETUPTOOLS_SCM", "GIT_"))}
+    for command in commands:
+        subprocess.run(shlex.split(command), cwd=tmp_path, env=environment, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", scm.__name__], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(version, ended.stdout.strip())
 
 
 def test_readme_has_exactly_two_commands() -> None:

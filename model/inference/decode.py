@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..attention import LayerState
 from ..backbone import EAGER, Backbone, StepFunctions
@@ -303,7 +302,18 @@ def _state_bytes(state: Any, slot: int, tokens: int) -> int:
         parts = (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,)))
         return tokens * state.pools.token_bytes + sum(_state_bytes(part, slot, tokens) for part in parts)
     tensors = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since_chunk[slot]]
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in _nested_tensors(tensors))
+
+
+def _nested_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested sequences and dictionaries; other values are skipped."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _nested_tensors(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _nested_tensors(item)
 
 
 class PreparedStep(NamedTuple):

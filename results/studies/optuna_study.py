@@ -74,9 +74,13 @@ def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, 
     Raises:
         ModuleNotFoundError: the sampler needs a package that is not installed (cmaes).
     """
-    study = build_study(search, trials)
+    import optuna
+
+    storage = optuna.storages.InMemoryStorage()
+    study = build_study(search, trials, storage)
+    study_id = storage.get_study_id_from_name(study.study_name)
     for key, value in memory.items():
-        study._storage.set_study_system_attr(study._study_id, key, value)
+        storage.set_study_system_attr(study_id, key, value)
     number = len(trials)
     study.sampler = sampler_for(search, number)
     with warnings.catch_warnings():
@@ -88,7 +92,7 @@ def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, 
         for old, new in zip(trials, frozen_trials, strict=False)
         if dict(new.system_attrs) != dict(old.attrs)
     )
-    study_memory = dict(study._storage.get_study_system_attrs(study._study_id))
+    study_memory = dict(storage.get_study_system_attrs(study_id))
     return Proposal(
         Trial(number, dict(optuna_trial.params), attrs=dict(frozen_trials[number].system_attrs)), changed, study_memory
     )
@@ -106,8 +110,10 @@ def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple
     """
     import optuna
 
-    study = build_study(search, trials)
-    trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    storage = optuna.storages.InMemoryStorage()
+    study = build_study(search, trials, storage)
+    study_id = storage.get_study_id_from_name(study.study_name)
+    trial = optuna.trial.Trial(study, storage.get_trial_id_from_study_id_trial_number(study_id, number))
     ends = trial.should_prune()
     after = study.get_trials(deepcopy=False)[number]
     return ends, replace(trials[number], attrs=dict(after.system_attrs))

@@ -34,6 +34,7 @@ from .figure_options import STYLE_PRESETS, FigureOptions
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 PANEL_HEIGHT = 2.0  # inches, height of a row of panels
 PAGE_WIDTH = 7.2  # inches, width of a page between its margins
@@ -602,15 +603,21 @@ def _centre_outer_labels(figure: Figure) -> None:
     """Centre the common labels on the axes; the lower one stands right below the lowest tick labels."""
     shown = [axes for axes in figure.axes if axes.axison]
     boxes = [axes.get_position() for axes in shown]
-    if (label := getattr(figure, "_supylabel", None)) is not None:
+    if (label := _outer_label(figure, figure.get_supylabel(), 90)) is not None:
         label.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
-    if (label := getattr(figure, "_supxlabel", None)) is not None:
+    if (label := _outer_label(figure, figure.get_supxlabel(), 0)) is not None:
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
         lowest = min(axes.get_tightbbox(renderer).y0 for axes in shown)  # type: ignore[union-attr]
         height = figure.get_size_inches()[1] * figure.dpi
         label.set_x((min(box.x0 for box in boxes) + max(box.x1 for box in boxes)) / 2)
         label.set_y(lowest / height - 2 / 72 * figure.dpi / height)
         label.set_verticalalignment("top")
+
+
+def _outer_label(figure: Figure, content: str, angle: int) -> Text | None:
+    """Return the text of a figure with that content and rotation in degrees; None without one or for no content."""
+    texts = [text for text in figure.texts if (text.get_text(), text.get_rotation()) == (content, angle)]
+    return texts[0] if content and texts else None
 
 
 def _round_positions(figure: Figure) -> None:
