@@ -408,7 +408,10 @@ class Resources(Config):
         le=MAX_GPUS,
     )
     ranks: Int = knob(
-        1, "Processes that train one cell together without GPUs, for tests; with GPUs, their number.", ge=1, le=MAX_RANKS
+        1,
+        "Processes that train one cell together without GPUs, for tests; with GPUs, their number.",
+        ge=1,
+        le=MAX_RANKS,
     )
     gpu_type: str | None = knob(None, "Word that the GPU's name must contain, such as H200; null: any GPU.")
     cpus: Int = knob(1, "CPU cores and torch threads per attempt.", ge=1, le=MAX_CPUS)
@@ -439,7 +442,6 @@ class Resources(Config):
         if self.gpu_type is not None and not self.gpus:
             raise ValueError(f"gpu_type ({self.gpu_type}) needs a GPU, but gpus is 0; set gpus to 1")
         return self
-
 
     @property
     def n_ranks(self) -> int:

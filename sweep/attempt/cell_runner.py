@@ -22,6 +22,7 @@ from ..data.batches import marked_capacity, training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..probes.perplexity import stream_loss
 from ..probes.subject import CellSubject, evaluating
+from ..ranks.group import SINGLE, Ranks
 from ..training import flops, optimizer_steps
 from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
 from ..training.optimizers import Optimizers
@@ -47,12 +48,15 @@ class CellRunner(AttemptRunner):
     The job's kind "train" trains, probes and stores weights; any other kind loads stored weights and probes them.
     """
 
-    def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
+    def __init__(
+        self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag, ranks: Ranks = SINGLE
+    ) -> None:
         """Load plugins and config, and resolve the locations of checkpoints and weights; nothing is read there yet.
 
         Arguments as for `AttemptRunner`: the job, the folder of the runs, the writer of results, the stop flag.
         """
         super().__init__(job, runs, recorder, stop)
+        self.ranks = ranks
         self.checkpoint_address = storage.attempt_address(self.config.checkpoint.path, job.folder)
         """Address of checkpoints and weights, as the database stores it."""
         self.storage_address = storage.resolve(runs, self.checkpoint_address)

@@ -316,7 +316,7 @@ def check_ranks(train: TrainConfig, resources: Resources) -> None:
     raise InvalidConfig(
         (f"resources.{name}", "train.micro_batch", "train.batch_tokens"),
         f"resources.{name} is {resources.n_ranks}, but a step of train.batch_tokens ({train.batch_tokens}) has only "
-        f"{counted(train.accumulation, 'micro-batch')} of train.seq_len * train.micro_batch ({train.seq_len} * "
+        f"{counted(train.accumulation, 'micro-batch', 'micro-batches')} of train.seq_len * train.micro_batch ({train.seq_len} * "
         f"{train.micro_batch}) tokens to divide; set resources.{name} to {train.accumulation} or less",
     )
 

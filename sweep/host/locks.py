@@ -112,7 +112,9 @@ class GpuLocks:
             self._release_after(n_held)
             in_use = f"in use by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
             if at_least > 1 and len(gpus) >= at_least:
-                raise MachineError(f"a cell needs {at_least} GPUs at once, and {len(holders)} of {len(gpus)} are {in_use}")
+                raise MachineError(
+                    f"a cell needs {at_least} GPUs at once, and {len(holders)} of {len(gpus)} are {in_use}"
+                )
             raise MachineError(f"every GPU is {in_use}")
         return locked
 
