@@ -103,6 +103,13 @@ class Ranks:
         """
         return [function(item) for item in items]
 
+    def first(self, function: Callable[[], Value]) -> Value:
+        """Return the result of the function on every rank; rank 0 alone calls it while the others wait.
+
+        Its error is raised on every rank. The result must be picklable.
+        """
+        return self.map(lambda call: call(), [function])[0]
+
     def barrier(self) -> None:
         """Wait until every rank has called it; queued GPU work is not waited for."""
 
@@ -205,7 +212,7 @@ class ProcessRanks(Ranks):
                 break
             try:
                 results.append((index, function(ordered[index])))
-            except Exception as raised:
+            except Exception as raised:  # noqa: BLE001 - raised again on every rank
                 error, failure = raised, (index, _transferable(raised, self.rank))
                 self._store.set(key, str(self.rank))
                 break
@@ -236,7 +243,7 @@ def _transferable(error: BaseException, rank: int) -> BaseException:
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
-    except Exception:  # noqa: S110
+    except Exception:  # noqa: BLE001 - an error of any class may refuse to be pickled
         pass
     return RankFailed(f"{type(error).__name__} on rank {rank}: {error}")
 
