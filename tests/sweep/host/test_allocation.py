@@ -186,9 +186,11 @@ def test_resources_are_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> No
         "",
         "resources: {gpus: 0.25, gpu_type: L4, memory_gb: 5, cpus: 3}\n",
         "resources: {gpus: 1}\n",
+        "resources: {gpus: 2}\n",
         "resources: {ranks: 2}\n",
     )
-    assert len({cells(text)[0].id for text in texts}) == 1
+    halved = "set: {train.micro_batch: 4}\n"  # two micro-batches per step
+    assert len({cells(halved + text)[0].id for text in texts}) == 1
 
 
 def test_memory_gb_of_this_machine() -> None:
