@@ -52,6 +52,8 @@ class Ranks:
 
     rank = 0
     size = 1
+    device: torch.device
+    """Device of this rank's tensors; only in groups of several."""
 
     @property
     def is_first(self) -> bool:

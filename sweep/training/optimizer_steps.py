@@ -289,17 +289,20 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def should_capture(config: TrainConfig, parameters: int, device: torch.device) -> tuple[bool, str]:
+def should_capture(config: TrainConfig, parameters: int, device: torch.device, n_ranks: int = 1) -> tuple[bool, str]:
     """Return (True if steps are to be captured as CUDA graphs, the reason in words).
 
-    Never without CUDA, with `graphs: off` or with fp16 precision (even with `graphs: on`). With `graphs: on` otherwise
+    Never without CUDA, on several ranks, with `graphs: off` or with fp16 precision (even with `graphs: on`). With `graphs: on` otherwise
     always. With auto, if 6 FLOPs per parameter and token of a micro-batch add up to at most 1e13 (MAX_CAPTURE_FLOPS).
 
     Args:
         config: training settings; `graphs`, `precision`, `micro_batch` and `seq_len` are read.
         parameters: number of parameters of the network, vocabulary matrices included.
         device: device of the training.
+        n_ranks: processes that train together.
     """
+    if n_ranks > 1:
+        return False, f"{n_ranks} ranks add gradients during the backward pass"
     if device.type != "cuda":
         return False, "no GPU"
     if config.graphs == "off":

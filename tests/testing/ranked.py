@@ -25,7 +25,7 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
     results: Any = context.Queue()
     _, address = store = open_store(size)
     processes = [
-        context.Process(target=_rank, args=(rank, size, address, results, function, arguments), daemon=True)
+        context.Process(target=_rank, args=(rank, size, address, results, function, pickle.dumps(arguments)))
         for rank in range(size)
     ]
     for process in processes:
@@ -53,13 +53,13 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
         del store
 
 
-def _rank(rank: int, size: int, address: str, results: Any, function: Callable[..., Any], arguments: Any) -> None:
+def _rank(rank: int, size: int, address: str, results: Any, function: Callable[..., Any], arguments: bytes) -> None:
     torch.set_num_threads(1)
     try:
         host, _, port = address.rpartition(":")
         store = torch.distributed.TCPStore(host, int(port), size, is_master=False, wait_for_workers=False)
         ranks: Ranks = join(rank, size, address, torch.device("cpu"), store)
-        result = function(ranks, *arguments)
+        result = function(ranks, *pickle.loads(arguments))
         # plain bytes outlive this process, unlike torch's shared tensors
         results.put((rank, pickle.dumps(result), None))
         ranks.close()
