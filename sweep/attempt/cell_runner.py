@@ -88,7 +88,7 @@ class CellRunner(AttemptRunner):
         config, ranks = self.config, self.ranks
         if self.job.kind == "train":
             check_ranks(config.train, ranks.size)
-        torch.set_num_threads(config.resources.cpus)
+        torch.set_num_threads(max(1, config.resources.cpus // ranks.size))
         if config.train.deterministic:
             enable_determinism()
         use_torch_backend(config.train.kernels == "torch")
