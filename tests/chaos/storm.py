@@ -60,12 +60,18 @@ class Storm:
     executor: str
     seed: int
     kills: int
+    targets: tuple[str, ...] = ()
+    """Whom it kills, if not TARGETS; "rank 0" and "other rank" are processes of an attempt of several."""
     pause: tuple[float, float] = (0.2, 2.5)
     """Seconds before a kill, from the shortest to the longest, drawn evenly on a logarithmic scale."""
     counts: Counter[str] = field(default_factory=Counter)
     launches: int = 0
     ends: Counter[int] = field(default_factory=Counter)
     """Exit codes of launches; negative for a signal."""
+    moments: Counter[str] = field(default_factory=Counter)
+    """Kills of ranks by the phase of their attempt."""
+    slowest_end_s: float = 0.0
+    """Longest time from the kill of a rank until every rank of its attempt was gone."""
 
     def __str__(self) -> str:
         attempts = self.bench.sql("SELECT count(*) FROM attempt")[0][0]
@@ -88,8 +94,9 @@ class Storm:
                     return  # the sweep is finished: nothing is left to kill
                 process = self._launch()
                 continue
-            target = draw.choice(TARGETS[self.executor])
-            if self._kill(target, process):
+            target = draw.choice(self.targets or TARGETS[self.executor])
+            killed = self._kill_rank(target, draw) if "rank" in target else self._kill(target, process)
+            if killed:
                 self.counts[target] += 1
         process.wait(timeout=PATIENCE_S)
         self.ends[process.returncode] += 1
@@ -128,6 +135,36 @@ class Storm:
                 continue
             return True
         return False
+
+    def _kill_rank(self, target: str, draw: random.Random) -> bool:
+        """Kill a rank of a random attempt, and wait until its attempt has no process any more."""
+        by_folder: dict[str, list[psutil.Process]] = {}
+        for process in self.bench.processes():
+            with contextlib.suppress(psutil.Error, ValueError):
+                line = process.cmdline()
+                by_folder.setdefault(line[line.index("--folder") + 1], []).append(process)
+        candidates = []
+        for folder, members in by_folder.items():
+            for member in members:
+                with contextlib.suppress(psutil.Error):
+                    is_first = "--rank" not in member.cmdline()
+                    candidates += [(folder, member)] if is_first == (target == "rank 0") else []
+        if not candidates:
+            return False
+        folder, victim = draw.choice(candidates)
+        phases = self.bench.sql(f"SELECT phase FROM attempt WHERE run_dir = '{folder}'")
+        try:
+            os.kill(victim.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        began = time.monotonic()
+        until(
+            lambda: not any(member.is_running() and member.status() != "zombie" for member in by_folder[folder]),
+            "its end",
+        )
+        self.slowest_end_s = max(self.slowest_end_s, time.monotonic() - began)
+        self.moments[str(phases[0][0]) if phases else "unknown"] += 1
+        return True
 
 
 def family(pid: int) -> list[psutil.Process]:
