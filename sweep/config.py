@@ -226,6 +226,12 @@ class TrainConfig(Config):
         "Replay steps as CUDA graphs: on, off, or auto (if launching a micro-batch may take longer than computing it). With train.deterministic, results are bit-identical.",
         identity="auto",
     )
+    recompute: Literal["none", "block", "selective"] = knob_outside_id(
+        "none",
+        "Activations that are computed again in the backward pass instead of stored, to save GPU memory: none, those of every block, or of every second "
+        "block (selective). Gradients are the same bits; the compiler then works block by block, which changes only rounding.",
+        identity="none",
+    )
     kernels: Literal["auto", "torch"] = knob(
         "auto",
         "auto: the best kernels for the machine; torch: only torch's own operations, for comparison.",

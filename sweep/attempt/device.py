@@ -26,6 +26,10 @@ CUBLAS_WORKSPACE = ":4096:8"
 """Setting of cuBLAS that makes its results deterministic."""
 
 
+RECOMPUTED_EVERY = {"block": 1, "selective": 2}
+"""Recomputed blocks by value of `train.recompute`: every block, or every second one."""
+
+
 def choose_device(gpus: float, rank: int | None = None) -> torch.device:
     """Return the CPU for 0 GPUs, else the current CUDA device; a fraction limits torch to that part of its memory.
 
@@ -72,6 +76,8 @@ def build_network(config: CellConfig, device: torch.device, *, training: bool = 
     train, cuda = config.train, device.type == "cuda"
     dtype: torch.dtype = getattr(torch, train.activations_on(cuda=cuda))
     model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+    if training and train.recompute != "none":
+        model.recompute_blocks(RECOMPUTED_EVERY[train.recompute])
     if train.precision == "fp8" and cuda:
         chosen = model.use_fp8()
         if training and chosen.backend == "torch":
