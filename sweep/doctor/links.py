@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import statistics
 import time
 from itertools import combinations
 from typing import Any
 
 from ...results.console.text import counted
-from ..ranks.group import HOST
+from ..ranks.group import free_address
 from .context import Check, Context, LookFailed, absent, bad, ok, warn
 
 SUM_BYTES = 256 * 2**20
@@ -94,9 +93,7 @@ def link_facts(kind: str = "cuda", n_ranks: int | None = None, n_bytes: int = SU
     version = ".".join(map(str, torch.cuda.nccl.version())) if cuda else "n/a"
     facts: dict[str, Any] = {"error": None, "bytes_per_s": 0.0, "is_right": False, "nccl": version}
     facts["without_peer_access"] = unlinked
-    with socket.socket() as probe:  # rank 0 opens the port, so it must be free again
-        probe.bind((HOST, 0))
-        address = f"{HOST}:{probe.getsockname()[1]}"
+    address = free_address()
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     children = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -263,6 +264,13 @@ def open_store(size: int) -> tuple[TCPStore, str]:
 
     store = TCPStore(HOST, 0, size, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=JOIN_TIMEOUT_S))
     return store, f"{HOST}:{store.port}"
+
+
+def free_address() -> str:
+    """Return an address HOST:PORT of this machine that is free now, for a store that another process opens."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return f"{HOST}:{probe.getsockname()[1]}"
 
 
 def join(rank: int, size: int, address: str, device: torch.device, store: TCPStore | None = None) -> Ranks:
