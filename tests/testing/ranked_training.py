@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,8 @@ def train(
     if folder is not None and (state := checkpoint.load_newest(folder)) is not None:
         trainer.restore(state)
     begun = trainer.step
-    try:
+    with contextlib.suppress(Stopped):
         trainer.run()
-    except Stopped:
-        pass
     return {
         "begun": begun,
         "step": trainer.step,
