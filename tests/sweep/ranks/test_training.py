@@ -17,7 +17,7 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.ranks.group import SINGLE
 from atma_sweep.sweep.training.sharded import check_ranks
 from ranked import run_ranks
-from ranked_training import train
+from ranked_training import overflow, train
 from small_training import recipe
 
 STEPS = 20
@@ -36,6 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "everything": ({"memory": "gated_delta", "window": True}, {"distractor": True, "regularizer": "zipfian"}),
     "sketch": ({"attn_type": "rope"}, {"regularizer": "strong", "loss_reduction": "sum", "clip": 0.5}),
     "dropout": ({"dropout": 0.25, "attn_type": "nope"}, {"regularizer": "weak", "micro_batch": 1}),
+    "fp16": ({"attn_type": "nope"}, {"precision": "fp16"}),
     "adamw": ({"attn_type": "nope"}, {"optimizer": "adamw", "adam_weight_decay": 0.1}),
     "marked": ({}, {"loss_on": "marked", "batch_tokens": 60, "micro_batch": 2, "tokens": 60 * STEPS}),
     "tied": ({"tie_head": True, "logit_cap": "none", "attn_type": "nope"}, {"clip": 0.05}),
@@ -102,3 +103,12 @@ def test_more_ranks_than_micro_batches_are_refused() -> None:
     check_ranks(config, 2)
     with pytest.raises(SweepError, match=r"resources.gpus \(3\) is more than the 2 micro-batches.*at most 2"):
         check_ranks(config, 3)
+
+
+@pytest.mark.thorough
+def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    """Rank 2 alone has an infinite gradient, of a parameter that one of the three owns."""
+    for applied, scale, moved in run_ranks(3, overflow):
+        assert not applied
+        assert scale == 2.0**15
+        assert set(moved) == {0.0}
