@@ -173,9 +173,22 @@ class SpeedClasses:
 
 
 def _step_shape(config: CellConfig) -> str:
-    """Return the SHAPE fields of the train section as canonical JSON."""
+    """Return the SHAPE fields of the train section, and `recompute` unless it is none, as canonical JSON."""
     identity = train_identity(config.train)
-    return canonical_json({name: identity[name] for name in SHAPE if name in identity})
+    shape = {name: identity[name] for name in SHAPE if name in identity}
+    # outside the identity; keys of stored calibrations stay
+    recompute = {} if config.train.recompute == "none" else {"recompute": config.train.recompute}
+    return canonical_json(shape | recompute)
+
+
+RECOMPUTED_SHARE = {"none": 0.0, "selective": 0.5, "block": 1.0}
+"""Share of the forward pass that the backward pass computes again, by `train.recompute`."""
+
+
+def _computed_flops(config: CellConfig) -> float:
+    """Return the estimated FLOPs per trained token, those of recomputed blocks included."""
+    each = flops.estimated_flops(config.model, config.train.seq_len)
+    return each * (1 + RECOMPUTED_SHARE[config.train.recompute] / 3)
 
 
 PriceBasis = Literal["measured", "calibrated", "FLOPs"]
@@ -323,7 +336,7 @@ class SpeedTable:
             if run.timed.gpu_neighbours and is_shared(share) and run.config.resources.gpus == share
         ]
         reference_runs = alike or reference_runs
-        each = flops.estimated_flops(config.model, train.seq_len)
+        each = _computed_flops(config)
         floor = LAUNCH_S[on_gpu].scaled(config.model.n_layers / (train.seq_len * train.micro_batch))
         if reference_runs:
             reached, floor = (
@@ -463,6 +476,7 @@ def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | No
         config = config.model_copy(update={"model": check_model_config(config.model)})
         each = flops.estimated_flops(config.model, config.train.seq_len)
         small = each * config.train.micro_batch * config.train.seq_len <= flops.MAX_CAPTURE_FLOPS
+        each = _computed_flops(config)
         if timing.gpu_name is not None and small and timing.step_mode in UNCAPTURED:
             # configs without the field are from before CUDA graphs were used
             config = config.model_copy(update={"train": config.train.model_copy(update={"graphs": "off"})})

@@ -135,8 +135,10 @@ class GradientReducer:
     def finish(self) -> None:
         """Start the remaining buckets and wait for all: owners then have the sums as gradients, others have none.
 
-        Parameters without a gradient keep none. On CUDA the wait is the stream's, not the host's.
+        Does nothing if the step's reduction has been finished. Parameters without a gradient keep none. On CUDA the wait is the stream's, not the host's.
         """
+        if not self._armed:
+            return
         while self._next < len(self.buckets):
             self._start(self.buckets[self._next])
         self._armed = False

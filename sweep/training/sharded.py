@@ -83,15 +83,17 @@ class ShardedOptimizers(Optimizers):
         """Add gradients over ranks during the next backward pass, which is the last of the step."""
         self._reducer.arm()
 
+    def reduce_gradients(self) -> None:
+        """Finish adding gradients over ranks: each owner then has those of its parameters, others have none."""
+        self._reducer.finish()
+
     def clip(self, max_norm: float) -> Tensor:
         """Finish adding gradients over ranks, and scale them so that the norm of all is at most `max_norm`.
-
-        Afterwards each owner has the gradients of its parameters; others have none.
 
         Returns:
             The norm before clipping over the parameters of all ranks, as for `Optimizers.clip`, equal on every rank.
         """
-        self._reducer.finish()
+        self.reduce_gradients()
         owned = self._owned
         if self.scaling is not None:
             self.scaling.unscale(owned)
@@ -155,7 +157,7 @@ class ShardedOptimizers(Optimizers):
                 owner = self.owner_of[parameter]
                 if index in skeletons[owner]:
                     mine = own[index] if owner == self.ranks.rank else None
-                    complete[index] = self._transfer(skeletons[owner][index], mine, owner)
+                    complete[index] = self._transfer(skeletons[owner][index], mine, owner, 0)
             if self.ranks.is_first:
                 state[name]["state"] = complete
         return state
@@ -176,20 +178,26 @@ class ShardedOptimizers(Optimizers):
             received: dict[int, dict[str, Any]] = {}
             for index, skeleton in shell[name]["state"].items():
                 mine = state[name]["state"][index] if self.ranks.is_first else None
-                entry = self._transfer(skeleton, mine, 0)
-                if self.owner_of[members[index]] == self.ranks.rank:
+                owner = self.owner_of[members[index]]
+                entry = self._transfer(skeleton, mine, 0, owner)
+                if owner == self.ranks.rank:
                     received[index] = entry
             shell[name]["state"] = received
         super().load_state_dict(shell)
 
-    def _transfer(self, skeleton: dict[str, Any], mine: dict[str, Any] | None, owner: int) -> dict[str, Any]:
-        """Return the state of one parameter on every rank, sent by the rank that has it.
+    def _transfer(
+        self, skeleton: dict[str, Any], mine: dict[str, Any] | None, sender: int, receiver: int
+    ) -> dict[str, Any]:
+        """Return the state of one parameter, on the CPU where it was received; incomplete on ranks that take no part.
 
         Args:
             skeleton: its state, with placeholders for tensors that travel by themselves.
             mine: the state itself on the sending rank; None elsewhere.
-            owner: the sending rank.
+            sender: the rank that has it.
+            receiver: the rank that needs it.
         """
+        if sender == receiver:
+            return mine or {}
         entry = dict(skeleton)
         for key, value in skeleton.items():
             if not isinstance(value, _Placeholder):
@@ -198,10 +206,11 @@ class ShardedOptimizers(Optimizers):
                 tensor = mine[key].to(self._device).contiguous()
             else:
                 tensor = torch.empty(value.shape, dtype=value.dtype, device=self._device)
-            work = self.ranks.broadcast_async(tensor, owner)
+            work = self.ranks.broadcast_async(tensor, sender)
             if work is not None:
                 work.wait()
-            entry[key] = mine[key] if mine is not None else tensor.cpu()
+            if self.ranks.rank == receiver:
+                entry[key] = tensor.cpu()
         return entry
 
 

@@ -1,4 +1,4 @@
-"""Groups of real processes over gloo, for tests of code that runs on several ranks."""
+"""Groups of real processes, for tests of code that runs on several ranks: over gloo, or NCCL with a GPU for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atma_sweep.sweep.ranks.group import SINGLE, Ranks, join, open_store
 from patience import PATIENCE_S
 
 
-def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, cuda: bool = False) -> list[Any]:
     """Return the results of function(ranks, *arguments) on every rank, in rank order; with 1 rank it runs here.
 
     The function must be importable from a module; a failure of any rank fails with all their tracebacks.
@@ -25,7 +25,7 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
     results: Any = context.Queue()
     _, address = store = open_store(size)
     processes = [
-        context.Process(target=_rank, args=(rank, size, address, results, function, pickle.dumps(arguments)))
+        context.Process(target=_rank, args=(rank, size, address, results, function, pickle.dumps(arguments), cuda))
         for rank in range(size)
     ]
     for process in processes:
@@ -53,12 +53,23 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
         del store
 
 
-def _rank(rank: int, size: int, address: str, results: Any, function: Callable[..., Any], arguments: bytes) -> None:
+def _rank(
+    rank: int,
+    size: int,
+    address: str,
+    results: Any,
+    function: Callable[..., Any],
+    arguments: bytes,
+    cuda: bool,
+) -> None:
     torch.set_num_threads(1)
     try:
         host, _, port = address.rpartition(":")
         store = torch.distributed.TCPStore(host, int(port), size, is_master=False, wait_for_workers=False)
-        ranks: Ranks = join(rank, size, address, torch.device("cpu"), store)
+        device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        ranks: Ranks = join(rank, size, address, device, store)
         result = function(ranks, *pickle.loads(arguments))
         # plain bytes outlive this process, unlike torch's shared tensors
         results.put((rank, pickle.dumps(result), None))

@@ -10,9 +10,7 @@ from atma_sweep.sweep.ranks.group import Ranks
 from atma_sweep.sweep.training.loop import Stopped
 
 
-def measure(
-    ranks: Ranks, cases: list[tuple[str, CellSubject, tuple[int, ...]]]
-) -> dict[str, tuple[list[Any], int]]:
+def measure(ranks: Ranks, cases: list[tuple[str, CellSubject, tuple[int, ...]]]) -> dict[str, tuple[list[Any], int]]:
     """Return by probe its results at every length, and the number of forward passes of this rank."""
     outcomes = {}
     for name, subject, lengths in cases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,8 @@ def train(
     if folder is not None and (state := checkpoint.load_newest(folder)) is not None:
         trainer.restore(state)
     begun = trainer.step
-    try:
+    with contextlib.suppress(Stopped):
         trainer.run()
-    except Stopped:
-        pass
     return {
         "begun": begun,
         "step": trainer.step,
@@ -91,3 +90,19 @@ def train(
         "parameters": len(trainer.optimizers.parameters),
         "saved": trainer.optimizers.state_dict(),
     }
+
+
+def overflow(ranks: Ranks) -> tuple[bool, float, list[float]]:
+    """Return (step applied, loss scale, weights) after a step whose gradient overflows on the last rank alone."""
+    model, config = network(), recipe(precision="fp16")
+    optimizers = build_optimizers(model.parameter_groups(), config, CPU, ranks)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizers.expect_gradients()
+    for index, parameter in enumerate(model.parameters()):
+        value = float("inf") if index == 3 and ranks.rank == ranks.size - 1 else 1.0
+        parameter.grad = torch.full_like(parameter, value)
+    optimizers.clip(1.0)
+    optimizers.update()
+    assert optimizers.scaling is not None
+    moved = [float((p - b).abs().max()) for p, b in zip(model.parameters(), before, strict=True)]
+    return optimizers.scaling.skipped == 0, optimizers.scaling.scale, moved
