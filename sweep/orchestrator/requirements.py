@@ -123,6 +123,15 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
         "launch on a machine that has one, or set resources.gpus to 0 to train on the CPU",
         gpus=list(gpus),
     )
+    at_once = max((int(asks.gpus) for asks in sizes), default=0)
+    most = max((gpus.count(name) for name in gpus), default=0)
+    check(
+        "GPU",
+        lambda asks: 0 < _most_of_one_model(asks, gpus) < asks.gpus and asks.gpus > 1,
+        f"up to {at_once} GPUs{kind} of one model at once, and this machine has {', '.join(gpus)}",
+        f"set resources.gpus to {most} or less; cells continue on another number of GPUs",
+        gpus=list(gpus), gpus_needed=at_once,
+    )  # fmt: skip
     cpus = max(asks.cpus for asks in sizes)
     check(
         "CPU cores",
@@ -140,6 +149,12 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
         memory_gb_needed=memory_gb, memory_gb=round(machine.memory_gb, 3),
     )  # fmt: skip
     return lacking
+
+
+def _most_of_one_model(resources: Resources, gpus: Sequence[str]) -> int:
+    """Return the largest number of GPUs of one model among those of the requested type; 0 without any."""
+    names = [name for name in gpus if is_type(name, resources.gpu_type)]
+    return max((names.count(name) for name in names), default=0)
 
 
 def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:

@@ -81,7 +81,9 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
 
     def examine(runs: Path | None = None, db: str | None = None, **answers: Any) -> dict[str, Check]:
         def answer(question: str, *arguments: str, **options: Any) -> Any:
-            answer_or_error = ({"torch": CPU, "kernels": {}, "links": LINKED} | answers).get(question, LookFailed("nothing was planned"))
+            answer_or_error = ({"torch": CPU, "kernels": {}, "links": LINKED} | answers).get(
+                question, LookFailed("nothing was planned")
+            )
             if isinstance(answer_or_error, Exception):
                 raise answer_or_error
             return answer_or_error

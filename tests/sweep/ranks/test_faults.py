@@ -60,7 +60,7 @@ def test_fault_of_another_rank_is_the_end_of_its_attempt(bench: Bench) -> None:
     assert [row[:3] for row in rows] == [(0, "failed", "cuda_oom"), (1, "failed", "code"), (2, "failed", "code")], out
     assert [str(row[3]).split(": ")[0] for row in rows] == ["rank 1 of 2"] * 3
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB" in str(rows[0][3])
-    assert str(rows[1][3]).endswith("ValueError: broken on one rank (faults.py:8)")
+    assert str(rows[1][3]).endswith("ValueError: broken on one rank (faults.py:9)")
     assert 'raise ValueError("broken on one rank")' in str(rows[1][4])
     assert "ended with exit code 7" in str(rows[2][3])
     bench.gone()
