@@ -273,27 +273,27 @@ def _group_of(job: Job, runs: Path, stop: StopFlag, finish: Callable[..., None])
         yield SINGLE
         return
     folder = runs / job.folder
-    others = RankProcesses(size, folder)
+    children = RankProcesses(size, folder)
     store, address = open_store(size)
     try:
-        others.start(
+        children.start(
             launcher.rank_command(runs, job.folder, size, address), launcher.rank_environment(size),
             lambda fault: os._exit(_abandon(finish, fault, stop, folder)),
         )  # fmt: skip
         ranks = join(0, size, address, _rank_device(job, 0), store)
-        others.has_joined = True
+        children.has_joined = True
         yield ranks
         ranks.close()
     except (Stopped, Diverged, LeaseLost):
-        others.end()
+        children.end()
         raise
     except BaseException as error:
         own = _fault_of(0, error)
-        first = others.first_fault(own)
+        first = children.first_fault(own)
         if first is own and not own.is_consequence:
             raise
         raise FirstFault(first, size) from error
-    others.end()
+    children.end()
 
 
 def _follow(options: argparse.Namespace) -> int:

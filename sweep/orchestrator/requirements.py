@@ -127,7 +127,7 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
     most = max((gpus.count(name) for name in gpus), default=0)
     check(
         "GPU",
-        lambda asks: 0 < _most_of_one_model(asks, gpus) < asks.gpus and asks.gpus > 1,
+        lambda asks: 0 < _largest_group(asks, gpus) < asks.gpus and asks.gpus > 1,
         f"up to {at_once} GPUs{kind} of one model at once, and this machine has {', '.join(gpus)}",
         f"set resources.gpus to {most} or less; cells continue on another number of GPUs",
         gpus=list(gpus), gpus_needed=at_once,
@@ -151,7 +151,7 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
     return lacking
 
 
-def _most_of_one_model(resources: Resources, gpus: Sequence[str]) -> int:
+def _largest_group(resources: Resources, gpus: Sequence[str]) -> int:
     """Return the largest number of GPUs of one model among those of the requested type; 0 without any."""
     names = [name for name in gpus if is_type(name, resources.gpu_type)]
     return max((names.count(name) for name in names), default=0)

@@ -301,7 +301,9 @@ class SpeedTable:
         """
         like = self.speed_classes.key(config)
         if like not in self._speeds and config.resources.n_ranks > 1:
-            single = {basis: extrapolate(config, speed) for basis, speed in self.lookup(on_one_rank(config)).items()}
+            single = {
+                basis: extrapolate(config, speed) for basis, speed in self.lookup(single_rank_config(config)).items()
+            }
             same = [run for run in self._runs if run.like == like and self.machine.matches(config, run.timed)]
             self._speeds[like] = {"measured": _measured(config, same), "FLOPs": single["FLOPs"]} if same else single
         if like not in self._speeds:
@@ -435,7 +437,7 @@ def rank_speedup(config: CellConfig) -> ThreePointEstimate:
     return RANK_EFFICIENCY.scaled(accumulation / -(-accumulation // n_ranks))
 
 
-def on_one_rank(config: CellConfig) -> CellConfig:
+def single_rank_config(config: CellConfig) -> CellConfig:
     """Return the config of a cell on one GPU, or with one rank on as many cores as each of its ranks has."""
     resources = config.resources
     changes = {"gpus": min(resources.gpus, 1), "ranks": 1, "cpus": max(1, resources.cpus // resources.n_ranks)}
