@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,8 @@ from typing import Any
 from ...results.console.text import counted
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
-from ..ranks.group import free_address, join
+from ..ranks.group import join
+from ..ranks.spawned import MeasurementFailed, run_in_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,71 +117,41 @@ def _time_cell(cell: Cell, size: int, kind: str, rounds: int, steps: int) -> dic
     Raises:
         MachineError: A process failed; the message has its error.
     """
-    spawn = multiprocessing.get_context("spawn")
-    receiver, sender = spawn.Pipe(duplex=False)
-    address = free_address()
-    children = [
-        spawn.Process(target=_time_rank, args=(rank, size, address, cell, kind, rounds, steps, sender), daemon=True)
-        for rank in range(size)
-    ]
-    for child in children:
-        child.start()
-    sender.close()
-    answers: dict[int, dict[str, Any]] = {}
-    error = None
     try:
-        while len(answers) < size and error is None:
-            rank, answer = receiver.recv()
-            if isinstance(answer, str):
-                error = f"rank {rank}: {answer}"
-            else:
-                answers[rank] = answer
-    except EOFError:
-        error = f"exit codes {[child.exitcode for child in children]}"
-    finally:
-        for child in children:
-            if error is not None:
-                child.kill()
-            child.join()
-    if error is not None:
-        raise MachineError(f"cell {cell.slug} on {size} GPUs cannot be timed: {error}")
-    largest = {name: max(answer[name] for answer in answers.values()) for name in ("optimizer", "peak_memory")}
+        answers = run_in_ranks(size, _time_rank, cell, kind, rounds, steps)
+    except MeasurementFailed as error:
+        raise MachineError(f"cell {cell.slug} on {size} GPUs cannot be timed: {error}") from error
+    largest = {name: max(answer[name] for answer in answers) for name in ("optimizer", "peak_memory")}
     return answers[0] | largest
 
 
-def _time_rank(rank: int, size: int, address: str, cell: Cell, kind: str, rounds: int, steps: int, sender: Any) -> None:
-    """Train as one rank and send (rank, timing as a dict), or (rank, error as text), through the pipe.
+def _time_rank(rank: int, size: int, address: str, cell: Cell, kind: str, rounds: int, steps: int) -> dict[str, Any]:
+    """Train as one rank and return seconds (per step, of each round), optimizer, first_step, peak_memory and card."""
+    import torch
 
-    The timing has seconds (per step, of each round), optimizer, first_step, peak_memory and card.
-    """
-    try:
-        import torch
+    from .train import TimedCell
 
-        from .train import TimedCell
-
-        device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-        if kind == "cuda":
-            torch.cuda.set_device(device)
-        else:
-            torch.set_num_threads(1)
-        ranks = join(rank, size, address, device)
-        timed = TimedCell(cell, device, ranks)
-        seconds = []
-        for _ in range(rounds):
-            ranks.barrier()
-            began = time.perf_counter()
-            for _ in range(steps):
-                timed.advance()
-            timed.wait()
-            seconds.append((time.perf_counter() - began) / steps)
-        optimizer = statistics.median(timed.optimizer_seconds() for _ in range(3))
-        card = torch.cuda.get_device_name(device) if kind == "cuda" else "CPU"
-        answer = {"seconds": seconds, "optimizer": optimizer, "first_step": timed.first_step, "card": card}
-        sender.send((rank, answer | {"peak_memory": timed.peak}))
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    ranks = join(rank, size, address, device)
+    timed = TimedCell(cell, device, ranks)
+    seconds = []
+    for _ in range(rounds):
         ranks.barrier()
-        ranks.close()
-    except Exception as error:  # noqa: BLE001, it is the answer
-        sender.send((rank, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        began = time.perf_counter()
+        for _ in range(steps):
+            timed.advance()
+        timed.wait()
+        seconds.append((time.perf_counter() - began) / steps)
+    optimizer = statistics.median(timed.optimizer_seconds() for _ in range(3))
+    card = torch.cuda.get_device_name(device) if kind == "cuda" else "CPU"
+    ranks.barrier()
+    return {
+        "seconds": seconds, "optimizer": optimizer, "first_step": timed.first_step, "card": card, "peak_memory": timed.peak,
+    }  # fmt: skip
 
 
 def table(rows: Sequence[ScalingRow]) -> str:

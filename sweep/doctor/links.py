@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from itertools import combinations
 from typing import Any
 
 from ...results.console.text import counted
-from ..ranks.group import free_address
+from ..ranks.group import join
+from ..ranks.spawned import MeasurementFailed, run_in_ranks
 from .context import Check, Context, LookFailed, absent, bad, ok, warn
 
 SUM_BYTES = 256 * 2**20
@@ -93,36 +93,16 @@ def link_facts(kind: str = "cuda", n_ranks: int | None = None, n_bytes: int = SU
     version = ".".join(map(str, torch.cuda.nccl.version())) if cuda else "n/a"
     facts: dict[str, Any] = {"error": None, "bytes_per_s": 0.0, "is_right": False, "nccl": version}
     facts["without_peer_access"] = unlinked
-    address = free_address()
-    spawn = multiprocessing.get_context("spawn")
-    receiver, sender = spawn.Pipe(duplex=False)
-    children = [
-        spawn.Process(target=_sum_in_rank, args=(rank, size, address, kind, n_bytes, sender), daemon=True)
-        for rank in range(size)
-    ]
-    for child in children:
-        child.start()
-    sender.close()
-    answers: list[tuple[float, bool] | str] = []
     try:
-        while len(answers) < size and not (answers and isinstance(answers[-1], str)):
-            answers.append(receiver.recv())
-    except EOFError:
-        answers.append(f"a process ended with exit code {next((c.exitcode for c in children if c.exitcode), None)}")
-    for child in children:
-        child.kill()
-        child.join()
-    errors = [answer for answer in answers if isinstance(answer, str)]
-    if errors:
-        return facts | {"error": errors[0]}
-    timed = [answer for answer in answers if not isinstance(answer, str)]
-    slowest = max(seconds for seconds, _ in timed)
-    bandwidth = 2 * (size - 1) / size * n_bytes / slowest
+        timed = run_in_ranks(size, _sum_in_rank, kind, n_bytes)
+    except MeasurementFailed as error:
+        return facts | {"error": str(error)}
+    bandwidth = 2 * (size - 1) / size * n_bytes / max(seconds for seconds, _ in timed)
     return facts | {"bytes_per_s": bandwidth, "is_right": all(is_right for _, is_right in timed)}
 
 
-def _sum_in_rank(rank: int, size: int, address: str, kind: str, n_bytes: int, sender: Any) -> None:
-    """Send (median seconds of a sum over all ranks, True if its result is right), or the error's first line.
+def _sum_in_rank(rank: int, size: int, address: str, kind: str, n_bytes: int) -> tuple[float, bool]:
+    """Return (median seconds of a sum over all ranks, True if every result was right).
 
     Args:
         rank: Number of this process.
@@ -130,33 +110,26 @@ def _sum_in_rank(rank: int, size: int, address: str, kind: str, n_bytes: int, se
         address: HOST:PORT at which they meet.
         kind: "cuda" or "cpu".
         n_bytes: Size of the tensor.
-        sender: Pipe for the answer.
     """
-    try:
-        import torch
+    import torch
 
-        from ..ranks.group import join
-
-        device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    ranks = join(rank, size, address, device)
+    tensor = torch.empty(n_bytes // 4, device=device)
+    times, is_right = [], True
+    for index in range(ROUNDS + 2):  # the first ones connect the ranks
+        tensor.fill_(rank + 1)
         if kind == "cuda":
-            torch.cuda.set_device(device)
-        ranks = join(rank, size, address, device)
-        tensor = torch.empty(n_bytes // 4, device=device)
-        times, is_right = [], True
-        for index in range(ROUNDS + 2):  # the first ones connect the ranks
-            tensor.fill_(rank + 1)
-            if kind == "cuda":
-                torch.cuda.synchronize()
-            ranks.barrier()
-            began = time.perf_counter()
-            ranks.sum_(tensor)
-            if kind == "cuda":
-                torch.cuda.synchronize()
-            if index >= 2:
-                times.append(time.perf_counter() - began)
-            is_right = is_right and bool((tensor == size * (size + 1) / 2).all())
-        sender.send((statistics.median(times), is_right))
+            torch.cuda.synchronize()
         ranks.barrier()
-    except Exception as error:  # noqa: BLE001, it is the answer
-        lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
-        sender.send(" ".join(lines[:2])[:300])
+        began = time.perf_counter()
+        ranks.sum_(tensor)
+        if kind == "cuda":
+            torch.cuda.synchronize()
+        if index >= 2:
+            times.append(time.perf_counter() - began)
+        is_right = is_right and bool((tensor == size * (size + 1) / 2).all())
+    ranks.barrier()
+    return statistics.median(times), is_right

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable
 from queue import Empty
@@ -76,3 +78,10 @@ def _rank(
         ranks.close()
     except BaseException:  # noqa: BLE001 - told to the test
         results.put((rank, None, f"rank {rank}:\n{traceback.format_exc()}"))
+
+
+def vanish(rank: int, size: int, address: str) -> None:
+    """Leave the process as rank 1 without a word, and wait for an hour as any other rank."""
+    if rank == 1:
+        os._exit(4)
+    time.sleep(3600)

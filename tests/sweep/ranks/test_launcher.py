@@ -15,7 +15,9 @@ import psutil
 import pytest
 from atma_sweep.sweep.ranks import launcher
 from atma_sweep.sweep.ranks.launcher import FirstFault, RankFault, RankProcesses, fault_of, is_lost_peer
+from atma_sweep.sweep.ranks.spawned import MeasurementFailed, run_in_ranks
 from patience import gone, until
+from ranked import vanish
 
 RANK = """
 import os, sys, time
@@ -159,3 +161,9 @@ def test_only_one_thread_ends_the_attempt(tmp_path: Path, monkeypatch: pytest.Mo
     threading.Thread(target=lambda: decided.append(others.end()), daemon=True).start()  # type: ignore[func-returns-value, arg-type]
     time.sleep(0.3)
     assert not decided
+
+
+def test_rank_that_dies_without_an_answer_ends_a_measurement() -> None:
+    """Rank 1 of 2 leaves at once, while rank 0 waits for an hour."""
+    with pytest.raises(MeasurementFailed, match="rank 1 ended with exit code 4"):
+        run_in_ranks(2, vanish)
