@@ -378,8 +378,9 @@ def _fault_ended(finish: Callable[..., None], error: FirstFault, stop: StopFlag,
     if failure == "diverged":
         finish("diverged", cause=fault.cause, exit_code=0, failure=failure)
         return 0
-    finish("failed", cause=cause, traceback=trace or tail, exit_code=fault.exit_code, failure=failure)
-    return fault.exit_code
+    code = fault.exit_code if fault.exit_code > 0 else EXIT_MACHINE
+    finish("failed", cause=cause, traceback=trace or tail, exit_code=code, failure=failure)
+    return code
 
 
 def _abandon(finish: Callable[..., None], error: FirstFault, stop: StopFlag, folder: Path) -> int:
@@ -393,7 +394,7 @@ def _abandon(finish: Callable[..., None], error: FirstFault, stop: StopFlag, fol
         return EXIT_LOST
     except Exception as raised:  # noqa: BLE001, the process must end
         log_line(f"{error}; this end could not be recorded: {raised}")
-        return error.fault.exit_code or 1
+        return max(error.fault.exit_code, 1)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ END_S = 5.0
 """Seconds that ranks get to end by themselves after rank 0 has finished or stopped."""
 ABANDON_S = 10.0
 """Seconds after the fault of another rank until an attempt whose rank 0 is blocked ends without it."""
+ABORT_TAIL = 8000
+"""Characters at the end of an aborted rank's log that are searched for the reason."""
 _LOST_PEER = re.compile(
     r"gloo|NCCL|ProcessGroup|process group|TCPStore|DistStore|recvValue|connection (closed|reset|refused|was aborted)|"
     r"broken pipe|failed to recv|watchdog",
@@ -217,10 +219,20 @@ class RankProcesses:
         return None
 
     def _unreported(self, rank: int, code: int) -> RankFault | None:
-        """Return the fault of a rank that ended without a report; None for an end that is no fault."""
+        """Return the fault of a rank that ended without a report; None for an end that is no fault.
+
+        NCCL's watchdog aborts a process that lost another one; that is told by the end of its log.
+        """
         if code in (0, 128 + signal.SIGTERM):
             return None
         cause = f"ended with exit code {code}"
+        if code == -signal.SIGABRT:
+            with contextlib.suppress(OSError):
+                tail = log_path(self.folder, rank).read_text(errors="replace")[-ABORT_TAIL:]
+                if is_lost_peer(tail):
+                    error = RuntimeError(tail)
+                    cause = "aborted by the watchdog of NCCL, since another rank did not answer"
+                    return fault_of(rank, error, cause=cause, failure="infrastructure", trace=tail, code=code)
         if code < 0:
             with contextlib.suppress(ValueError):
                 cause = f"killed by {signal.Signals(-code).name}"
@@ -244,6 +256,8 @@ class RankProcesses:
                 break
             time.sleep(CHECK_INTERVAL_S)
         self._kill()
+        if not own.is_consequence and any(fault.cause == own.cause for fault in faults[1:]):
+            return own  # every rank fails alike, so the others' reports say no more
         return min(faults, key=lambda fault: fault.order)
 
     def end(self) -> None:

@@ -167,3 +167,27 @@ def test_rank_that_dies_without_an_answer_ends_a_measurement() -> None:
     """Rank 1 of 2 leaves at once, while rank 0 waits for an hour."""
     with pytest.raises(MeasurementFailed, match="rank 1 ended with exit code 4"):
         run_in_ranks(2, vanish)
+
+
+def test_rank_aborted_by_the_watchdog_is_a_consequence(tmp_path: Path) -> None:
+    """Rank 1 freezes without an end; NCCL aborts rank 2 after its timeout, which rank 0 then sees."""
+    program = """
+if rank == 2:
+    print("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 1800000 milliseconds", flush=True)
+    wait_for("go"); os.abort()
+wait_for("never")
+"""
+    others, _ = started(tmp_path, 3, program)
+    (tmp_path / "go").touch()
+    until(lambda: others._look(), "the end of rank 2")
+    (fault,) = others._look()
+    assert (fault.rank, fault.is_consequence, fault.failure) == (2, True, "hang")
+    mine = own(ValueError("broken"))
+    assert others.first_fault(mine) is mine
+
+
+def test_error_of_every_rank_is_reported_without_a_rank(tmp_path: Path) -> None:
+    others, _ = started(tmp_path, 2, 'report(ValueError("mine"))')
+    until(launcher.error_path(tmp_path, 1).exists, "the report")
+    mine = own(ValueError("mine"))
+    assert others.first_fault(mine) is mine
