@@ -74,7 +74,7 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     if executor.needs_address:
         return lacking + _lacking_packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
-    lacking += _lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
+    lacking += lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
         # a cell that has begun already has its checkpoints on the disk
         is_begun = any(task.kind == "evaluate" or task.remaining_share < 1 for task in tasks)
@@ -95,7 +95,7 @@ def _lacking_text(text: Unprepared) -> Lack:
     return Lack("text", text.problem, remedy, numbers=numbers)
 
 
-def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
+def lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
     """Return the GPUs, CPU cores and memory that single cells need and the machine does not have.
 
     One blocking lack per kind at most, even if only some of the cells lack it; it has their number. The problem text

@@ -149,7 +149,7 @@ class RankProcesses:
         self.size, self.folder = size, folder
         self.has_joined = False
         """True once all ranks have met; before that, rank 0 may wait for a dead one, so it is abandoned at once."""
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
         self._exits: dict[int, RankFault] = {}
         self._decision = threading.Lock()
         """Held, and never released, by the thread that ends the attempt."""
@@ -173,7 +173,7 @@ class RankProcesses:
             for rank in range(1, self.size):
                 error_path(self.folder, rank).unlink(missing_ok=True)
                 with log_path(self.folder, rank).open("ab") as log:
-                    self._children[rank] = subprocess.Popen(
+                    self.children[rank] = subprocess.Popen(
                         [*command, "--rank", str(rank)], env=env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
                         stderr=subprocess.STDOUT,
                     )  # fmt: skip
@@ -185,34 +185,34 @@ class RankProcesses:
     def _watch(self, abandon: Callable[[FirstFault], None]) -> None:
         """Wait for the fault of a rank; then give the main thread time to end the attempt, and end it otherwise."""
         while not self._over.wait(CHECK_INTERVAL_S):
-            if self._look():
+            if self.look_for_faults():
                 break
         else:
             return
         if self._over.wait(SETTLE_S):  # meanwhile the ranks that lost their connection report it
             return
-        first = min(self._look(), key=lambda fault: fault.order)
+        first = min(self.look_for_faults(), key=lambda fault: fault.order)
         self._kill()  # they record nothing, and the main thread's collective operations fail without them
         if self.has_joined and self._over.wait(ABANDON_S - SETTLE_S):
             return
         if self._decision.acquire(blocking=False):
             abandon(FirstFault(first, self.size))
 
-    def _look(self) -> list[RankFault]:
+    def look_for_faults(self) -> list[RankFault]:
         """Return the faults of ranks so far: by their report, else by exit code or signal of those that have ended.
 
         Ends with exit code 0 and after a stop request (143) are no faults.
         """
-        for rank, child in self._children.items():
+        for rank, child in self.children.items():
             if rank in self._exits or self._is_ending:
                 continue
             code = child.poll()
-            fault = self._reported(rank) or (None if code is None else self._unreported(rank, code))
+            fault = self.reported_fault(rank) or (None if code is None else self._unreported(rank, code))
             if fault is not None:
                 self._exits[rank] = fault
         return list(self._exits.values())
 
-    def _reported(self, rank: int) -> RankFault | None:
+    def reported_fault(self, rank: int) -> RankFault | None:
         """Return the fault that a rank has written; None if there is none that can be read."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             return RankFault(**json.loads(error_path(self.folder, rank).read_text()))
@@ -251,7 +251,7 @@ class RankProcesses:
         self._over.set()
         deadline = time.monotonic() + (SETTLE_S if own.is_consequence else 0.0)
         while True:
-            faults = [own, *self._look()]
+            faults = [own, *self.look_for_faults()]
             if any(not fault.is_consequence for fault in faults) or time.monotonic() >= deadline:
                 break
             time.sleep(CHECK_INTERVAL_S)
@@ -268,14 +268,14 @@ class RankProcesses:
         self._decision.acquire()
         self._over.set()
         deadline = time.monotonic() + END_S
-        while time.monotonic() < deadline and any(child.poll() is None for child in self._children.values()):
+        while time.monotonic() < deadline and any(child.poll() is None for child in self.children.values()):
             time.sleep(CHECK_INTERVAL_S)
         self._kill()
 
     def _kill(self) -> None:
         """Kill the ranks and their children with SIGKILL and wait for the ranks' ends."""
         self._is_ending = True
-        for child in self._children.values():
+        for child in self.children.values():
             if child.poll() is None:
                 processes.kill_family(child.pid)
                 child.wait()

@@ -126,7 +126,7 @@ def test_more_gpus_than_the_machine_has_are_lacking() -> None:
 
     def texts(gpus: float, names: Sequence[str], gpu_type: str | None = None) -> list[tuple[str, str]]:
         sizes = Counter({Resources(gpus=gpus, gpu_type=gpu_type): 2})
-        return [(lack.problem, lack.remedy) for lack in requirements._lacking_resources(sizes, machine, names)]
+        return [(lack.problem, lack.remedy) for lack in requirements.lacking_resources(sizes, machine, names)]
 
     three = ["NVIDIA H200", "NVIDIA H200", "NVIDIA L4"]
     assert texts(2, three) == texts(0.5, three) == texts(1, three[2:]) == []

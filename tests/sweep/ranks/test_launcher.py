@@ -100,7 +100,7 @@ def test_blocked_rank_0_is_abandoned_after_the_fault_of_another(
     (tmp_path / "go").touch()
     until(lambda: abandoned, "the end")
     assert [(str(fault), fault.fault.exit_code) for fault in abandoned] == [("rank 1 of 3: ended with exit code 5", 5)]
-    assert all(child.poll() is not None for child in others._children.values())
+    assert all(child.poll() is not None for child in others.children.values())
 
 
 def test_ends_of_ranks_after_rank_0_has_finished_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_ends_of_ranks_after_rank_0_has_finished_are_accepted(tmp_path: Path, mo
     others, abandoned = started(tmp_path, 3, 'if rank == 2: wait_for("never")')
     others.end()
     time.sleep(4 * launcher.CHECK_INTERVAL_S)
-    assert [child.returncode for child in others._children.values()] == [0, -signal.SIGKILL]
+    assert [child.returncode for child in others.children.values()] == [0, -signal.SIGKILL]
     assert not abandoned
 
 
@@ -121,7 +121,7 @@ sys.path[:0] = {sys.path!r}
 from test_launcher import started
 from pathlib import Path
 others, _ = started(Path({str(tmp_path)!r}), 3, 'time.sleep(3600)')
-print(*(child.pid for child in others._children.values()), flush=True)
+print(*(child.pid for child in others.children.values()), flush=True)
 sys.stdin.read()
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
@@ -147,9 +147,9 @@ def test_faults_survive_the_file(tmp_path: Path) -> None:
     fault = own(ValueError("a\nb"), cause="a b (file.py:3)")
     launcher.write_fault(tmp_path, fault)
     others = RankProcesses(2, tmp_path)
-    assert others._reported(0) == fault
+    assert others.reported_fault(0) == fault
     launcher.error_path(tmp_path, 0).write_text('{"rank": 0')
-    assert others._reported(0) is None
+    assert others.reported_fault(0) is None
 
 
 def test_only_one_thread_ends_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +179,8 @@ wait_for("never")
 """
     others, _ = started(tmp_path, 3, program)
     (tmp_path / "go").touch()
-    until(lambda: others._look(), "the end of rank 2")
-    (fault,) = others._look()
+    until(lambda: others.look_for_faults(), "the end of rank 2")
+    (fault,) = others.look_for_faults()
     assert (fault.rank, fault.is_consequence, fault.failure) == (2, True, "hang")
     mine = own(ValueError("broken"))
     assert others.first_fault(mine) is mine
