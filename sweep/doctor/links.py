@@ -35,8 +35,8 @@ def check_links(context: Context) -> Check:
     except LookFailed as error:
         return bad(f"a sum over {len(gpus)} GPUs did not end: {error}", f"{_remedy(str(error))}; {fallback}")
     if facts["error"]:
-        error = facts["error"]
-        return bad(f"NCCL cannot sum over {len(gpus)} GPUs: {error}", f"{_remedy(error)}; {fallback}")
+        reason = facts["error"]
+        return bad(f"NCCL cannot sum over {len(gpus)} GPUs: {reason}", f"{_remedy(reason)}; {fallback}")
     rate = f"all-reduce at {facts['bytes_per_s'] / 1e9:,.0f} GB/s over {len(gpus)} GPUs, NCCL {facts['nccl']}"
     if not facts["is_right"]:
         return bad(

@@ -32,6 +32,10 @@ A_STORM = 20
 """Kills at most before a sweep is left to end, so that a long storm is many sweeps that have to be right."""
 AT_WORK = 0.6
 """Share of the kills that wait for a training under way; the others mostly hit something that starts."""
+AT_SAVE = 0.3
+"""Share of the kills of ranks that wait for a checkpoint under way."""
+SAVE_WAIT_S = 4.0
+"""Seconds that such a kill waits for one at most."""
 TARGETS = {
     "local": ("trainer", "driver"),
     "ray": ("trainer", "driver", "raylet", "gcs_server", "ray::"),
@@ -152,7 +156,11 @@ class Storm:
         if not candidates:
             return False
         folder, victim = draw.choice(candidates)
-        phases = self.bench.sql(f"SELECT phase FROM attempt WHERE run_dir = '{folder}'")
+        if draw.random() < AT_SAVE:
+            deadline = time.monotonic() + SAVE_WAIT_S
+            while not self._saves(folder) and time.monotonic() < deadline:
+                time.sleep(0.0005)
+        phase = "saving" if self._saves(folder) else ""
         try:
             os.kill(victim.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -163,8 +171,15 @@ class Storm:
             "its end",
         )
         self.slowest_end_s = max(self.slowest_end_s, time.monotonic() - began)
-        self.moments[str(phases[0][0]) if phases else "unknown"] += 1
+        rows = self.bench.sql(f"SELECT phase, step, steps_total FROM attempt WHERE run_dir = '{folder}'")
+        for name, step, total in rows:
+            phase = phase or ("finishing" if name == "training" and step == total else str(name))
+        self.moments[phase or "unknown"] += 1
         return True
+
+    def _saves(self, folder: str) -> bool:
+        """Return True if a checkpoint of the attempt in that folder is being written."""
+        return any((self.bench.folder / "atma-runs" / folder).glob(".checkpoint-*.part"))
 
 
 def family(pid: int) -> list[psutil.Process]:
