@@ -616,16 +616,20 @@ def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
 
     Attempts of other sweeps are included, and those that run, failed or evaluated, until their end or last heartbeat.
     Imported attempts count nothing. 0.0 without a database. Each attempt takes the resources that its cell requests
-    now.
+    now; for a cell on full GPUs it is the number of GPUs that the attempt recorded.
     """
     if store is None:
         return 0.0
     shares = {cell.id: cell.config.resources.gpus or float(cell.config.resources.cpus) for cell in cells}
+    attempts = [attempt for attempt in store.attempts_of(shares) if not attempt.imported]
+    on_full_gpus = {cell.id for cell in cells if cell.config.resources.gpus >= 1}
+    recorded = store.provenances([attempt.id for attempt in attempts if attempt.cell_id in on_full_gpus])
     total = 0.0
-    for attempt in store.attempts_of(shares):
-        if not attempt.imported:
-            end = attempt.finished_at or attempt.heartbeat_at
-            total += (end - attempt.started_at).total_seconds() / 3600 * shares[attempt.cell_id]
+    for attempt in attempts:
+        end = attempt.finished_at or attempt.heartbeat_at
+        provenance = recorded.get(attempt.id)
+        share = (provenance.gpu_count if provenance is not None else 0) or shares[attempt.cell_id]
+        total += (end - attempt.started_at).total_seconds() / 3600 * share
     return total
 
 

@@ -19,6 +19,7 @@ from atma_sweep.sweep.planning.speed_model import (
     save_calibrations,
 )
 from factories import record_sweep
+from sqlalchemy import text
 
 from .test_cost_estimate import billed, record_training
 
@@ -99,3 +100,19 @@ def test_makespan_never_waits_for_gpus_that_it_lacks() -> None:
     work = [(10.0, Resources(gpus=2)), (4.0, Resources(gpus=1)), (6.0, Resources(gpus=1)), (3.0, Resources(gpus=2))]
     assert cost_estimate.makespan(work, 4) == 10.0
     assert cost_estimate.makespan(work, 2) == 19.0
+
+
+def test_hours_of_a_budget_count_the_gpus_of_each_attempt(store: Store, cells: Cells) -> None:
+    """An attempt on four GPUs and one on two, 30.688 and 24.544 s long; the cell asks for eight now."""
+    (cell,) = [cell for cell in cells(GRID % 8) if cell.config.train.tokens == 153600]
+    record_sweep(store, [cell], "g")
+    for count, slow in ((4, 1.0), (2, 0.6)):
+        record_training(store, cell, gpu="NVIDIA H200", slow=slow)
+        attempt = store.attempts(cell.id)[-1].id
+        store.write(
+            lambda session, n=count, i=attempt: session.execute(
+                text("UPDATE provenance SET gpu_count = :n WHERE attempt_id = :i"), {"n": n, "i": i}
+            )
+        )
+    spent = cost_estimate.hours_spent(store, [cell])
+    assert 3600 * spent == pytest.approx(4 * 30.688 + 2 * 24.544, abs=0.01)
