@@ -364,7 +364,7 @@ class Backbone(nn.Module):
         streams: list[Tensor] = []
         losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
-            options = {
+            options: dict[str, Any] = {
                 "window": window,
                 "distractors_BRD": distractors.get(layer),
                 "dropout_masks": dropout_masks.get(layer, (None, None)),
