@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from typing import Any
 
+from ..host.processes import kill_family
 from .group import free_address
+from .launcher import follow_first
 
 CHECK_INTERVAL_S = 0.2
 """Seconds between two looks for a rank that died without an answer."""
@@ -33,7 +36,8 @@ def run_in_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
     receiver, sender = spawn.Pipe(duplex=False)
     address = free_address()
     ranks = [
-        spawn.Process(target=_send, args=(sender, function, rank, size, address, args), daemon=True)
+        # not daemonic, so that a rank may start compilers
+        spawn.Process(target=_send, args=(sender, os.getpid(), function, rank, size, address, args))
         for rank in range(size)
     ]
     results: dict[int, Any] = {}
@@ -55,13 +59,19 @@ def run_in_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
     finally:
         for process in ranks:
             if process.pid is not None:
-                process.kill()
+                kill_family(process.pid)
                 process.join()
     return [results[rank] for rank in range(size)]
 
 
-def _send(sender: Any, function: Callable[..., Any], rank: int, size: int, address: str, args: tuple[Any, ...]) -> None:
-    """Call the function as one rank and send (rank, result, None), or (rank, None, error in one line)."""
+def _send(
+    sender: Any, parent: int, function: Callable[..., Any], rank: int, size: int, address: str, args: tuple[Any, ...]
+) -> None:
+    """Call the function as one rank and send (rank, result, None), or (rank, None, error in one line).
+
+    The process ends with its parent, and Ctrl-C reaches the parent alone.
+    """
+    follow_first(parent)
     try:
         sender.send((rank, function(rank, size, address, *args), None))
     except Exception as error:  # noqa: BLE001, it is the answer
