@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from ..kernels.cross_entropy import op as cross_entropy
 from ..kernels.cross_entropy.op import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
@@ -178,6 +179,7 @@ class Backbone(nn.Module):
         self._forward_block: Callable[..., tuple[Tensor, Tensor | None]] = _run_block
         self._forward_end: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = _finish_forward
         self._compiler: str | None = None
+        self._recomputed: range = range(0)
         self._has_fused_weights = False
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
         self._fp8: BackendChoice | None = None
@@ -217,6 +219,15 @@ class Backbone(nn.Module):
             for linear in (*block.mix.projections(), block.mlp.fc, block.mlp.proj):
                 linear.fp8 = self._fp8.backend
         return self._fp8
+
+    def recompute_blocks(self, every: int) -> None:
+        """Store only the inputs of some blocks in training, and compute them a second time in the backward pass.
+
+        Blocks 0, `every`, 2 `every`, ... (0-based) are recomputed; 1 stands for all. Random numbers are drawn outside,
+        so gradients are the same bits. Call it before `compile_blocks`, which then compiles block by block, because a
+        compiled graph is recomputed as a unit.
+        """
+        self._recomputed = range(0, len(self.blocks), every)
 
     @property
     def device(self) -> torch.device:
@@ -315,8 +326,9 @@ class Backbone(nn.Module):
             backend: backend of torch.compile, by its name there.
             regional: compile one graph per kind of block, shared by all blocks of the kind, and one for what follows
                 the blocks: faster to compile, less fused. Raises torch's recompile limit for the whole process. False:
-                one graph from the embedding to the final norm.
+                one graph from the embedding to the final norm, unless blocks are recomputed.
         """
+        regional = regional or bool(self._recomputed)
         self.kernel_paths()  # chooses kernels now, because their self-tests must not run inside a graph
         mixed = self._fp8 is None
         if regional:
@@ -352,13 +364,17 @@ class Backbone(nn.Module):
         streams: list[Tensor] = []
         losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
-            x_BTD, loss = self._forward_block(
-                block,
-                x_BTD,
-                window=window,
-                distractors_BRD=distractors.get(layer),
-                dropout_masks=dropout_masks.get(layer, (None, None)),
-            )
+            options: dict[str, Any] = {
+                "window": window,
+                "distractors_BRD": distractors.get(layer),
+                "dropout_masks": dropout_masks.get(layer, (None, None)),
+            }
+            if layer in self._recomputed:
+                x_BTD, loss = checkpoint(
+                    self._forward_block, block, x_BTD, use_reentrant=False, preserve_rng_state=False, **options
+                )
+            else:
+                x_BTD, loss = self._forward_block(block, x_BTD, **options)
             if loss is not None:
                 losses.append(loss)
             if regularizer is not None:
@@ -653,6 +669,8 @@ class Backbone(nn.Module):
         none was chosen yet, which may run their self-tests.
         """
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
+        if self._recomputed:
+            paths["blocks"] += f"; {len(self._recomputed)} of {len(self.blocks)} recomputed"
         for block in self.blocks:
             paths |= block.mix.kernel_paths(self.device, self.dtype)
         if self._fp8 is not None:

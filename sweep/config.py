@@ -226,6 +226,12 @@ class TrainConfig(Config):
         "Replay steps as CUDA graphs: on, off, or auto (if launching a micro-batch may take longer than computing it). With train.deterministic, results are bit-identical.",
         identity="auto",
     )
+    recompute: Literal["none", "block", "selective"] = knob_outside_id(
+        "none",
+        "Activations that are computed again in the backward pass instead of stored, to save GPU memory: none, those of every block, or of every second "
+        "block (selective). Gradients are the same bits; the compiler then works block by block, which changes only rounding.",
+        identity="none",
+    )
     kernels: Literal["auto", "torch"] = knob(
         "auto",
         "auto: the best kernels for the machine; torch: only torch's own operations, for comparison.",
@@ -391,8 +397,10 @@ class EvalConfig(Config):
         return self
 
 
-MIN_GPUS, MAX_GPUS = 0.01, 1
-"""Limits on the GPU share of an attempt that uses a GPU; 1 is an entire GPU."""
+MIN_GPUS, MAX_GPUS = 0.01, 64
+"""Limits on the GPUs of an attempt that uses any; below 1 is a share of one GPU, above it a number of entire GPUs."""
+MAX_RANKS = 64
+"""Limit on the processes of one attempt."""
 
 
 class Resources(Config):
@@ -400,9 +408,16 @@ class Resources(Config):
 
     gpus: Float = knob(
         0,
-        "GPUs per attempt: 0 runs on the CPU and hides all GPUs; 1 reserves a whole GPU and requires CUDA; 0.5 shares one.",
+        "GPUs per attempt: 0 runs on the CPU and hides all GPUs; 1 reserves a whole GPU and requires CUDA; 0.5 shares one; "
+        "an integer from 2 trains the cell on that many GPUs of one machine.",
         ge=0,
         le=MAX_GPUS,
+    )
+    ranks: Int = knob(
+        1,
+        "Processes that train one cell together without GPUs, for tests; with GPUs, their number.",
+        ge=1,
+        le=MAX_RANKS,
     )
     gpu_type: str | None = knob(None, "Word that the GPU's name must contain, such as H200; null: any GPU.")
     cpus: Int = knob(1, "CPU cores and torch threads per attempt.", ge=1, le=MAX_CPUS)
@@ -421,12 +436,23 @@ class Resources(Config):
 
     @model_validator(mode="after")
     def _gpu_fields_agree(self) -> Resources:
-        """Raise ValueError for a GPU share above 0 and below the minimum, and for a GPU type without a GPU."""
-        if 0 < self.gpus < MIN_GPUS:
-            raise ValueError(f"gpus ({self.gpus}) must be 0, or {MIN_GPUS} to {MAX_GPUS}")
+        """Raise ValueError for numbers of GPUs that are not possible, and for settings that need or exclude a GPU.
+
+        Refused are a share below the minimum, more than one GPU that is no integer, `ranks` beside GPUs, and a GPU type
+        without a GPU.
+        """
+        if 0 < self.gpus < MIN_GPUS or (self.gpus > 1 and self.gpus != int(self.gpus)):
+            raise ValueError(f"gpus ({self.gpus:g}) must be 0, a share of one GPU from {MIN_GPUS} to 1, or an integer")
+        if self.ranks > 1 and self.gpus:
+            raise ValueError(f"ranks ({self.ranks}) is for cells without GPUs; set gpus to the number of GPUs alone")
         if self.gpu_type is not None and not self.gpus:
             raise ValueError(f"gpu_type ({self.gpu_type}) needs a GPU, but gpus is 0; set gpus to 1")
         return self
+
+    @property
+    def n_ranks(self) -> int:
+        """Processes that train one cell together: the number of GPUs, or `ranks` without any; 1 for a share of a GPU."""
+        return max(self.ranks, int(self.gpus))
 
 
 class CheckpointConfig(Config):

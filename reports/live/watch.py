@@ -44,8 +44,8 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
     - tokens_total, tokens_left, tokens_done: training tokens; failed and diverged cells have none left and none done
     - tokens_per_s: sum over training cells, None without any; seconds_left: estimate to the end, None if unknown or no
       cell runs
-    - running: an object per running cell (cell_id, slug, attempt_id, number, kind, host, gpu, phase, step, steps_total,
-      loss, tokens_per_s, seconds_left, seconds_since_heartbeat, losses, stale)
+    - running: an object per running cell (cell_id, slug, attempt_id, number, kind, host, gpu, ranks, phase, step,
+      steps_total, loss, tokens_per_s, tokens_per_s_per_rank, seconds_left, seconds_since_heartbeat, losses, stale)
     - failures: an object per failed, diverged or interrupted cell or one without weights, last finished first (cell_id,
       slug, number, standing, failure, finished_at, cause)
     - events: objects (at, kind, cell_id, slug, message) of the newest eight, newest last
@@ -90,8 +90,9 @@ def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: dateti
     """Return one object per given (running) cell, oldest attempt first.
 
     Keys: cell_id, slug, attempt_id, number (of the attempt), kind, host, gpu (name or device, None if not recorded),
-    phase, step, steps_total, loss, tokens_per_s, seconds_left (None if unknown), seconds_since_heartbeat (at least 0, 0
-    without a heartbeat), losses (of training so far, oldest first), stale (True from 300 s on).
+    ranks (GPUs or processes of the attempt), phase, step, steps_total, loss, tokens_per_s (of all ranks),
+    tokens_per_s_per_rank, seconds_left (None if unknown), seconds_since_heartbeat (at least 0, 0 without a heartbeat),
+    losses (of training so far, oldest first), stale (True from 300 s on).
 
     Args:
         snapshot: The open transaction.
@@ -112,8 +113,11 @@ def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: dateti
             "attempt_id": cell.attempt_id,
             "number": cell.attempt_number,
         }
-        row |= {"kind": cell.kind, "host": cell.host, "gpu": devices.get(cell.attempt_id)}
+        provenance = provenances.get(cell.attempt_id or 0)
+        ranks = provenance.ranks if provenance is not None else 1
+        row |= {"kind": cell.kind, "host": cell.host, "gpu": devices.get(cell.attempt_id), "ranks": ranks}
         row |= {name: getattr(cell, name) for name in ("phase", "step", "steps_total", "loss", "tokens_per_s")}
+        row["tokens_per_s_per_rank"] = None if cell.tokens_per_s is None else cell.tokens_per_s / ranks
         row |= {"seconds_left": remaining_seconds(cell), "seconds_since_heartbeat": round(max(0.0, silent_s), 3)}
         row["losses"] = losses.get(cell.attempt_id or 0, [])
         rows.append(row | {"stale": silent_s >= DEAD_HEARTBEAT_S})
@@ -192,21 +196,26 @@ def _progress(view: Mapping[str, Any]) -> SweepProgress:
 
 def _running_rows(view: Mapping[str, Any]) -> list[RunningCell]:
     """Return the running cells of a view as rows; the machine is left out if all run on one host without a GPU."""
-    hosts = [
-        f"{row['host']}/{row['gpu']}" if row["gpu"] not in (None, "cpu") else row["host"] or ""
-        for row in view["running"]
-    ]
+    hosts = [_machine_text(row) for row in view["running"]]
     is_single = len({*hosts, view["owner_host"]}) == 1
     return [
         RunningCell(
             slug=row["slug"], phase=(row["phase"] if row["kind"] == "train" else row["kind"]) or "starting",
             step=row["step"], steps_total=row["steps_total"], loss=row["loss"], losses=row["losses"],
-            tokens_per_s=row["tokens_per_s"] if row["phase"] == "training" else None,
+            tokens_per_s=row["tokens_per_s"] if row["phase"] == "training" else None, ranks=row["ranks"],
             remaining_s=row["seconds_left"], host="" if is_single else host, silent_s=row["seconds_since_heartbeat"],
             is_stale=row["stale"],
         )
         for row, host in zip(view["running"], hosts, strict=True)
     ]  # fmt: skip
+
+
+def _machine_text(row: Mapping[str, Any]) -> str:
+    """Return "HOST/GPU" of a running cell's row, "HOST/4 x GPU" for several GPUs, or the host alone without a GPU."""
+    if row["gpu"] in (None, "cpu"):
+        return row["host"] or ""
+    count = f"{row['ranks']} x " if row["ranks"] > 1 else ""
+    return f"{row['host']}/{count}{row['gpu']}"
 
 
 def plain_view(view: Mapping[str, Any]) -> str:

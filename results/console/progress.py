@@ -56,6 +56,9 @@ class RunningCell:
     losses: Sequence[float] = ()
     """Training losses so far, oldest first."""
     tokens_per_s: float | None = None
+    """Training speed of the cell, all of its GPUs together."""
+    ranks: int = 1
+    """GPUs, or processes without GPUs, that train the cell together."""
     remaining_s: float | None = None
     """Seconds of training to come."""
     host: str = ""
@@ -76,13 +79,21 @@ class RunningCell:
         trains = self.phase == "training" and self.step is not None
         return f"{self.step:,}/{f'{self.steps_total:,}' if self.steps_total else '?'}" if trains else self.phase
 
+    @property
+    def rate_text(self) -> str:
+        """Training speed such as 1,200, with several GPUs such as "4,800 (4 x 1,200)"; empty if unknown."""
+        if not self.tokens_per_s:
+            return ""
+        each = f" ({self.ranks} x {self.tokens_per_s / self.ranks:,.0f})" if self.ranks > 1 else ""
+        return f"{self.tokens_per_s:,.0f}{each}"
+
     def columns(self) -> list[str]:
         """Return the texts below COLUMN_HEADINGS; unknown ones are empty."""
         return [
             self.step_text,
             f"{self.loss:.3f}" if self.loss is not None else "",
             sparkline(self.losses, SPARK_WIDTH),
-            f"{self.tokens_per_s:,.0f}" if self.tokens_per_s else "",
+            self.rate_text,
             format_duration(self.remaining_s) if self.remaining_s is not None else "",
             self.host,
             f"{format_duration(self.silent_s)} ago{' (dead?)' if self.is_stale else ''}" if self.is_late else "",

@@ -415,6 +415,12 @@ class Provenance:
     """Number of other attempts on the same GPU during this one, as counted so far; None without a GPU."""
 
     @property
+    def ranks(self) -> int:
+        """Processes of the attempt, each with a GPU of its own if it uses GPUs; 1 if not recorded."""
+        ranks = self.extra.get("ranks", 1)
+        return ranks if isinstance(ranks, int) and ranks > 0 else 1
+
+    @property
     def weights_sha256(self) -> str | None:
         """SHA-256 (hex) of the saved weights.
 

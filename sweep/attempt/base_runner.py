@@ -18,6 +18,7 @@ from ..grid.plugins import load_plugin, plugin_of
 from ..host.hardware import peak_resident, reset_peak_resident
 from ..probes import PROBES, bound
 from ..probes.subject import Subject, run_probe
+from ..ranks.group import SINGLE, Ranks
 from ..training.loop import Stopped
 from .job import Job
 from .process import StopFlag, log_line
@@ -32,7 +33,7 @@ class AttemptRunner:
     A subclass defines `run`, which calls `run_probes`.
     """
 
-    def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
+    def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag, ranks: Ranks = SINGLE) -> None:
         """Load the job's plugins, which runs their code in this process, and validate its config.
 
         Args:
@@ -40,8 +41,9 @@ class AttemptRunner:
             runs: folder that the job's addresses are relative to.
             recorder: writer of the attempt's results.
             stop: flag that a stop request sets.
+            ranks: group of the processes of the attempt; every rank runs the same code, rank 0 records, logs and saves.
         """
-        self.job, self.runs, self.stop = job, runs, stop
+        self.job, self.runs, self.stop, self.ranks = job, runs, stop, ranks
         self.recorder = recorder
         self.weights: str | None = None
         for plugin in job.config.get("plugins", ()):
@@ -84,13 +86,18 @@ class AttemptRunner:
                 self.check_stop()
             tokens = ", ".join(f"{length:,}" for length in lengths)
             at = f" at {tokens} tokens" if bound(name, self.config).by_length else ""
-            log_line(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
+            self.log(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
+
+    def log(self, line: str) -> None:
+        """Log a line on rank 0."""
+        if self.ranks.is_first:
+            log_line(line)
 
     def _run_probe(self, subject: Subject, name: str, length: int) -> None:
         """Run a probe at one length and record its results with its duration and peak memory, where these are known.
 
         Peak memory in bytes is what torch allocated on CUDA, weights included, and on the CPU the resident memory of
-        the process; None where it cannot be reset. For a probe with lengths it is recorded as a measurement of its own
+        the process, of the rank with the most; None where it cannot be reset. For a probe with lengths it is recorded as a measurement of its own
         too. If memory runs out, a missing value with that reason ("oom: ...") is recorded instead; other errors pass
         through.
 
@@ -114,6 +121,8 @@ class AttemptRunner:
             results = [([probe.missing(reason, length)], [])]
         seconds = time.perf_counter() - started
         peak = torch.cuda.max_memory_allocated(subject.device) if cuda else peak_resident() if resident else None
+        peaks = [peak for peak in self.ranks.gather_objects(peak) if peak is not None]
+        peak = max(peaks, default=None)
         measurements = [measurement for group, _ in results for measurement in group]
         if peak is not None and probe.by_length:
             # If every value of this length is missing, its peak is missing too, for the same reason.

@@ -22,9 +22,10 @@ from ..data.batches import marked_capacity, training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..probes.perplexity import stream_loss
 from ..probes.subject import CellSubject, evaluating
+from ..ranks.group import SINGLE, Ranks
 from ..training import flops, optimizer_steps
 from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
-from ..training.optimizers import Optimizers
+from ..training.sharded import build_optimizers, check_ranks
 from . import provenance
 from .base_runner import AttemptRunner
 from .compile_lock import CompileLock
@@ -38,7 +39,7 @@ from .device import (
 )
 from .generation import SamplingError, write_samples
 from .job import Job
-from .process import StopFlag, is_logged, log_line
+from .process import StopFlag, is_logged
 
 
 class CellRunner(AttemptRunner):
@@ -47,12 +48,13 @@ class CellRunner(AttemptRunner):
     The job's kind "train" trains, probes and stores weights; any other kind loads stored weights and probes them.
     """
 
-    def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
+    def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag, ranks: Ranks = SINGLE) -> None:
         """Load plugins and config, and resolve the locations of checkpoints and weights; nothing is read there yet.
 
-        Arguments as for `AttemptRunner`: the job, the folder of the runs, the writer of results, the stop flag.
+        Arguments as for `AttemptRunner`: the job, the folder of the runs, the writer of results, the stop flag and the
+        group of ranks.
         """
-        super().__init__(job, runs, recorder, stop)
+        super().__init__(job, runs, recorder, stop, ranks)
         self.checkpoint_address = storage.attempt_address(self.config.checkpoint.path, job.folder)
         """Address of checkpoints and weights, as the database stores it."""
         self.storage_address = storage.resolve(runs, self.checkpoint_address)
@@ -73,35 +75,39 @@ class CellRunner(AttemptRunner):
         entropies are recorded, and weights stored after the probes. Other kinds load the job's weights. Sets
         process-wide options of torch (threads, determinism, kernels, compile cache). May wait for another attempt that
         compiles the same network. Provenance is recorded before anything else, results as they come; its `extra` has
-        parameters (their number), start_seconds, waited_seconds, chunk_tokens and, in training, steps (how they are
-        queued). `began` is the job's start in monotonic seconds.
+        parameters (their number), start_seconds, waited_seconds, chunk_tokens, with several ranks their number, and, in
+        training, steps (how they are queued). `began` is the job's start in monotonic seconds.
 
         Raises:
             Stopped: a stop was requested; a training's state has been saved.
             Diverged: the training diverged.
             LeaseLost: another process owns the attempt.
-            SweepError: device, corpus, weights or their storage cannot be used.
+            SweepError: device, corpus, weights or their storage cannot be used, or there are more ranks than
+                micro-batches.
         """
-        config = self.config
-        torch.set_num_threads(config.resources.cpus)
+        config, ranks = self.config, self.ranks
+        if self.job.kind == "train":
+            check_ranks(config.train, ranks.size)
+        torch.set_num_threads(max(1, config.resources.cpus // ranks.size))
         if config.train.deterministic:
             enable_determinism()
         use_torch_backend(config.train.kernels == "torch")
-        if self.job.kind == "train":
+        if self.job.kind == "train" and ranks.is_first:
             self._prepare_checkpoint_location()
-        device = choose_device(config.resources.gpus)
+        device = choose_device(config.resources.gpus) if ranks.size == 1 else ranks.device
         if device.type == "cuda":
             use_shared_compile_cache(device, *(plugin.sha256 for plugin in config.plugins))
             use_shared_self_tests(device)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
         model = build_network(config, device, training=self.job.kind == "train")
-        subject = CellSubject(model, corpus.load_tokenizer(), corpus, config, device, self.check_stop)
+        subject = CellSubject(model, corpus.load_tokenizer(), corpus, config, device, self.check_stop, ranks)
         waited = 0.0
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
-            self.compile_lock = compile_lock_for(config)
-            waited = self.compile_lock.acquire(self.check_stop)
+            if ranks.is_first:
+                self.compile_lock = compile_lock_for(config)
+                waited = self.compile_lock.acquire(self.check_stop)
             if waited >= 1:
-                log_line(f"waited {waited:.0f} s for another attempt to compile the same network")
+                self.log(f"waited {waited:.0f} s for another attempt to compile the same network")
             model.compile_blocks(regional=config.train.compile == "blocks")
         kernels = model.kernel_paths()
         extra: dict[str, object] = {
@@ -111,8 +117,10 @@ class CellRunner(AttemptRunner):
             "chunk_tokens": config.eval.chunk_tokens,
         }
         if self.job.kind == "train":
-            self._graphs, why = optimizer_steps.should_capture(config.train, parameter_count(model), device)
+            self._graphs, why = optimizer_steps.should_capture(config.train, parameter_count(model), device, ranks.size)
             extra["steps"] = f"{'CUDA graphs' if self._graphs else 'as they come'}: {why}"
+        if ranks.size > 1:
+            extra["ranks"] = ranks.size
         self._provenance = provenance.collect_provenance(
             self.job, device=device, precision=model.precision, kernels=kernels, tokenizer=config.data.tokenizer,
             corpus=config.data.corpus, extra=extra,
@@ -127,7 +135,7 @@ class CellRunner(AttemptRunner):
         else:
             assert self.job.weights is not None
             checkpoint.load_weights(storage.resolve(self.runs, self.job.weights), model, self.job.weights_sha256)
-            log_line(f"weights from {self.job.weights} ({self.job.weights_sha256 or NO_HASH})")
+            self.log(f"weights from {self.job.weights} ({self.job.weights_sha256 or NO_HASH})")
         self.check_stop()
         with evaluating(subject.model):
             self.run_probes(subject)
@@ -148,7 +156,7 @@ class CellRunner(AttemptRunner):
         for part, implementation in kernels.items():
             parts_by_implementation.setdefault(implementation, []).append(part)
         implementations = "; ".join(f"{', '.join(parts)}: {way}" for way, parts in parts_by_implementation.items())
-        log_line(
+        self.log(
             f"cell {self.job.slug} ({self.job.cell}), attempt {Path(self.job.folder).name} ({self.job.kind}) on {where}, "
             f"{subject.model.precision}, {parameter_count(subject.model):,} parameters; {implementations}"
         )
@@ -169,7 +177,7 @@ class CellRunner(AttemptRunner):
         self._subject = subject
         trainer = Trainer(
             model=model,
-            optimizers=Optimizers(model.parameter_groups(), config.train, subject.device),
+            optimizers=build_optimizers(model.parameter_groups(), config.train, subject.device, self.ranks),
             batches=training_batches(config, subject.corpus),
             config=config.train,
             seed=config.seed,
@@ -183,12 +191,14 @@ class CellRunner(AttemptRunner):
         )
         self._model, self._optimizers = model, trainer.optimizers
         self._resume(trainer)
-        log_line(
+        self.log(
             f"{config.train.steps:,} steps of {config.train.batch_tokens:,} tokens, "
             + ("loss on marked targets, " if config.train.loss_on == "marked" else "")
             + (f"resumed at step {trainer.step:,}" if trainer.step else "from the first step")
         )
         self.recorder.progress(trainer.step, config.train.steps, phase="training")
+        if config.train.compile and subject.device.type == "cuda":
+            trainer.compile_first()
         trainer.run()
         if self.compile_lock is not None:  # the checkpoint was complete, so no first step released it
             self.compile_lock.release()
@@ -207,7 +217,7 @@ class CellRunner(AttemptRunner):
 
     def _on_capture_refused(self, why: str) -> None:
         """Log and record in the provenance that steps cannot be captured as CUDA graphs, with the reason."""
-        log_line(f"CUDA graphs cannot be used; steps run eagerly with identical results: {why}")
+        self.log(f"CUDA graphs cannot be used; steps run eagerly with identical results: {why}")
         self._add_provenance(steps=f"as they come: {why}")
         self.recorder.neighbours()
 
@@ -230,18 +240,18 @@ class CellRunner(AttemptRunner):
         """
         with evaluating(subject.model):
             loss = stream_loss(subject, full_context=False)[0]
-            if math.isfinite(loss):
-                self._write_samples(subject, step)
+            if math.isfinite(loss) and self.config.eval.samples.prompts:
+                self.ranks.first(lambda: self._write_samples(subject, step))
             return loss
 
     def _write_samples(self, subject: CellSubject, step: int) -> None:
-        """Generate and record the texts that the config asks for (`eval.samples`) at this step.
+        """Generate and record the texts that the config asks for (`eval.samples`) at this step; called on rank 0.
 
-        Does nothing without prompts. If a sample cannot be generated, this is logged and recorded as an event once and
+        If a sample cannot be generated, this is logged and recorded as an event once and
         no more are tried; training goes on.
         """
         settings = self.config.eval.samples
-        if not settings.prompts or self._samples_failed:
+        if self._samples_failed:
             return
         try:
             samples = [
@@ -249,7 +259,7 @@ class CellRunner(AttemptRunner):
             ]
         except SamplingError as error:
             self._samples_failed = True
-            log_line(f"no samples (eval.samples): {error}")
+            self.log(f"no samples (eval.samples): {error}")
             self.recorder.event("samples", f"not written: {error}")
         else:
             self.recorder.examples(samples)
@@ -273,13 +283,15 @@ class CellRunner(AttemptRunner):
         copied to this attempt, and an event "resumed" recorded.
         """
         for (attempt, _), location in zip(self.job.resume, self._previous_locations, strict=True):
-            state = checkpoint.load_newest(location, log_line)
-            if state is None:
+            state = checkpoint.load_newest(location, self.log) if self.ranks.is_first else None
+            facts = self.ranks.agree(None if state is None else dataclasses.replace(state, model={}, optimizers={}))
+            if facts is None:
                 continue
-            trainer.restore(state)
-            self._resumed_from = location, state.name
-            self.recorder.inherit_curve(attempt, state.step)
-            self.recorder.event("resumed", f"from step {state.step} of attempt {attempt}")
+            # the other ranks receive weights and optimizers from rank 0
+            trainer.restore(facts if state is None else state)
+            self._resumed_from = location, facts.name
+            self.recorder.inherit_curve(attempt, facts.step)
+            self.recorder.event("resumed", f"from step {facts.step} of attempt {attempt}")
             return
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
@@ -299,7 +311,7 @@ class CellRunner(AttemptRunner):
         """
         steps = self.config.train.steps
         if is_logged(point.step, self.config.eval.validate_every, steps):
-            log_line(
+            self.log(
                 f"step {point.step:,} of {steps:,}: train loss {point.train_loss:.4f}, val loss {point.val_loss:.4f}, "
                 f"{point.tokens_per_s:,.0f} tokens/s{self._loss_scale_text()}"
             )
@@ -325,7 +337,8 @@ class CellRunner(AttemptRunner):
     def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None:
         """Write a checkpoint, record its address, and delete superseded ones of earlier attempts.
 
-        Waits first until everything recorded so far is durable in the database.
+        Waits first until everything recorded so far is durable in the database. Every rank calls it; rank 0 collects
+        the optimizers' state and writes.
 
         Args:
             step: optimizer steps done.
@@ -333,8 +346,10 @@ class CellRunner(AttemptRunner):
             wall_s: training seconds, validation and checkpoints excluded.
             pending: point at this step whose validation has not been done yet; None if there is none.
         """
-        self.recorder.settle()
         state = self._optimizers.state_dict()
+        if not self.ranks.is_first:
+            return
+        self.recorder.settle()
         name = checkpoint.save(
             self.storage_address, self._model, state, step=step, tokens=tokens, wall_s=wall_s, pending=pending
         )
@@ -360,12 +375,16 @@ class CellRunner(AttemptRunner):
     # --- measuring ------------------------------------------------------------------------------------------------
 
     def _peak_flops(self) -> float | None:
-        """Return the device's peak bf16 FLOP/s; None on the CPU, with float32 activations, and for an unknown GPU."""
+        """Return the peak bf16 FLOP/s of all GPUs of the attempt.
+
+        None on the CPU, with float32 activations, and for an unknown GPU.
+        """
         device = self._subject.device
         # the table holds bfloat16 peaks; float16 has the same, and fp8 projections are measured against them
         if device.type != "cuda" or self._model.dtype == torch.float32:
             return None
-        return flops.peak_flops(torch.cuda.get_device_name(device))
+        peak = flops.peak_flops(torch.cuda.get_device_name(device))
+        return None if peak is None else peak * self.ranks.size
 
     def _mfu(self, tokens_per_s: float) -> tuple[float | None, float | None]:
         """Return (MFU by the paper's formula, MFU by actual FLOPs), fractions of the device's bf16 peak.
@@ -436,7 +455,7 @@ class CellRunner(AttemptRunner):
 
         Sets `weights` to their address.
         """
-        if self.config.checkpoint.keep != "nothing":
+        if self.config.checkpoint.keep != "nothing" and self.ranks.is_first:
             written = checkpoint.save_weights(storage.join(self.storage_address, checkpoint.WEIGHTS), self._model)
             self._add_provenance(**{WEIGHTS_SHA256: written})
             self.weights = storage.join(self.checkpoint_address, checkpoint.WEIGHTS)
@@ -447,7 +466,7 @@ class CellRunner(AttemptRunner):
         Weights stay. Does nothing in a job that is not a training. Call it once the database knows that the checkpoints
         are not needed. A storage error ends the deletion and is only recorded as an event.
         """
-        if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
+        if self.job.kind == "train" and self.config.checkpoint.keep != "everything" and self.ranks.is_first:
             try:
                 for location in (self.storage_address, *self._previous_locations):
                     checkpoint.remove_checkpoints(location)

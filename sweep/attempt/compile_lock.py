@@ -22,7 +22,7 @@ LOCK_POLL_S = 0.1
 """Seconds between attempts to take the lock."""
 _GRAPH_SETTINGS = {
     "micro_batch", "seq_len", "regularizer", "regularizer_source", "regularizer_sketch", "distractor", "distractor_count",
-    "deterministic", "compile", "kernels", "activations", "precision", "loss_on",
+    "deterministic", "compile", "kernels", "activations", "precision", "loss_on", "recompute",
 }  # fmt: skip
 """Settings under `train` that the compiled code depends on."""
 

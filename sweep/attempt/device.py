@@ -26,13 +26,19 @@ CUBLAS_WORKSPACE = ":4096:8"
 """Setting of cuBLAS that makes its results deterministic."""
 
 
-def choose_device(gpus: float) -> torch.device:
+RECOMPUTED_EVERY = {"block": 1, "selective": 2}
+"""Recomputed blocks by value of `train.recompute`: every block, or every second one."""
+
+
+def choose_device(gpus: float, rank: int | None = None) -> torch.device:
     """Return the CPU for 0 GPUs, else the current CUDA device; a fraction limits torch to that part of its memory.
 
     Starts CUDA in this process.
 
     Args:
-        gpus: GPUs of the attempt; more than 1 is treated as 1.
+        gpus: GPUs of the attempt.
+        rank: Rank of this process in an attempt of several; its device, of that index among the visible ones, becomes
+            the current one. None keeps the current one.
 
     Raises:
         MachineError: CUDA was requested and cannot be used; it names the cause.
@@ -41,6 +47,8 @@ def choose_device(gpus: float) -> torch.device:
         return torch.device("cpu")
     try:
         torch.cuda.init()
+        if rank is not None:
+            torch.cuda.set_device(rank)
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:
         raise no_gpu_error(str(error).splitlines()[0]) from error
@@ -68,6 +76,8 @@ def build_network(config: CellConfig, device: torch.device, *, training: bool = 
     train, cuda = config.train, device.type == "cuda"
     dtype: torch.dtype = getattr(torch, train.activations_on(cuda=cuda))
     model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+    if training and train.recompute != "none":
+        model.recompute_blocks(RECOMPUTED_EVERY[train.recompute])
     if train.precision == "fp8" and cuda:
         chosen = model.use_fp8()
         if training and chosen.backend == "torch":

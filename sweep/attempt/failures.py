@@ -45,6 +45,7 @@ _INFRASTRUCTURE = re.compile(
 )
 _HOST_OOM = re.compile(r"DefaultCPUAllocator|Cannot allocate memory|std::bad_alloc|MemoryError", re.IGNORECASE)
 _CUDA_OOM = re.compile(r"CUDA out of memory|CUDA error: out of memory|torch\.OutOfMemoryError", re.IGNORECASE)
+_KILLED_RANK = re.compile(r"(rank \d+ of \d+): killed by SIG\w+$")
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 
 
@@ -131,7 +132,9 @@ def classify_exit(
         if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"):
             return ExitVerdict("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
         hint = " (out of memory, or killed by a user)" if name == "SIGKILL" else ""
-        return ExitVerdict("interrupted", f"process killed by {name}{hint}", PREEMPTED)
+        # rank 0 ends by the signal that killed another rank, after a last line about it
+        rank = _KILLED_RANK.search(last_line(log))
+        return ExitVerdict("interrupted", f"{rank[1] if rank else 'process'} killed by {name}{hint}", PREEMPTED)
     message = last_line(log)
     failure = "infrastructure" if exit_code == EXIT_MACHINE else classify_message(message)
     return ExitVerdict("failed", f"process ended with exit code {exit_code}: {message}", failure)
@@ -185,6 +188,15 @@ def last_line(log: Path) -> str:
     except OSError:
         return "no log was written"
     return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")
+
+
+def log_tail(log: Path, n_lines: int = 40) -> str | None:
+    """Return the last lines of a log as one text; None if there is none or it cannot be read."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return "\n".join(lines[-n_lines:]).strip() or None
 
 
 PACKAGE = Path(__file__).resolve().parents[2]

@@ -60,14 +60,19 @@ class StopFlag:
     supervisor, so this process and its children, such as compilers, ignore them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, handles_signals: bool = True) -> None:
         """Install the handlers of SIGTERM, SIGINT and SIGHUP for the whole process, and unblock these signals.
 
         Call it in the main thread.
+
+        Args:
+            handles_signals: False leaves the process's signals as they are; the flag is then never set by one.
         """
         self.set = False
         """True once a stop was requested."""
         self._since = 0.0
+        if not handles_signals:
+            return
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

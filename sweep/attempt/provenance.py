@@ -61,7 +61,7 @@ def collect_provenance(
         config=config, seed=config["seed"], git_commit=job.commit, git_dirty=job.dirty, packages=package_versions(),
         python=platform.python_version(), platform=platform.platform(), host=socket.gethostname(), device=device.type,
         gpu_name=gpu, gpu_uuid=str(torch.cuda.get_device_properties(device).uuid) if gpu else None,
-        gpu_count=1 if gpu else 0, driver=driver_version() if gpu else None, dtype=precision, kernels=kernels,
+        gpu_count=max(1, int(config.get("resources", {}).get("gpus", 1))) if gpu else 0, driver=driver_version() if gpu else None, dtype=precision, kernels=kernels,
         tokenizer=tokenizer, corpus=corpus, corpus_fingerprint=config["data"]["fingerprint"],
         threads=torch.get_num_threads(), extra=extra,
     )  # fmt: skip

@@ -79,6 +79,7 @@ def bench_train(
     graphs: list[Graphs] | None = None,
     rounds: Rounds = 3,
     profile: bool = False,
+    gpus: str | None = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -91,10 +92,19 @@ def bench_train(
     Args:
         graphs (WAY): Time every cell with train.graphs on, off or auto; repeatable, interleaved.
         profile: Also report the device time by kind of kernel; --out lists every kernel.
+        gpus (N,N..): Instead, time every cell on each of these numbers of GPUs, one after the other, such as 1,2,4.
     """
     from . import report, train
 
     report.check_output(out)
+    if gpus is not None:
+        from . import scaling
+
+        counts = scaling.parse_counts(gpus)
+        timed = train.select_cells(grid, cells or [], set_ or [])
+        rows = scaling.run(timed, counts, rounds=rounds, tell=report.tell)
+        report.report_rows(scaling, rows, out, as_json)
+        return
     chosen = train.with_graph_modes(
         train.select_cells(grid, cells or [], set_ or []), [way.value for way in graphs or []]
     )

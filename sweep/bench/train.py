@@ -22,9 +22,10 @@ from ..data.batches import Batches
 from ..errors import GridError
 from ..grid.cell import Cell
 from ..grid.grid import load_grid
+from ..ranks.group import SINGLE, Ranks
 from ..training import flops, optimizer_steps
 from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
-from ..training.optimizers import Optimizers
+from ..training.sharded import build_optimizers
 from .ceilings import Ceilings, ceilings
 
 
@@ -172,7 +173,7 @@ class _NoHooks:
 class TimedCell:
     """A cell, built and warmed up, whose steps can be timed, on a GPU or the CPU. Its tokens are random."""
 
-    def __init__(self, cell: Cell, device: torch.device) -> None:
+    def __init__(self, cell: Cell, device: torch.device, ranks: Ranks = SINGLE) -> None:
         """Build the network and run two steps, which compile and capture; takes up to minutes.
 
         Sets the kernels and the determinism of the process, and on CUDA the shared compile cache; resets the peak of
@@ -181,6 +182,7 @@ class TimedCell:
         Args:
             cell: The cell.
             device: Device to run on.
+            ranks: Group of the processes that train the cell together, each of which calls every method.
         """
         self.cell, self.device = cell, device
         self.cuda = device.type == "cuda"
@@ -193,12 +195,12 @@ class TimedCell:
         began = time.perf_counter()
         self.model = build_network(config, device, training=True)
         parameters = sum(p.numel() for p in self.model.parameters())
-        graphs, why = optimizer_steps.should_capture(config.train, parameters, device)
+        graphs, why = optimizer_steps.should_capture(config.train, parameters, device, ranks.size)
         self.steps = f"{'CUDA graphs' if graphs else 'eager'}: {why}"
         if config.train.loss_on == "marked":
             self.steps += "; the random tokens have no marks, so the loss covers all targets"
         """How its steps are queued, and why."""
-        self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._on_capture_refused)
+        self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._on_capture_refused, ranks)
         if config.train.compile and self.cuda:
             self.model.compile_blocks(regional=config.train.compile == "blocks")
         self.wait()
@@ -238,14 +240,20 @@ class TimedCell:
     def optimizer_seconds(self) -> float:
         """Return the seconds of clipping and all optimizers, timed once on gradients of ones, at learning rate 0.
 
-        The gradients are overwritten, and the optimizers' states change.
+        The gradients are overwritten, and the optimizers' states change. With several ranks the time has the exchange
+        of weights, but not clipping, which first waits for the gradients of the others.
         """
         optimizers = self.trainer.optimizers
         for p in optimizers.parameters:
             p.grad = torch.ones_like(p)
+        is_alone = self.trainer.ranks.size == 1
+        if not is_alone:
+            optimizers.expect_gradients()
+            optimizers.clip(1.0)
         self.wait()
         began = time.perf_counter()
-        optimizers.clip(1.0)
+        if is_alone:
+            optimizers.clip(1.0)
         optimizers.step(0.0)
         self.wait()
         return time.perf_counter() - began
@@ -430,7 +438,13 @@ def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
 
 
 def _trainer(
-    model: Backbone, config: TrainConfig, seed: int, device: torch.device, graphs: bool, refused: Callable[[str], None]
+    model: Backbone,
+    config: TrainConfig,
+    seed: int,
+    device: torch.device,
+    graphs: bool,
+    refused: Callable[[str], None],
+    ranks: Ranks,
 ) -> Trainer:
     """Return a trainer on random tokens that never stops or saves and whose validation does nothing.
 
@@ -443,11 +457,12 @@ def _trainer(
         device: The device.
         graphs: True captures steps as CUDA graphs.
         refused: Called with the reason if capturing fails.
+        ranks: Group of the processes that train together.
     """
     tokens = np.random.default_rng(0).integers(0, 256, 4 * config.batch_tokens + 2, dtype=np.uint16)
     return Trainer(
         model=model,
-        optimizers=Optimizers(model.parameter_groups(), config, device),
+        optimizers=build_optimizers(model.parameter_groups(), config, device, ranks),
         batches=Batches([tokens], config.seq_len, config.batch_tokens // config.seq_len, seed, True),
         config=config,
         seed=seed,

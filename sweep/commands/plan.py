@@ -154,9 +154,11 @@ def _calibrate(request: LaunchRequest, launch_plan: Plan, prices: Pricer, unprep
 
     speeds = prices.speeds
     kinds = {
-        speeds.speed_classes.key(task.cell.config): task.cell
+        speeds.speed_classes.key(single.config): single
         for task in reversed(launch_plan.training)
         if "measured" not in speeds.lookup(task.cell.config)
+        # one GPU is timed, and several are extrapolated from it
+        for single in [replace(task.cell, config=speed_model.single_rank_config(task.cell.config))]
     }
     make_folder(request.runs, "--runs", parents=True)
 

@@ -184,8 +184,9 @@ class StepPrefetcher:
     """Prefetcher of optimizer steps: the next step is read and copied to the device while the current one runs."""
 
     def __init__(
-        self, batches: Batches, device: torch.device, micro_batch: int = 1, capacity: int | None = None
-    ) -> None:
+        self, batches: Batches, device: torch.device, micro_batch: int = 1, capacity: int | None = None,
+        share: slice = slice(None),
+    ) -> None:  # fmt: skip
         """Create a prefetcher that has read nothing yet.
 
         Args:
@@ -193,8 +194,10 @@ class StepPrefetcher:
             device: Training device.
             micro_batch: Rows that go through the network together.
             capacity: Number to which the marked targets of each micro-batch are padded; None pads nothing.
+            share: Micro-batches of each step that go to the device; the others are left out of the tensors.
         """
         self._batches, self._device, self._micro_batch, self._capacity = batches, device, micro_batch, capacity
+        self._share = share
         self._ready: tuple[int, StepBatch] | None = None
 
     def get(self, step: int) -> StepBatch:
@@ -224,10 +227,16 @@ class StepPrefetcher:
         inputs, targets = self._batches.step(step)
         is_marked = self._batches.marked(step)
         marked = None if is_marked is None else self._collect_marked(targets, is_marked)
-        self._ready = step, StepBatch(self._to_device(inputs), self._to_device(targets), marked)
+        self._ready = step, StepBatch(self._own(inputs), self._own(targets), marked)
+
+    def _own(self, rows_RT: Tensor) -> Tensor:
+        """Return the rows of this prefetcher's share of the micro-batches, on the device."""
+        if self._share != slice(None):
+            rows_RT = torch.cat(rows_RT.split(self._micro_batch)[self._share])
+        return self._to_device(rows_RT)
 
     def _collect_marked(self, targets_RT: Tensor, is_marked_RT: Tensor) -> list[MarkedTargets]:
-        """Return the marked targets of each micro-batch in order, padded to the capacity, on the device.
+        """Return the marked targets of the share's micro-batches in order, padded to the capacity, on the device.
 
         Padding entries have the target -1, and as indices 0, 1, 2, ... A micro-batch with more marked targets than the
         capacity is neither cut nor padded. Indices are collected on the CPU, because reading their number from the
@@ -242,7 +251,7 @@ class StepPrefetcher:
         )
         share = self._to_device(torch.tensor(len(micro_batches) / int(is_marked_RT.sum()), dtype=torch.float64))
         marked = []
-        for part_targets, part_marks in micro_batches:
+        for part_targets, part_marks in micro_batches[self._share]:
             indices_M = part_marks.flatten().nonzero().squeeze(1)
             targets_M = part_targets.flatten()[indices_M]
             padding = 0 if self._capacity is None else max(0, self._capacity - len(indices_M))

@@ -1,7 +1,7 @@
 """`atma-sweep doctor`: checks for problems that would stop a sweep.
 
 Imports neither torch nor ray, and starts no cluster. Facts that need torch come from a process of their own:
-python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS, which print one JSON object.
+python -m atma_sweep.sweep.doctor torch | kernels | links | disk RUNS | cluster ADDRESS RUNS, which print one JSON object.
 Imported by: commands. Start at CHECKS below, then context.py, which the checks share.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ...results.errors import StoreError
-from . import cluster, database, disk, gpus, system
+from . import cluster, database, disk, gpus, links, system
 from .context import Check, CheckFunction, Context, LookFailed, State, answer, bad
 from .disk import filesystem
 from .gpus import gpu_holder
@@ -58,6 +58,7 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("NVIDIA driver", gpus.check_driver),
     ("torch", gpus.check_torch),
     ("GPUs", gpus.check_gpus),
+    ("GPU links", links.check_links),
     ("Triton and fla", gpus.check_triton),
     ("C compiler", system.check_compiler),
     ("compiled kernels", system.check_compile_caches),
@@ -68,7 +69,7 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
 
 
 SLOW_CHECKS = frozenset((
-    "database integrity", "cluster", "NVIDIA driver", "torch", "GPUs", "Triton and fla", "C compiler",
+    "database integrity", "cluster", "NVIDIA driver", "torch", "GPUs", "GPU links", "Triton and fla", "C compiler",
     "compiled kernels", "kernels", "disk space",
 ))  # fmt: skip
 """Names of checks that wait for other processes or read much data. They run in parallel with the others."""

@@ -27,6 +27,8 @@ TORCH_SECONDS = 300.0
 """Seconds that a process which imports torch gets."""
 KERNEL_SECONDS = 600.0
 """Seconds that the self-tests of the kernels get; they compile the kernels unless an earlier run cached them."""
+LINK_SECONDS = 180.0
+"""Seconds that the sum over all GPUs gets, with the start of a process per GPU and of NCCL."""
 LOCK_SECONDS = 5.0
 """Seconds to wait for a lock on the database."""
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.free")
@@ -151,6 +153,14 @@ class Context:
             self._kernels = self.pool.submit(answer, "kernels", seconds=KERNEL_SECONDS)
         return self._kernels.result()
 
+    def link_facts(self) -> dict[str, Any]:
+        """Return facts about the connections of several GPUs, as `links.link_facts`. Blocks for the measurement.
+
+        Raises:
+            LookFailed: A process failed or gave no answer in time.
+        """
+        return answer("links", seconds=LINK_SECONDS)
+
     def disk_needs(self) -> dict[str, Any] | None:
         """Return the disk that the default sweep's untrained cells need; None without a sweep. Blocks for the answer.
 
@@ -193,7 +203,7 @@ def answer(question: str, *arguments: str, seconds: float, db: str | None = None
     Blocks until the process ends; after `seconds` it is killed. Its exit code is not checked if there is an object.
 
     Args:
-        question: torch, kernels, disk or cluster.
+        question: torch, kernels, links, disk or cluster.
         arguments: Arguments of the query.
         seconds: Timeout.
         db: Database URL, passed in the environment since it may hold a password; None for that of the environment.

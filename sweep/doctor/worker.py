@@ -14,6 +14,7 @@ from typing import Any
 
 from ...results.store.store import open_store
 from .context import version_of
+from .links import link_facts
 
 
 def _torch_facts() -> dict[str, Any]:
@@ -214,7 +215,7 @@ def _cluster_facts(address: str, runs: Path) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer one query with one line of JSON on standard output; ATMA_DB names the database. Return 0.
 
-    Errors of the query pass through. Queries are torch, kernels, disk (with the runs folder) and cluster (with address
+    Errors of the query pass through. Queries are torch, kernels, links, disk (with the runs folder) and cluster (with address
     and runs folder); another one raises KeyError.
 
     Args:
@@ -224,6 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     handlers: dict[str, Callable[[], dict[str, Any]]] = {
         "torch": _torch_facts,
         "kernels": kernel_backends,
+        "links": link_facts,
         "disk": lambda: _disk_needs(Path(*rest)),
         "cluster": lambda: _cluster_facts(rest[0], Path(rest[1])),
     }

@@ -262,10 +262,17 @@ def lock_gpus_for(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
     all_gpus = hardware.query_gpus()
     # checked before locking: a cell too large for the entire machine will never fit
     admission.check_placement(cells, Machine.local(all_gpus))
-    locked = locks.acquire([gpu for gpu in all_gpus if any(is_type(gpu.name, kind) for kind in gpu_types)])
+    locked = locks.acquire(
+        [gpu for gpu in all_gpus if any(is_type(gpu.name, kind) for kind in gpu_types)], least_gpus(cells)
+    )
     machine = Machine.local(locked)
     admission.check_placement(cells, machine, held=[gpu for gpu in all_gpus if gpu not in locked])
     return machine
+
+
+def least_gpus(cells: Sequence[Cell]) -> int:
+    """Return the smallest number of GPUs with which any of these cells could start; 1 without a cell that needs several."""
+    return max(1, min((int(cell.config.resources.gpus) for cell in cells if cell.config.resources.gpus), default=1))
 
 
 def kill_process(child: psutil.Process, *, dump: bool) -> None:
@@ -281,7 +288,9 @@ def kill_process(child: psutil.Process, *, dump: bool) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [child, *child.children(recursive=True)] if child.pid not in processes.own_and_ancestor_pids() else []
         if dump and family:
-            child.send_signal(signal.SIGUSR1)
+            for member in family:  # each rank has a log of its own
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.send_signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -329,8 +338,11 @@ def attempt_environment(spec: ProcessSpec, devices: str | None = None) -> dict[s
 
 
 def visible_device(allocation: Allocation) -> str | None:
-    """Return the value of CUDA_VISIBLE_DEVICES for an allocation; None without a GPU."""
-    return allocation.gpu.device if allocation.gpu is not None else None
+    """Return the value of CUDA_VISIBLE_DEVICES for an allocation; None without a GPU.
+
+    Rank r of the attempt uses the device of index r among these.
+    """
+    return ",".join(gpu.device for gpu in allocation.gpus) or None
 
 
 def _supports_warm_start(source: Path | None) -> bool:

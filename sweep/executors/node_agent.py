@@ -79,11 +79,12 @@ class NodeAgent:
 
     # --- called by the supervisor -----------------------------------------------------------------------------------
 
-    def lock_gpus(self, gpu_types: Iterable[str | None]) -> tuple[allocation.Machine, str]:
+    def lock_gpus(self, gpu_types: Iterable[str | None], at_least: int = 1) -> tuple[allocation.Machine, str]:
         """Lock this node's free GPUs of the given types until the agent closes.
 
         Args:
             gpu_types: Labels of GPU types, None for any type; empty to lock nothing.
+            at_least: Lock nothing if fewer are free.
 
         Returns:
             This machine with its locked GPUs, and the reason why it has none. The reason is "" if it has some, if none
@@ -97,7 +98,7 @@ class NodeAgent:
             matching = [
                 gpu for gpu in hardware.query_gpus() if any(allocation.is_type(gpu.name, kind) for kind in labels)
             ]
-            locked = self._locks.acquire(matching) if matching else []
+            locked = self._locks.acquire(matching, at_least) if matching else []
         except MachineError as error:
             return allocation.Machine.local(), str(error)
         return allocation.Machine.local(locked), ""

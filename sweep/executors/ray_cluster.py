@@ -24,7 +24,7 @@ from ..host import allocation
 from ..host.allocation import Allocation, ClusterAllocator
 from ..planning import admission
 from . import ray_connection, source_snapshot
-from .executor import AttemptExit, ExecutorContext, ProcessSpec, Tell, visible_device
+from .executor import AttemptExit, ExecutorContext, ProcessSpec, Tell, least_gpus, visible_device
 from .journaling import Journals
 from .node_agent import CLOSE_S, LEASE_S, Agent, presumed_dead_after
 from .ray_connection import NodeFacts, ray
@@ -99,6 +99,8 @@ class ClusterExecutor:
         self._allocator = ClusterAllocator()
         self._running: dict[int, _RemoteAttempt] = {}
         self._gpu_types: set[str | None] = set()
+        self._least_gpus = 1
+        """GPUs that a node must have free to be of use to any cell."""
         self._lock = threading.RLock()
         self._links: dict[str, _AgentLink] = {}
         """Agent by node id; maintained by the poll thread."""
@@ -186,7 +188,7 @@ class ClusterExecutor:
             MachineError: The node cannot import the package; the message is the import error.
             RayError: The agent does not answer within 120 s (START_S).
         """
-        locking = handle.lock_gpus.remote(self._gpu_types if node.gpus else ())
+        locking = handle.lock_gpus.remote(self._gpu_types if node.gpus else (), self._least_gpus)
         try:
             machine, reason = ray.get(locking, timeout=IMPORT_CHECK_S)
         except ray.exceptions.RayError as error:
@@ -357,10 +359,15 @@ class ClusterExecutor:
             MachineError: No node is large enough for a cell.
         """
         self._gpu_types = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
+        self._least_gpus = least_gpus(cells)
         with self._lock:
             links = list(self._links.values())
         if self._gpu_types:
-            answers = [(link, link.handle.lock_gpus.remote(self._gpu_types)) for link in links if link.node.gpus]
+            answers = [
+                (link, link.handle.lock_gpus.remote(self._gpu_types, self._least_gpus))
+                for link in links
+                if link.node.gpus
+            ]
             for link, answer in answers:
                 with contextlib.suppress(ray.exceptions.RayError):
                     machine, reason = ray.get(answer, timeout=START_S)
@@ -390,7 +397,7 @@ class ClusterExecutor:
             if match is None:
                 # the node has vanished since fits() was called
                 self._ended[spec.attempt] = NODE_LOST
-                match = "", Allocation(0, 0.0, None, 0)
+                match = "", Allocation(0, 0.0, (), 0)
             node, allocated = match
             link = self._links.get(node)
             host = link.node.host if link is not None else ""

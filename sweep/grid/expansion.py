@@ -102,6 +102,7 @@ class Expansion:
             model, data, train = (parts[name].config for name in ("model", "data", "train"))
             validate.check_agreement(model, data, train, prepared)
             validate.check_precision(model, train, parts["resources"].config)
+            validate.check_ranks(train, parts["resources"].config)
             parts["data"] = self._pin(parts["data"])
         except validate.InvalidConfig as error:
             raise validate.blame(self._merged(levels), error, self._document.path) from error

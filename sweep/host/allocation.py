@@ -45,10 +45,10 @@ class Allocation:
     cpus: int
     memory_gb: float
     """Memory in GiB; 0 if none was requested."""
-    gpu: Gpu | None
-    """GPU that the attempt uses; None without one."""
+    gpus: tuple[Gpu, ...]
+    """GPUs that the attempt uses, in the order of its ranks; empty without any."""
     gpu_parts: int
-    """Share of the GPU, in units of 1/GPU_PARTS."""
+    """Share of each GPU, in units of 1/GPU_PARTS."""
 
 
 def is_type(gpu_name: str, label: str | None) -> bool:
@@ -73,8 +73,9 @@ def is_shared(gpus: float) -> bool:
 class MachineAllocator:
     """Free resources of one machine. Used from one thread.
 
-    A full GPU is allocated only when it is unused. A fraction goes to the GPU with the least sufficient free share, so
-    that other GPUs stay unused.
+    Full GPUs are allocated only when they are unused, and several at once only if they are of one model, since the
+    slowest would delay the others. A fraction goes to the GPU with the least sufficient free share, so that other GPUs
+    stay unused.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -85,28 +86,30 @@ class MachineAllocator:
     def find_allocation(self, resources: Resources) -> Allocation | None:
         """Return the allocation that an attempt would get now, without allocating it; None if it does not fit.
 
-        All of it must fit into the free cores, the free memory and a single GPU of the requested type, so more than one
-        GPU never fits. Of several GPUs it is the one with the least sufficient free share. An attempt without a memory
-        limit takes no memory.
+        All of it must fit into the free cores, the free memory and the GPUs of the requested type: one with a sufficient
+        free share, or as many unused ones of the same model as requested. Those with the least free share come first,
+        and of equals the first of the machine. An attempt without a memory limit takes no memory.
         """
         memory = resources.memory_gb or 0.0
         if resources.cpus > self._free_cpus or memory > self._free_memory_gb:
             return None
-        parts = round(resources.gpus * GPU_PARTS)
+        parts = min(round(resources.gpus * GPU_PARTS), GPU_PARTS)
         if not parts:
-            return Allocation(resources.cpus, memory, None, 0)
-        fitting = [
-            gpu
-            for gpu, free_parts in self._free_parts.items()
-            if free_parts >= parts and is_type(gpu.name, resources.gpu_type)
-        ]
-        if not fitting:
-            return None
-        return Allocation(resources.cpus, memory, min(fitting, key=lambda gpu: self._free_parts[gpu]), parts)
+            return Allocation(resources.cpus, memory, (), 0)
+        count = max(1, int(resources.gpus))
+        fitting = sorted(
+            (gpu for gpu, free in self._free_parts.items() if free >= parts and is_type(gpu.name, resources.gpu_type)),
+            key=lambda gpu: self._free_parts[gpu],
+        )
+        for model in dict.fromkeys(gpu.name for gpu in fitting):
+            same_model = tuple(gpu for gpu in fitting if gpu.name == model)[:count]
+            if len(same_model) == count:
+                return Allocation(resources.cpus, memory, same_model, parts)
+        return None
 
     def free_capacity(self, allocation: Allocation) -> tuple[int, int]:
-        """Return (free parts of the allocation's GPU, in units of 1/10,000 GPU and 0 without a GPU; free cores)."""
-        return (self._free_parts[allocation.gpu] if allocation.gpu is not None else 0), self._free_cpus
+        """Return (free parts of the allocation's GPUs, in units of 1/10,000 GPU and 0 without a GPU; free cores)."""
+        return sum(self._free_parts[gpu] for gpu in allocation.gpus), self._free_cpus
 
     def allocate(self, allocation: Allocation) -> None:
         """Subtract an allocation from the free resources, without checking that it fits."""
@@ -119,8 +122,8 @@ class MachineAllocator:
     def _change(self, allocation: Allocation, sign: int) -> None:
         self._free_cpus += sign * allocation.cpus
         self._free_memory_gb += sign * allocation.memory_gb
-        if allocation.gpu is not None:
-            self._free_parts[allocation.gpu] += sign * allocation.gpu_parts
+        for gpu in allocation.gpus:
+            self._free_parts[gpu] += sign * allocation.gpu_parts
 
 
 class ClusterAllocator:
@@ -181,22 +184,29 @@ def format_resources(resources: Resources) -> str:
     if resources.memory_gb is not None:
         parts.append(f"{resources.memory_gb:g} GiB of memory")
     if resources.gpus:
-        share = "a GPU" if resources.gpus == 1 else f"{resources.gpus:g} of a GPU"
+        share = gpus_text(resources.gpus)
         parts.append(share + (f" of type {resources.gpu_type}" if resources.gpu_type else ""))
     return ", ".join(parts)
 
 
-def should_yield_gpu(resources: Resources, waiting: Iterable[Resources]) -> bool:
-    """Return True if an attempt that needs a fraction of a GPU must wait for the sake of a blocked attempt.
+def gpus_text(gpus: float) -> str:
+    """Return a number of GPUs above 0 as text: "0.5 of a GPU", "a GPU" or "4 GPUs"."""
+    if is_shared(gpus):
+        return f"{gpus:g} of a GPU"
+    return "a GPU" if gpus == 1 else f"{gpus:g} GPUs"
 
-    That is so if a blocked attempt needs exactly one GPU, and both could use the same one: their types are equal, or
-    one of them accepts any. Otherwise small attempts could keep an attempt that needs a full GPU waiting for ever.
+
+def should_yield_gpu(resources: Resources, waiting: Iterable[Resources]) -> bool:
+    """Return True if an attempt that needs a GPU must wait for the sake of a blocked attempt that needs more of it.
+
+    That is so if a blocked attempt needs one or more full GPUs, this one needs less, and both could use the same one:
+    their types are equal, or one of them accepts any. Otherwise small attempts could keep a large one waiting for ever.
 
     Args:
-        resources: Resources of the attempt; without a fraction of a GPU the result is False.
+        resources: Resources of the attempt; without a GPU the result is False.
         waiting: Resources of attempts that are blocked now.
     """
-    if not is_shared(resources.gpus):
+    if not resources.gpus:
         return False
-    full_gpu_types = [blocked.gpu_type for blocked in waiting if blocked.gpus == 1]
-    return any(resources.gpu_type is None or rival in (None, resources.gpu_type) for rival in full_gpu_types)
+    larger_types = [blocked.gpu_type for blocked in waiting if blocked.gpus >= 1 and blocked.gpus > resources.gpus]
+    return any(resources.gpu_type is None or rival in (None, resources.gpu_type) for rival in larger_types)

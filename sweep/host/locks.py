@@ -77,19 +77,24 @@ class GpuLocks:
         """Private folder of this user with the lock files."""
         return self._base / f"atma-sweep-gpus-{os.getuid()}"
 
-    def acquire(self, gpus: list[Gpu]) -> list[Gpu]:
+    def acquire(self, gpus: list[Gpu], at_least: int = 1) -> list[Gpu]:
         """Lock the free ones of these GPUs and return them, in order; does not wait for the others.
+
+        Processes of one user do this one after the other, so that two launches never hold half of the GPUs each while
+        both need all of them. Nobody waits for a GPU that is in use, so there is no deadlock.
 
         Args:
             gpus: GPUs to lock.
+            at_least: Number of GPUs below which nothing is locked.
 
         Raises:
-            MachineError: All of them are locked (the message names the holders), the list is empty, or lock files
-                cannot be created here, in which case all locks of this object are released.
+            MachineError: Fewer than `at_least` of them are free (the message names the holders), the list is empty, or
+                lock files cannot be created here. None of these GPUs is locked then.
         """
         folder = open_private_folder(self.folder)
-        locked, holders = [], []
+        locked, holders, n_held = [], [], len(self._handles)
         try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # released when the folder is closed below
             for gpu in gpus:
                 holder = self._try_lock(folder, gpu)
                 if holder is None:
@@ -97,16 +102,20 @@ class GpuLocks:
                 else:
                     holders.append(holder)
         except OSError as error:
-            self.release()
+            self._release_after(n_held)
             raise MachineError(
                 f"GPUs cannot be locked in {self.folder}: {error.strerror}; remove this folder"
             ) from error
         finally:
             os.close(folder)
-        if not locked:
-            raise MachineError(
-                f"every GPU is in use by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
-            )
+        if len(locked) < max(at_least, 1):
+            self._release_after(n_held)
+            in_use = f"in use by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
+            if at_least > 1 and len(gpus) >= at_least:
+                raise MachineError(
+                    f"a cell needs {at_least} GPUs at once, and {len(holders)} of {len(gpus)} are {in_use}"
+                )
+            raise MachineError(f"every GPU is {in_use}")
         return locked
 
     def _try_lock(self, folder: int, gpu: Gpu) -> str | None:
@@ -178,6 +187,10 @@ class GpuLocks:
 
     def release(self) -> None:
         """Release all locks; without any it does nothing. Lock files stay."""
-        for handle in self._handles:
+        self._release_after(0)
+
+    def _release_after(self, n_held: int) -> None:
+        """Release all locks but the first `n_held` handles."""
+        for handle in self._handles[n_held:]:
             handle.close() if isinstance(handle, socket.socket) else os.close(handle)
-        self._handles.clear()
+        del self._handles[n_held:]

@@ -178,6 +178,38 @@ def exit_with_parent(parent: int) -> None:
         threading.Thread(target=_terminate_after_parent, args=(parent,), daemon=True).start()
 
 
+def die_with_parent(parent: int) -> None:
+    """Arrange for SIGKILL to this process when its parent dies; exit now if the parent is already dead.
+
+    Works as `exit_with_parent`, for a process that has nothing to save and may be blocked in native code.
+
+    Args:
+        parent: Pid of the expected parent; any other parent counts as its death.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_kill_after_parent, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_after_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process and its descendants with SIGKILL, without waiting for them; a process that is gone is ignored."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (*process.children(recursive=True), process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+
+
 def _terminate_after_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)

@@ -121,6 +121,7 @@ class _RunningAttempt:
         return RunningCell(
             slug=sanitize_line(self.task.cell.slug), phase=attempt.phase or "starting", step=attempt.step,
             steps_total=self.task.cell.config.train.steps, loss=attempt.loss, losses=self.losses, tokens_per_s=rate,
+            ranks=self.task.cell.config.resources.n_ranks,
             remaining_s=self.remaining_tokens / rate if rate else None,
         )  # fmt: skip
 

@@ -74,7 +74,7 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     if executor.needs_address:
         return lacking + _lacking_packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
-    lacking += _lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
+    lacking += lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
         # a cell that has begun already has its checkpoints on the disk
         is_begun = any(task.kind == "evaluate" or task.remaining_share < 1 for task in tasks)
@@ -95,7 +95,7 @@ def _lacking_text(text: Unprepared) -> Lack:
     return Lack("text", text.problem, remedy, numbers=numbers)
 
 
-def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
+def lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
     """Return the GPUs, CPU cores and memory that single cells need and the machine does not have.
 
     One blocking lack per kind at most, even if only some of the cells lack it; it has their number. The problem text
@@ -123,6 +123,15 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
         "launch on a machine that has one, or set resources.gpus to 0 to train on the CPU",
         gpus=list(gpus),
     )
+    at_once = max((int(asks.gpus) for asks in sizes), default=0)
+    most = max((gpus.count(name) for name in gpus), default=0)
+    check(
+        "GPU",
+        lambda asks: 0 < _largest_group(asks, gpus) < asks.gpus and asks.gpus > 1,
+        f"up to {at_once} GPUs{kind} of one model at once, and this machine has {', '.join(gpus)}",
+        f"set resources.gpus to {most} or less; cells continue on another number of GPUs",
+        gpus=list(gpus), gpus_needed=at_once,
+    )  # fmt: skip
     cpus = max(asks.cpus for asks in sizes)
     check(
         "CPU cores",
@@ -140,6 +149,12 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
         memory_gb_needed=memory_gb, memory_gb=round(machine.memory_gb, 3),
     )  # fmt: skip
     return lacking
+
+
+def _largest_group(resources: Resources, gpus: Sequence[str]) -> int:
+    """Return the largest number of GPUs of one model among those of the requested type; 0 without any."""
+    names = [name for name in gpus if is_type(name, resources.gpu_type)]
+    return max((names.count(name) for name in names), default=0)
 
 
 def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:

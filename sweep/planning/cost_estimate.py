@@ -184,6 +184,24 @@ class PriceGroup:
     """GPU-hours or core-hours of all attempts together."""
     silent: str | None
     """Reason why a price from FLOPs is too low; None otherwise."""
+    ranks: int = 1
+    """GPUs, or ranks on the CPU, of one attempt."""
+    assumed_ranks: int = 0
+    """Equal to `ranks` if the speed is assumed from that of one GPU; 0 if not."""
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """Price of the same plan with another number of GPUs per cell."""
+
+    gpus: int
+    """GPUs per cell; cells with fewer micro-batches per step use as many as they have."""
+    finish_s: float
+    """Likely seconds from now until the last attempt ends."""
+    hours: float
+    """Likely GPU-hours of all attempts."""
+    is_planned: bool
+    """True for the numbers of GPUs that the grid asks for."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +228,8 @@ class Bill:
     """True if the user stated no power."""
     hourly_rate: float | None
     """Money per hour; None if not stated."""
+    choices: Sequence[GpuChoice] = ()
+    """Durations by GPUs per cell, for cells that could use several of the GPUs at hand; empty for one GPU."""
     groups: Sequence[PriceGroup] = ()
     sources: Mapping[str, int] = field(default_factory=dict)
     """Basis -> number of attempts priced by it."""
@@ -286,6 +306,7 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
     hours = sum_estimates([cost.hours.scaled(count) for cost, count in tally])
     work = [(cost.seconds.likely, task.cell.config.resources) for task, cost in zip(tasks, costs, strict=True)]
     ends = makespan(work, gpus)
+    gpus = max(gpus, *(int(resources.gpus) for _, resources in work), 0) if on_gpus else gpus
     scale = hours if hours.likely else sum_estimates([cost.seconds.scaled(count) for cost, count in tally])
     finish = scale.scaled(ends / scale.likely) if scale.likely else ZERO
     board = board_watts(prices.speeds.machine.gpu)
@@ -309,9 +330,53 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
         watts=None if not on_gpus else watts if watts is not None else board,
         assumed_watts=watts is None,
         hourly_rate=rate,
+        choices=gpu_choices(tasks, prices, gpus) if on_gpus else (),
         groups=sorted(price_groups, key=lambda group: -group.hours.likely),
         sources={word: count for word in PRICE_BASES if (count := sources[word])},
     )
+
+
+def gpu_choices(tasks: Sequence[Task], prices: Pricer, gpus: int) -> list[GpuChoice]:
+    """Return the likely duration and GPU-hours of the tasks for 1, 2, 4, ... GPUs per cell, up to all GPUs.
+
+    The first entry is the plan itself if its cells use different numbers of GPUs. Empty for one GPU, and if a task uses
+    no GPU or a share of one, since such cells are small.
+
+    Args:
+        tasks: The tasks.
+        prices: Prices on the target machine.
+        gpus: GPUs that run attempts at the same time.
+    """
+    planned = {task.cell.config.resources.gpus for task in tasks}
+    if gpus < 2 or not planned or min(planned) < 1:
+        return []
+    numbers: set[float] = (
+        {1 << power for power in range(gpus.bit_length())} | {gpus} | (planned if len(planned) == 1 else set())
+    )
+    choices = [_choice(tasks, prices, gpus, None)] if len(planned) > 1 else []
+    return choices + [_choice(tasks, prices, gpus, int(number)) for number in sorted(numbers)]
+
+
+def _choice(tasks: Sequence[Task], prices: Pricer, gpus: int, per_cell: int | None) -> GpuChoice:
+    """Return the price of the tasks with `per_cell` GPUs for each cell, or with those of the grid for None."""
+    work: list[tuple[float, Resources]] = []
+    hours, same = 0.0, True
+    sections: dict[tuple[int, int], CellConfig] = {}
+    for task in tasks:
+        config = task.cell.config
+        n_gpus = int(config.resources.gpus) if per_cell is None else min(per_cell, config.train.accumulation)
+        same = same and n_gpus == config.resources.gpus
+        # cells share their resources section, so that equal prices are computed once
+        key = id(config.resources), n_gpus
+        if key not in sections:
+            resources = config.resources.model_copy(update={"gpus": n_gpus})
+            sections[key] = config.model_copy(update={"resources": resources})
+        config = config.model_copy(update={"resources": sections[key].resources})
+        cost = prices.remaining_cost(replace(task, cell=replace(task.cell, config=config)))
+        work.append((cost.seconds.likely, config.resources))
+        hours += cost.hours.likely
+    largest = max(int(resources.gpus) for _, resources in work)
+    return GpuChoice(0 if per_cell is None else largest, makespan(work, gpus), hours, same)
 
 
 def _count_by_identity(costs: Sequence[Cost]) -> dict[int, tuple[Cost, int]]:
@@ -340,6 +405,8 @@ def _group(prices: Pricer, attempts: Sequence[tuple[Task, Cost]]) -> PriceGroup:
         seconds=seconds.scaled(1 / len(attempts)),
         hours=sum_estimates([cost.hours for _, cost in attempts]),
         silent=speed.unknown_flops if cost.source == "FLOPs" else None,
+        ranks=task.cell.config.resources.n_ranks,
+        assumed_ranks=speed.assumed_ranks,
     )
 
 
@@ -348,7 +415,8 @@ def as_json(bill: Bill) -> dict[str, Any]:
 
     Keys: unit, place (machine), gpus, hours, hours_by_part (phase -> hours), finish_seconds, kwh, watts, watts_assumed,
     rate, money, sources (basis -> attempts), and groups. A group is a mapping of slug, kind, source, attempts,
-    tokens_per_s, measured_on, seconds (mean of an attempt), hours (of all), silent. A basis is "measured", "calibrated"
+    tokens_per_s, measured_on, seconds (mean of an attempt), hours (of all), silent, ranks, assumed_ranks.
+    `gpus_per_cell` is a list of gpus, finish_s, hours and is_planned, empty for one GPU. A basis is "measured", "calibrated"
     or "FLOPs". Phases are start, compile, training, validation, probing. Estimates are {low, likely, high}, rounded to
     4 decimals (seconds to 1, money to 2); kwh, watts, rate and money are None if unknown.
     """
@@ -366,6 +434,7 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "rate": bill.hourly_rate,
         "money": money and money.as_json(2),
         "sources": dict(bill.sources),
+        "gpus_per_cell": [vars(choice) for choice in bill.choices],
         "groups": [
             vars(group) | {"seconds": group.seconds.as_json(1), "hours": group.hours.as_json()} for group in bill.groups
         ],
@@ -404,7 +473,7 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
 
     Args:
         work: (Seconds, resources) of each attempt, in the order of starting.
-        gpus: Number of GPUs; 0 counts as 1.
+        gpus: Number of GPUs, or as many as the largest attempt needs if these are more.
     """
     if not work:
         return 0.0
@@ -415,9 +484,8 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
     else:  # a cell that is too large for this machine will run on another one
         cores = max(hardware.cores(), *(request.cpus for request in kinds.values()), 1)
         memory = max(hardware.memory_gb(), *(request.memory_gb or 0.0 for request in kinds.values()), 0.0)
-    allocator = MachineAllocator(
-        Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(max(gpus, 1))))
-    )
+    n_gpus = max(gpus, 1, *(int(request.gpus) for request in kinds.values()))
+    allocator = MachineAllocator(Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(n_gpus))))
     waiting: dict[Resources, deque[tuple[int, float]]] = {}
     for index, (seconds, resources) in enumerate(work):
         waiting.setdefault(kinds[id(resources)], deque()).append((index, seconds))
@@ -548,16 +616,20 @@ def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
 
     Attempts of other sweeps are included, and those that run, failed or evaluated, until their end or last heartbeat.
     Imported attempts count nothing. 0.0 without a database. Each attempt takes the resources that its cell requests
-    now.
+    now; for a cell on full GPUs it is the number of GPUs that the attempt recorded.
     """
     if store is None:
         return 0.0
     shares = {cell.id: cell.config.resources.gpus or float(cell.config.resources.cpus) for cell in cells}
+    attempts = [attempt for attempt in store.attempts_of(shares) if not attempt.imported]
+    on_full_gpus = {cell.id for cell in cells if cell.config.resources.gpus >= 1}
+    recorded = store.provenances([attempt.id for attempt in attempts if attempt.cell_id in on_full_gpus])
     total = 0.0
-    for attempt in store.attempts_of(shares):
-        if not attempt.imported:
-            end = attempt.finished_at or attempt.heartbeat_at
-            total += (end - attempt.started_at).total_seconds() / 3600 * shares[attempt.cell_id]
+    for attempt in attempts:
+        end = attempt.finished_at or attempt.heartbeat_at
+        provenance = recorded.get(attempt.id)
+        share = (provenance.gpu_count if provenance is not None else 0) or shares[attempt.cell_id]
+        total += (end - attempt.started_at).total_seconds() / 3600 * share
     return total
 
 

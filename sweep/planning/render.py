@@ -9,7 +9,7 @@ from typing import Any
 from ...results.console.quantities import format_duration
 from .cost_estimate import ATTEMPT_PHASES, Bill, PriceGroup
 from .difference import Change, GridDifference
-from .speed_model import ThreePointEstimate, sum_estimates
+from .speed_model import RANK_EFFICIENCY, ThreePointEstimate, sum_estimates
 
 STANDING_LABELS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
 MAX_LINES = 12
@@ -105,7 +105,7 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
     """Yield the lines of a price: summary, hours by phase, energy, groups of attempts, and cautions.
 
     Only the summary is yielded without attempts. Group lines have the likely hours, attempts, tokens/s, basis, and the
-    slug of one cell. Cautions follow for incomplete FLOP counts and for prices from FLOPs.
+    slug of one cell. With several GPUs, the duration by GPUs per cell follows. Cautions follow for incomplete FLOP counts and for prices from FLOPs.
 
     Args:
         bill: The price.
@@ -135,6 +135,7 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
         )
     if len(shown) < len(groups):
         yield f"  and {len(groups) - len(shown)} more; --list shows all"
+    yield from _choice_lines(bill)
     for gap in dict.fromkeys(group.silent for group in bill.groups if group.silent):
         yield f"  the price is too low, because {gap}; --calibrate measures it"
     if "FLOPs" in bill.sources:
@@ -142,6 +143,26 @@ def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
             "  from FLOPs: the time may be off by a factor of several in either direction; --calibrate times a few steps of "
             "each kind of cell on this machine"
         )
+
+
+def _choice_lines(bill: Bill) -> Iterator[str]:
+    """Yield a line per number of GPUs per cell, the remedy if another number ends earlier, and the assumption.
+
+    Nothing for a plan on one GPU.
+    """
+    if any(group.assumed_ranks for group in bill.groups) or len(bill.choices) > 1:
+        share = f"{RANK_EFFICIENCY.likely:.0%} ({RANK_EFFICIENCY.low:.0%} to {RANK_EFFICIENCY.high:.0%})"
+        yield f"  several GPUs per cell: assumed {share} of N times the speed of one GPU where no attempt on N was measured"
+    for choice in bill.choices:
+        name = f"{choice.gpus} per cell" if choice.gpus else "as in the grid"
+        yield (
+            f"    {name:<15} finishes in {format_duration(choice.finish_s)}, {_number(choice.hours)} GPU-hours"
+            + (" (this plan)" if choice.is_planned else "")
+        )
+    planned = next((choice for choice in bill.choices if choice.is_planned), None)
+    best = min(bill.choices, key=lambda choice: choice.finish_s, default=None)
+    if planned is not None and best is not None and best.finish_s < 0.98 * planned.finish_s:
+        yield f"    -> --set resources.gpus={best.gpus} ends earlier"
 
 
 def _folded(groups: Sequence[PriceGroup]) -> list[PriceGroup]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
@@ -146,15 +146,17 @@ class SpeedClasses:
         """Return the cell's speed key, 16 hex digits.
 
         It covers the model's identity, the train settings that shape a step (SHAPE: seq_len, batch and micro-batch,
-        optimizer, loss_on, regularizer, distractor, kernels, precision and more; no learning rates), and the share of a
-        GPU with the setting of CUDA graphs, or without a GPU the number of cores. Data, seed, evaluation and number of
-        steps have no effect.
+        optimizer, loss_on, regularizer, distractor, kernels, precision and more; no learning rates), and the number of
+        GPUs or the share of one with the setting of CUDA graphs, or without a GPU the number of cores and ranks. Data,
+        seed, evaluation and number of steps have no effect.
         """
         model = self._section(config.model, lambda: canonical_json(model_identity(config.model)))
         train = self._section(config.train, lambda: _step_shape(config))
         resources = config.resources
         # the share of a GPU matters, or without a GPU the number of cores
         share = f"{resources.gpus:g} of a GPU" if resources.gpus else counted(resources.cpus, "core")
+        if resources.ranks > 1:
+            share += f", {resources.ranks} ranks"
         # CUDA graphs make small networks several times as fast
         key = (model, train, f"{share}, graphs {config.train.graphs}" if resources.gpus else share)
         if key not in self._numbers:
@@ -171,9 +173,22 @@ class SpeedClasses:
 
 
 def _step_shape(config: CellConfig) -> str:
-    """Return the SHAPE fields of the train section as canonical JSON."""
+    """Return the SHAPE fields of the train section, and `recompute` unless it is none, as canonical JSON."""
     identity = train_identity(config.train)
-    return canonical_json({name: identity[name] for name in SHAPE if name in identity})
+    shape = {name: identity[name] for name in SHAPE if name in identity}
+    # outside the identity; keys of stored calibrations stay
+    recompute = {} if config.train.recompute == "none" else {"recompute": config.train.recompute}
+    return canonical_json(shape | recompute)
+
+
+RECOMPUTED_SHARE = {"none": 0.0, "selective": 0.5, "block": 1.0}
+"""Share of the forward pass that the backward pass computes again, by `train.recompute`."""
+
+
+def _computed_flops(config: CellConfig) -> float:
+    """Return the estimated FLOPs per trained token, those of recomputed blocks included."""
+    each = flops.estimated_flops(config.model, config.train.seq_len)
+    return each * (1 + RECOMPUTED_SHARE[config.train.recompute] / 3)
 
 
 PriceBasis = Literal["measured", "calibrated", "FLOPs"]
@@ -195,6 +210,8 @@ COMPILE_S = ThreePointEstimate(20.0, 60.0, 180.0)
 """Seconds of the first step of a compiled network."""
 FORWARD = ThreePointEstimate(0.7, 1.0, 2.0)
 """Factor from a third of a training step to the forward pass of a validation, per token."""
+RANK_EFFICIENCY = ThreePointEstimate(0.85, 0.97, 1.0)
+"""Share of N times the speed of one GPU that N GPUs are assumed to reach, until attempts with N GPUs are measured."""
 PROBING = ThreePointEstimate(0.7, 1.2, 3.0)
 """Factor from a third of a training step to the forward pass of a probe, per token; its batches are smaller."""
 
@@ -222,6 +239,8 @@ class Speed:
     """Number of attempts that were measured."""
     unknown_flops: str | None = None
     """Reason why the FLOP count is too low; None if it is complete."""
+    assumed_ranks: int = 0
+    """Number of GPUs or ranks for which the speed of one was extrapolated with RANK_EFFICIENCY; 0 if it was not."""
 
 
 @dataclass(frozen=True)
@@ -277,9 +296,16 @@ class SpeedTable:
 
         "measured" needs a finished training of equal speed key on the machine. "calibrated" needs a calibration of
         equal speed key and device. "FLOPs" is always present; runs of other speed keys on the machine are its
-        reference.
+        reference. Without a measurement of a cell on several GPUs, the speeds of the same cell on one GPU are
+        extrapolated, and `assumed_ranks` says so.
         """
         like = self.speed_classes.key(config)
+        if like not in self._speeds and config.resources.n_ranks > 1:
+            single = {
+                basis: extrapolate(config, speed) for basis, speed in self.lookup(single_rank_config(config)).items()
+            }
+            same = [run for run in self._runs if run.like == like and self.machine.matches(config, run.timed)]
+            self._speeds[like] = {"measured": _measured(config, same), "FLOPs": single["FLOPs"]} if same else single
         if like not in self._speeds:
             same_machine = [run for run in self._runs if self.machine.matches(config, run.timed)]
             same = [run for run in same_machine if run.like == like]
@@ -312,11 +338,11 @@ class SpeedTable:
             if run.timed.gpu_neighbours and is_shared(share) and run.config.resources.gpus == share
         ]
         reference_runs = alike or reference_runs
-        each = flops.estimated_flops(config.model, train.seq_len)
+        each = _computed_flops(config)
         floor = LAUNCH_S[on_gpu].scaled(config.model.n_layers / (train.seq_len * train.micro_batch))
         if reference_runs:
             reached, floor = (
-                ThreePointEstimate.from_samples([run.flops / run.token for run in reference_runs], 0.5),
+                ThreePointEstimate.from_samples([run.flops / run.token / run.speedup for run in reference_runs], 0.5),
                 ThreePointEstimate.exactly(0.0),
             )
         elif on_gpu:
@@ -393,6 +419,47 @@ class _TimedRun:
     flops: float
     """FLOPs per trained token."""
 
+    @property
+    def speedup(self) -> float:
+        """Assumed ratio of its speed to that of the same cell on one GPU."""
+        return rank_speedup(self.config).likely
+
+
+def rank_speedup(config: CellConfig) -> ThreePointEstimate:
+    """Return the assumed ratio of a cell's speed on its GPUs or ranks to that on one; exactly 1 for one.
+
+    N ranks take ceil(A / N) micro-batches of the A of a step one after the other; RANK_EFFICIENCY of the rest is
+    assumed.
+    """
+    n_ranks, accumulation = config.resources.n_ranks, config.train.accumulation
+    if n_ranks == 1:
+        return ThreePointEstimate.exactly(1.0)
+    return RANK_EFFICIENCY.scaled(accumulation / -(-accumulation // n_ranks))
+
+
+def single_rank_config(config: CellConfig) -> CellConfig:
+    """Return the config of a cell on one GPU, or with one rank on as many cores as each of its ranks has."""
+    resources = config.resources
+    changes = {"gpus": min(resources.gpus, 1), "ranks": 1, "cpus": max(1, resources.cpus // resources.n_ranks)}
+    return config.model_copy(update={"resources": resources.model_copy(update=changes)})
+
+
+def extrapolate(config: CellConfig, speed: Speed) -> Speed:
+    """Return the assumed speed of a cell on its GPUs from that on one: training, validation and probes are divided.
+
+    Start and compilation take as long as on one GPU.
+    """
+    ratio = rank_speedup(config)
+    factor = ThreePointEstimate(1 / ratio.high, 1 / ratio.likely, 1 / ratio.low)
+    return replace(
+        speed,
+        token=speed.token.multiplied(factor),
+        validation_token=speed.validation_token.multiplied(factor),
+        forward_token=speed.forward_token.multiplied(factor),
+        probes={key: seconds * factor.likely for key, seconds in speed.probes.items()},
+        assumed_ranks=config.resources.n_ranks,
+    )
+
 
 def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | None:
     """Return the speed of a finished training, or None if it cannot be determined.
@@ -411,6 +478,7 @@ def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | No
         config = config.model_copy(update={"model": check_model_config(config.model)})
         each = flops.estimated_flops(config.model, config.train.seq_len)
         small = each * config.train.micro_batch * config.train.seq_len <= flops.MAX_CAPTURE_FLOPS
+        each = _computed_flops(config)
         if timing.gpu_name is not None and small and timing.step_mode in UNCAPTURED:
             # configs without the field are from before CUDA graphs were used
             config = config.model_copy(update={"train": config.train.model_copy(update={"graphs": "off"})})

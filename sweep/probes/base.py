@@ -46,6 +46,10 @@ class Probe(ABC):
 
     False if it needs a `CellSubject`.
     """
+    divided: ClassVar[bool] = False
+    """True if every rank of an attempt may run the probe at the same time, because it reads text only by the subject's
+    `losses`, `answers` and `right_answers` or by `subject.ranks.map`, which divide the work; False: rank 0 runs it.
+    """
     settings: Any
     """Settings in the cell, an instance of `Config`."""
 

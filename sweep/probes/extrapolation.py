@@ -38,6 +38,7 @@ class Extrapolation(LengthwiseProbe):
     divide the span. An example is the mean over one of 64 pieces (PIECES) of the targets.
     """
 
+    divided = True
     Config = ExtrapolationConfig
     metrics = metrics.metrics_of_probe("extrapolation")
     by_length = True

@@ -66,6 +66,7 @@ class FlipFlopProbe(LengthwiseProbe):
     A read is right when its bit has the largest logit of the vocabulary, given the preceding text.
     """
 
+    divided = True
     Config = FlipFlopProbeConfig
     metrics = metrics.metrics_of_probe("flipflop")
 

@@ -34,6 +34,7 @@ class MqarProbe(LengthwiseProbe):
     training applies, so that answers beyond it need the memory.
     """
 
+    divided = True
     Config = MqarProbeConfig
     metrics = metrics.metrics_of_probe("mqar")
 

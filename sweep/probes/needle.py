@@ -115,6 +115,8 @@ class DigitsRecalled(DocumentProbe):
     An example is one digit of one trial.
     """
 
+    divided = True
+
     @abstractmethod
     def cast(self) -> list[NeedleTrial]:
         """Return the trials of the cell."""

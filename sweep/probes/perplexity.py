@@ -131,6 +131,7 @@ class Validation(LengthwiseProbe):
     Their unit differs if they are of marked targets alone.
     """
 
+    divided = True
     metrics, more_of_others = metrics.by_subject("val")
     of_any = True
 
@@ -188,6 +189,7 @@ class Validation(LengthwiseProbe):
 class Clean(DocumentProbe):
     """Mean loss over all targets of the first L + 1 tokens of each document; the same documents at every length."""
 
+    divided = True
     metrics, more_of_others = metrics.by_subject("clean")
     of_any = True
     beyond = 1
@@ -211,6 +213,7 @@ class JunkConfig(ProbeConfig):
 class Junk(LengthwiseProbe):
     """Mean loss over rows of L tokens from the start of the validation stream, which cross document borders."""
 
+    divided = True
     Config = JunkConfig
     metrics, more_of_others = metrics.by_subject("junk")
     of_any = True
@@ -290,6 +293,7 @@ class SameTail(DocumentProbe):
     `clean` also falls with the length because later text is easier; here the targets are the same at every length.
     """
 
+    divided = True
     Config = SameTailConfig
     metrics = metrics.metrics_of_probe("same_tail")
     beyond = 1

@@ -26,6 +26,7 @@ class PositionNll(DocumentProbe):
     The mean over all bins, weighted by their targets, equals `clean` at that length.
     """
 
+    divided = True
     Config = PositionNllConfig
     metrics = metrics.metrics_of_probe("position_nll")
     beyond = 1

@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..data.batches import stream_rows
 from ..data.computed_rows import Rows
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer
+from ..ranks.group import SINGLE, Ranks
 from . import bound
 from .base import Prompt, Result
 
@@ -57,6 +58,8 @@ class Subject(ABC):
     """Config of the cell."""
     device: torch.device
     """Device of the model."""
+    ranks: Ranks = SINGLE
+    """Ranks that measure the model together; each has the model and the corpus."""
 
     @abstractmethod
     def losses(
@@ -133,6 +136,8 @@ class CellSubject(Subject):
     device: torch.device
     pause: Callable[[], None] = no_pause
     """Callback before each forward pass, which may raise to end a probe that takes minutes."""
+    ranks: Ranks = SINGLE
+    """Ranks that divide the batches of `losses`, `answers` and `right_answers`, whose results every rank gets."""
 
     def beyond(self, tokens: int) -> str | None:
         """Return why the network's positions do not suffice for `tokens` tokens, or None if they do.
@@ -181,7 +186,7 @@ class CellSubject(Subject):
         """Return the cross-entropy of each target in nats, [B, T] on the CPU; [B, last] with `last`.
 
         The type is float32, or float64 for a float64 network. Rows go through the network in batches of
-        `eval.chunk_tokens` tokens.
+        `eval.chunk_tokens` tokens, which are divided over the ranks.
 
         Args:
             inputs_BT: Input tokens, int64.
@@ -189,18 +194,22 @@ class CellSubject(Subject):
             full_context: Read without the attention window of training.
             last: Return the last targets of each row alone; the whole row is read.
         """
-        parts = []
-        for rows in self.batches(*inputs_BT.shape):
+
+        def batch_losses(rows: slice) -> Tensor:
+            """Return the losses of the targets of one batch, on the CPU."""
             hidden_BTD = self.features(inputs_BT[rows], full_context=full_context)
             targets = targets_BT[rows].to(self.device)
             if last is not None:
                 # only these go through the head, which needs most of the memory
                 hidden_BTD, targets = hidden_BTD[:, -last:], targets[:, -last:]
-            parts.append(self.model.token_losses(hidden_BTD, targets, chunk=self.config.eval.chunk_tokens).cpu())
-        return torch.cat(parts)
+            return self.model.token_losses(hidden_BTD, targets, chunk=self.config.eval.chunk_tokens).cpu()
+
+        return torch.cat(self.ranks.map(batch_losses, self.batches(*inputs_BT.shape)))
 
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
-        """Score each prompt, teacher-forced; prompts of the same length go through the network together.
+        """Score each prompt, teacher-forced; prompts of the same length go through the network in batches together.
+
+        The batches are divided over the ranks.
 
         Args:
             prompts: The prompts.
@@ -213,18 +222,31 @@ class CellSubject(Subject):
         indices_by_length: dict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
             indices_by_length[len(prompt.tokens)].append(index)
-        results: dict[int, tuple[Tensor, Tensor]] = {}
-        for length, members in indices_by_length.items():
-            for rows in self.batches(len(members), length):
-                part = members[rows]
-                tokens = torch.from_numpy(np.stack([prompts[i].tokens for i in part]).astype(np.int64)).to(self.device)
-                hidden = self.features(tokens[:, :-1], full_context=full_context)
-                for row, index in enumerate(part):
-                    positions = torch.from_numpy(prompts[index].scored).to(self.device)
-                    logits = self.model.logits(hidden[row, positions - 1])
-                    target = tokens[row, positions]
-                    loss = torch.nn.functional.cross_entropy(logits, target, reduction="none")
-                    results[index] = ((logits.argmax(-1) == target).cpu(), loss.cpu())
+        parts = [
+            members[rows]
+            for length, members in indices_by_length.items()
+            for rows in self.batches(len(members), length)
+        ]
+
+        def score(part: list[int]) -> list[tuple[Tensor, Tensor]]:
+            """Return the results of the prompts with these indices, which have the same length."""
+            tokens = torch.from_numpy(np.stack([prompts[i].tokens for i in part]).astype(np.int64)).to(self.device)
+            hidden = self.features(tokens[:, :-1], full_context=full_context)
+            scores = []
+            for row, index in enumerate(part):
+                positions = torch.from_numpy(prompts[index].scored).to(self.device)
+                logits = self.model.logits(hidden[row, positions - 1])
+                target = tokens[row, positions]
+                loss = torch.nn.functional.cross_entropy(logits, target, reduction="none")
+                scores.append(((logits.argmax(-1) == target).cpu(), loss.cpu()))
+            return scores
+
+        scores_by_part = self.ranks.map(score, parts)
+        results = {
+            index: result
+            for part, scores in zip(parts, scores_by_part, strict=True)
+            for index, result in zip(part, scores, strict=True)
+        }
         return [results[index] for index in range(len(prompts))]
 
     def right_answers(
@@ -233,7 +255,7 @@ class CellSubject(Subject):
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Count the marked tokens of each row, and those of them that have the largest logit of the vocabulary.
 
-        Every token is predicted from the true tokens of its row before it.
+        Every token is predicted from the true tokens of its row before it. Batches of rows are divided over the ranks.
 
         Args:
             rows: Computed rows, none of which begins with a marked token.
@@ -245,8 +267,9 @@ class CellSubject(Subject):
         Returns:
             (marked tokens, right answers), each int64 [rows].
         """
-        n_marked, n_right = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
-        for row_slice in self.batches(rows.rows, rows.length):
+
+        def count(row_slice: slice) -> tuple[np.ndarray, np.ndarray]:
+            """Return (marked tokens, right answers) of the rows of one batch."""
             numbers = np.arange(rows.rows)[row_slice]
             row_tokens = rows.made(numbers)
             marks = torch.from_numpy(mark_rows(row_tokens).astype(bool))
@@ -256,11 +279,11 @@ class CellSubject(Subject):
             hidden = self.features(tokens[:, :-1], full_context=full_context).flatten(0, 1)
             predicted = self.model.logits(hidden[positions.to(hidden.device)]).argmax(-1).cpu()
             hit = (predicted == tokens[:, 1:].flatten()[positions]).numpy()
-            n_marked[row_slice] = marks.sum(1).numpy()
-            n_right[row_slice] = np.bincount(
-                positions.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers)
-            )
-        return n_marked, n_right
+            n_right = np.bincount(positions.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
+            return marks.sum(1).numpy(), n_right.astype(np.int64)
+
+        n_marked, n_right = zip(*self.ranks.map(count, self.batches(rows.rows, rows.length)), strict=True)
+        return np.concatenate(n_marked), np.concatenate(n_right)
 
 
 @contextlib.contextmanager
@@ -307,8 +330,18 @@ def observe_evaluations(parts: Sequence[nn.Module], observe: Callable[..., None]
 
 @torch.no_grad()
 def run_probe(name: str, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """Yield the result of the probe of that name for each length, without gradients."""
-    yield from bound(name, subject.config).run(subject, lengths)
+    """Yield the result of the probe of that name for each length, without gradients.
+
+    With several ranks a probe that does not divide its work (`Probe.divided`) runs on rank 0 alone, while the others
+    wait for its results. Every rank gets all results.
+    """
+    probe, ranks = bound(name, subject.config), subject.ranks
+    if probe.divided or ranks.size == 1:
+        yield from probe.run(subject, lengths)
+    else:
+        assert isinstance(subject, CellSubject)
+        alone = replace(subject, ranks=SINGLE)
+        yield from ranks.first(lambda: list(probe.run(alone, lengths)))
 
 
 if not TYPE_CHECKING:

@@ -15,6 +15,8 @@ from ...model.backbone import AuxiliaryTerms, Backbone, RandomDraws
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import TrainConfig
 from ..data.batches import Batches, MarkedTargets, StepPrefetcher
+from ..ranks.group import Ranks
+from ..ranks.shards import broadcast_model
 from . import schedule
 from .optimizer_steps import Batch, OptimizerSteps, capture_graphs, without_capture
 from .optimizers import Optimizers
@@ -58,6 +60,9 @@ class ValidationPoint:
     peak_memory: int | None
     """Peak bytes allocated on the GPU by torch since the process started; None on the CPU."""
 
+
+_STOP, _SAVE, _REPORT = 1, 2, 4
+"""Decisions of rank 0, which every rank follows in the same step."""
 
 UnvalidatedPoint = tuple[float, float, float]
 """(train loss, gradient norm, tokens per second) of a point whose validation has not been done yet."""
@@ -104,6 +109,9 @@ class _Clock:
     tokens: int = 0
     last_report: float = field(default_factory=time.perf_counter)
 
+    def is_report_due(self) -> bool:
+        return time.perf_counter() - self.last_report >= 1.0
+
     def rate(self) -> float:
         return self.tokens / max(time.perf_counter() - self.started, 1e-9)
 
@@ -147,23 +155,36 @@ class Trainer:
     """Step of the newest checkpoint; 0 if there is none, because step 0 is rebuilt from the seed."""
     _pending_metrics: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(step, loss, gradient norm) of the steps whose values have not been read from the device yet."""
+    _decisions: int = 0
+    """Rank 0's decisions, a sum of `_STOP`, `_SAVE` and `_REPORT`; used with several ranks alone."""
     _prefetcher: StepPrefetcher = field(init=False)
     step_runner: OptimizerSteps = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the prefetcher of batches and the runner of steps; steps are captured if `graphs` is set."""
-        self._prefetcher = StepPrefetcher(self.batches, self.device, self.config.micro_batch, self.marked_capacity)
+        share = slice(self.ranks.rank, None, self.ranks.size) if self.ranks.size > 1 else slice(None)
+        self._prefetcher = StepPrefetcher(
+            self.batches, self.device, self.config.micro_batch, self.marked_capacity, share
+        )
         capture = (capture_graphs if self.device.type == "cuda" else without_capture) if self.graphs else None
         self.step_runner = OptimizerSteps(
             self.objective, self.optimizers, self.config, capture, self.on_capture_refused
         )
 
+    @property
+    def ranks(self) -> Ranks:
+        """Ranks that train the model together; rank 0 takes the decisions of the hooks."""
+        return self.optimizers.ranks
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Load weights, optimizers, step and training time of a checkpoint, and drop captured CUDA graphs.
 
-        A point of the checkpoint that was not validated yet is validated by `run` first.
+        A point of the checkpoint that was not validated yet is validated by `run` first. Weights and optimizers are
+        those of rank 0's checkpoint.
         """
-        self.model.load_state_dict(checkpoint.model)
+        if self.ranks.is_first:
+            self.model.load_state_dict(checkpoint.model)
+        broadcast_model(self.ranks, self.model)
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
         self._saved, self._pending = checkpoint.step, checkpoint.pending
@@ -187,6 +208,7 @@ class Trainer:
         self.model.train()
         if self._pending is not None:
             self._validate(clock, self._pending)
+        self._agree(clock)
         while self.step < steps:
             done = self.train_step(self.step)
             if done is None:
@@ -197,15 +219,51 @@ class Trainer:
             self._pending_metrics.append((self.step, *done))
             clock.tokens += self.config.batch_tokens
             is_validation_due = self.step % self.validate_every == 0 or self.step == steps
-            if is_validation_due or self.step == first or time.perf_counter() - clock.last_report >= 1.0:
+            if is_validation_due or self.step == first or self._is_report_due(clock):
                 loss, norm = self._drain_metrics()
                 self.hooks.progress(self.step, loss, clock.rate())
                 clock.last_report = time.perf_counter()
                 if is_validation_due:
                     self._validate(clock, (loss, norm, clock.rate()))
-            if self.step < steps and self.hooks.should_save(self.step):
+            self._agree(clock)
+            if self.step < steps and self._should_save():
                 self._save(clock)
         self.wall_s = clock.wall_s
+
+    def compile_first(self) -> None:
+        """Let rank 0 compile the network while the others wait, so that they read the compiled code from its cache.
+
+        Rank 0 runs its first micro-batch forward and backward and drops the gradients. Nothing happens on one rank.
+        """
+        if self.ranks.size > 1 and self.step < self.config.steps:
+            self.ranks.first(self._rehearse)
+
+    def _rehearse(self) -> None:
+        """Run the first micro-batch of the next step forward and backward, and drop its gradients."""
+        batch, part = self._prefetcher.get(self.step), slice(self.config.micro_batch)
+        marked = None if batch.marked is None else batch.marked[0]
+        objective, _ = self.objective(self.draw_batch(batch.inputs[part], batch.targets[part], self.step, 0, marked))
+        self.optimizers.scaled(objective).backward()
+        self.optimizers.zero_grad()
+
+    def _agree(self, clock: _Clock) -> None:
+        """With several ranks, take over rank 0's decisions: stop before the next step, save now, report after it."""
+        if self.ranks.size > 1:
+            decisions = 0
+            if self.ranks.is_first and self.step < self.config.steps:
+                decisions |= _STOP * self.hooks.should_stop()
+                decisions |= _SAVE * (self.step > 0 and self.hooks.should_save(self.step))
+                decisions |= _REPORT * clock.is_report_due()
+            self._decisions = self.ranks.agree_number(decisions)
+
+    def _should_stop(self) -> bool:
+        return bool(self._decisions & _STOP) if self.ranks.size > 1 else self.hooks.should_stop()
+
+    def _should_save(self) -> bool:
+        return bool(self._decisions & _SAVE) if self.ranks.size > 1 else self.hooks.should_save(self.step)
+
+    def _is_report_due(self, clock: _Clock) -> bool:
+        return bool(self._decisions & _REPORT) if self.ranks.size > 1 else clock.is_report_due()
 
     def _save(self, clock: _Clock) -> None:
         """Check pending metrics, then write a checkpoint through the hooks, the clock stopped.
@@ -301,12 +359,12 @@ class Trainer:
         step_batch = self._prefetcher.get(step)
         inputs, targets = step_batch.inputs, step_batch.targets
         rows = self.config.micro_batch
-        for micro in range(self.config.accumulation):
-            if self.hooks.should_stop():
+        for index, micro in enumerate(range(self.ranks.rank, self.config.accumulation, self.ranks.size)):
+            if self._should_stop():
                 self.step_runner.discard_step()
                 return None
-            part = slice(micro * rows, (micro + 1) * rows)
-            marked = None if step_batch.marked is None else step_batch.marked[micro]
+            part = slice(index * rows, (index + 1) * rows)
+            marked = None if step_batch.marked is None else step_batch.marked[index]
             self.step_runner.run_micro_batch(self.draw_batch(inputs[part], targets[part], step, micro, marked))
         done = self.step_runner.finish_step(self.lr_factor(step))
         if step + 1 < self.config.steps:

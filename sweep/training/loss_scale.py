@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..ranks.group import Ranks
+
 INITIAL_SCALE = 2.0**16
 GROWTH, GROWTH_INTERVAL = 2.0, 2000
 """Growth factor of the scale, and the number of consecutive applied steps before the scale grows."""
@@ -54,6 +56,10 @@ class LossScale:
         grads = [p.grad for p in parameters if p.grad is not None]
         # this operation and that of `update_scale` are private to torch, so pyproject.toml bounds torch's version
         torch._amp_foreach_non_finite_check_and_unscale_(grads, self._overflow, self._scale.reciprocal())
+
+    def agree(self, ranks: Ranks) -> None:
+        """Note an overflow on every rank if any has one; call it after `unscale`."""
+        ranks.max_(self._overflow)
 
     def reported_norm(self, norm: Tensor) -> Tensor:
         """Return the gradient norm to report: 0 for a step that will be skipped, otherwise `norm` unchanged.

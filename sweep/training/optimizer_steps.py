@@ -93,7 +93,7 @@ def without_capture(parts: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
 class OptimizerSteps:
     """Runs optimizer steps, eagerly or (with `capture`) by replaying captured parts.
 
-    A step is `config.accumulation` calls of `run_micro_batch` and then one of `finish_step`. With `capture` the first
+    A step is `config.accumulation` calls of `run_micro_batch`, divided over the ranks, and then one of `finish_step`. With `capture` the first
     step runs eagerly over static memory; then the parts are captured, and replayed in every later step. If a part
     cannot be captured (it waits for the device, or batch shapes change), `refused` is called once with the reason.
     Steps then go on eagerly over the same gradients with the same results.
@@ -124,6 +124,9 @@ class OptimizerSteps:
         self._num_complete_steps = 0
         self._is_eager = capture is None
         self._micro = 0
+        ranks = optimizers.ranks
+        self._share = len(range(ranks.rank, config.accumulation, ranks.size))
+        """Micro-batches of a step that this rank runs."""
 
     def run_micro_batch(self, batch: Batch) -> None:
         """Run forward and backward of the next micro-batch of the current step; gradients add up over a step.
@@ -156,12 +159,12 @@ class OptimizerSteps:
         assert self._norm is not None
         self._micro = 0
         self._num_complete_steps += 1
-        return self._total.clone(), self._norm.clone()
+        return self._optimizers.ranks.sum_(self._total.clone()), self._norm.clone()
 
     def discard_step(self) -> None:
         """Discard the micro-batches of an unfinished step and their gradients; weights and captured parts stay."""
         self._micro = 0
-        self._optimizers.zero_grad()
+        self._optimizers.discard()
 
     def reset(self) -> None:
         """Drop captured graphs and gradients after weights and optimizer state were replaced (checkpoint restore).
@@ -188,10 +191,13 @@ class OptimizerSteps:
     def _accumulate(self) -> None:
         """Run forward and backward of the current batch; add to the gradients and to the step's cross-entropy.
 
-        Each micro-batch adds its mean cross-entropy divided by `config.accumulation`.
+        Each micro-batch adds its mean cross-entropy divided by `config.accumulation`. During this rank's last one
+        gradients start to be added over ranks.
         """
         assert self._batch is not None
         assert self._total is not None
+        if self._micro == self._share - 1:
+            self._optimizers.expect_gradients()
         objective, cross_entropy = self.objective(self._batch)
         self._optimizers.scaled(objective).backward()
         self._total += cross_entropy.detach() / self._config.accumulation
@@ -220,7 +226,9 @@ class OptimizerSteps:
         capturing for good (`refused` is called).
         """
         if self._total is None:
-            self._total = torch.zeros((), device=batch.inputs_BT.device)
+            double = self._optimizers.parameters[0].dtype == torch.float64
+            dtype = torch.float64 if double else torch.float32
+            self._total = torch.zeros((), dtype=dtype, device=batch.inputs_BT.device)
         if self._is_eager:
             self._batch = batch
             return
@@ -281,17 +289,20 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def should_capture(config: TrainConfig, parameters: int, device: torch.device) -> tuple[bool, str]:
+def should_capture(config: TrainConfig, parameters: int, device: torch.device, n_ranks: int = 1) -> tuple[bool, str]:
     """Return (True if steps are to be captured as CUDA graphs, the reason in words).
 
-    Never without CUDA, with `graphs: off` or with fp16 precision (even with `graphs: on`). With `graphs: on` otherwise
+    Never without CUDA, on several ranks, with `graphs: off` or with fp16 precision (even with `graphs: on`). With `graphs: on` otherwise
     always. With auto, if 6 FLOPs per parameter and token of a micro-batch add up to at most 1e13 (MAX_CAPTURE_FLOPS).
 
     Args:
         config: training settings; `graphs`, `precision`, `micro_batch` and `seq_len` are read.
         parameters: number of parameters of the network, vocabulary matrices included.
         device: device of the training.
+        n_ranks: processes that train together.
     """
+    if n_ranks > 1:
+        return False, f"{n_ranks} ranks add gradients during the backward pass"
     if device.type != "cuda":
         return False, "no GPU"
     if config.graphs == "off":

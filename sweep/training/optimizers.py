@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import TrainConfig
+from ..ranks.group import SINGLE, Ranks
 from .loss_scale import LossScale
 
 COEFFICIENTS = (2.0, -1.5, 0.5)
@@ -144,14 +145,18 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     params_by_shape[p.shape].append(p)
             for params in params_by_shape.values():
-                self._update(params, group)
+                self.update_shape(params, group)
 
-    def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def update_shape(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Update parameters of one shape, which all have gradients, with the settings of their group, in place.
 
         m <- mu m + (1 - mu) g; u = orthogonalise((1 - mu) g + mu m); p <- p (1 - lr wd) - lr sqrt(max(1, rows / cols))
-        u. Creates missing momentum buffers (zeros) in `state`. The last two axes are the matrix; there may be more.
+        u. Creates missing momentum buffers (zeros) in `state`. The last two axes are the matrix; there may be more. Does
+        nothing without parameters.
         """
+        if not params:
+            return
         mu, weights = group["momentum"], list[Tensor](params)
         grads = [p.grad for p in params if p.grad is not None]
         for p in params:
@@ -181,16 +186,25 @@ class AdamW(torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-def _iteration_dtype(config: TrainConfig) -> torch.dtype:
-    """Return the 16-bit type of Muon's iteration on CUDA: float16 with `precision: fp16`, else bfloat16."""
+def _iteration_dtype(config: TrainConfig, params: list[nn.Parameter], device: torch.device) -> torch.dtype:
+    """Return the type of Muon's iteration: on the CPU float32, or float64 for such parameters; on CUDA one of 16 bits.
+
+    That is float16 with `precision: fp16`, else bfloat16.
+    """
+    if device.type != "cuda":
+        return torch.float64 if params and params[0].dtype == torch.float64 else torch.float32
     return torch.float16 if config.precision == "fp16" else torch.bfloat16
 
 
 class Optimizers:
     """Optimizers of one model, driven by a single learning-rate factor: Muon and AdamW, or AdamW alone.
 
-    A step: backward on `scaled` objectives, then `set_factor`, `clip`, `update` and `zero_grad`.
+    A step: backward on `scaled` objectives, `expect_gradients` before the last of them, then `set_factor`, `clip`,
+    `update` and `zero_grad`.
     """
+
+    ranks: Ranks = SINGLE
+    """Ranks that train the model together."""
 
     def __init__(
         self,
@@ -228,7 +242,7 @@ class Optimizers:
                 momentum=config.muon_momentum,
                 weight_decay=config.muon_weight_decay,
                 iterations=config.muon_iterations,
-                dtype=_iteration_dtype(config) if device.type == "cuda" else torch.float32,
+                dtype=_iteration_dtype(config, params("muon"), device),
             )
         else:
             adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})
@@ -254,6 +268,13 @@ class Optimizers:
     def scaled(self, objective: Tensor) -> Tensor:
         """Return the objective to call backward on, multiplied by the loss scale if there is one."""
         return objective if self.scaling is None else self.scaling.scaled(objective)
+
+    def expect_gradients(self) -> None:
+        """Announce that the next backward pass completes the step's gradients; does nothing on one rank."""
+
+    def discard(self) -> None:
+        """End the step without an update and drop its gradients."""
+        self.zero_grad()
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients in place so that their global norm is at most `max_norm`; undoes the loss scale first.

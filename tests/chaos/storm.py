@@ -32,6 +32,10 @@ A_STORM = 20
 """Kills at most before a sweep is left to end, so that a long storm is many sweeps that have to be right."""
 AT_WORK = 0.6
 """Share of the kills that wait for a training under way; the others mostly hit something that starts."""
+AT_SAVE = 0.3
+"""Share of the kills of ranks that wait for a checkpoint under way."""
+SAVE_WAIT_S = 4.0
+"""Seconds that such a kill waits for one at most."""
 TARGETS = {
     "local": ("trainer", "driver"),
     "ray": ("trainer", "driver", "raylet", "gcs_server", "ray::"),
@@ -60,12 +64,18 @@ class Storm:
     executor: str
     seed: int
     kills: int
+    targets: tuple[str, ...] = ()
+    """Whom it kills, if not TARGETS; "rank 0" and "other rank" are processes of an attempt of several."""
     pause: tuple[float, float] = (0.2, 2.5)
     """Seconds before a kill, from the shortest to the longest, drawn evenly on a logarithmic scale."""
     counts: Counter[str] = field(default_factory=Counter)
     launches: int = 0
     ends: Counter[int] = field(default_factory=Counter)
     """Exit codes of launches; negative for a signal."""
+    moments: Counter[str] = field(default_factory=Counter)
+    """Kills of ranks by the phase of their attempt."""
+    slowest_end_s: float = 0.0
+    """Longest time from the kill of a rank until every rank of its attempt was gone."""
 
     def __str__(self) -> str:
         attempts = self.bench.sql("SELECT count(*) FROM attempt")[0][0]
@@ -88,8 +98,9 @@ class Storm:
                     return  # the sweep is finished: nothing is left to kill
                 process = self._launch()
                 continue
-            target = draw.choice(TARGETS[self.executor])
-            if self._kill(target, process):
+            target = draw.choice(self.targets or TARGETS[self.executor])
+            killed = self._kill_rank(target, draw) if "rank" in target else self._kill(target, process)
+            if killed:
                 self.counts[target] += 1
         process.wait(timeout=PATIENCE_S)
         self.ends[process.returncode] += 1
@@ -128,6 +139,47 @@ class Storm:
                 continue
             return True
         return False
+
+    def _kill_rank(self, target: str, draw: random.Random) -> bool:
+        """Kill a rank of a random attempt, and wait until its attempt has no process any more."""
+        by_folder: dict[str, list[psutil.Process]] = {}
+        for process in self.bench.processes():
+            with contextlib.suppress(psutil.Error, ValueError):
+                line = process.cmdline()
+                by_folder.setdefault(line[line.index("--folder") + 1], []).append(process)
+        candidates = []
+        for folder, members in by_folder.items():
+            for member in members:
+                with contextlib.suppress(psutil.Error):
+                    is_first = "--rank" not in member.cmdline()
+                    candidates += [(folder, member)] if is_first == (target == "rank 0") else []
+        if not candidates:
+            return False
+        folder, victim = draw.choice(candidates)
+        if draw.random() < AT_SAVE:
+            deadline = time.monotonic() + SAVE_WAIT_S
+            while not self._saves(folder) and time.monotonic() < deadline:
+                time.sleep(0.0005)
+        phase = "saving" if self._saves(folder) else ""
+        try:
+            os.kill(victim.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        began = time.monotonic()
+        until(
+            lambda: not any(member.is_running() and member.status() != "zombie" for member in by_folder[folder]),
+            "its end",
+        )
+        self.slowest_end_s = max(self.slowest_end_s, time.monotonic() - began)
+        rows = self.bench.sql(f"SELECT phase, step, steps_total FROM attempt WHERE run_dir = '{folder}'")
+        for name, step, total in rows:
+            phase = phase or ("finishing" if name == "training" and step == total else str(name))
+        self.moments[phase or "unknown"] += 1
+        return True
+
+    def _saves(self, folder: str) -> bool:
+        """Return True if a checkpoint of the attempt in that folder is being written."""
+        return any((self.bench.folder / "atma-runs" / folder).glob(".checkpoint-*.part"))
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -13,6 +13,7 @@ from atma_sweep.sweep import doctor
 from atma_sweep.sweep.doctor import Check, LookFailed
 
 CPU = {"torch": "2.13.0+cpu", "cuda": None, "error": "no CUDA in this build", "gpus": []}
+LINKED = {"error": None, "bytes_per_s": 380e9, "is_right": True, "nccl": "2.27.5", "without_peer_access": []}
 DRIVER = r"""#!/bin/sh
 cd "$(dirname "$0")"
 case "$1" in
@@ -80,7 +81,9 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
 
     def examine(runs: Path | None = None, db: str | None = None, **answers: Any) -> dict[str, Check]:
         def answer(question: str, *arguments: str, **options: Any) -> Any:
-            answer_or_error = ({"torch": CPU, "kernels": {}} | answers).get(question, LookFailed("nothing was planned"))
+            answer_or_error = ({"torch": CPU, "kernels": {}, "links": LINKED} | answers).get(
+                question, LookFailed("nothing was planned")
+            )
             if isinstance(answer_or_error, Exception):
                 raise answer_or_error
             return answer_or_error

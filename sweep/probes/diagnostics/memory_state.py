@@ -135,7 +135,8 @@ def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | 
 def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
     """Return the norms after these rows went through the network: [B, L, H] by metric, float64 on the CPU.
 
-    L counts the layers with a memory. The network reads at full context and must have a memory.
+    L counts the layers with a memory. The network reads at full context and must have a memory. Batches of documents
+    are divided over the ranks.
 
     Args:
         subject: Network to be measured.
@@ -143,23 +144,24 @@ def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) 
         chunk: Tokens that a memory computes at a time.
     """
     memories = memories_of(subject.model)
-    norms_by_layer: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
-    def record(layer: int, inputs: MemoryInputs) -> None:
-        """Record the norms of a memory for the inputs of a call, on the CPU."""
-        norms_by_layer[layer].append(
-            {name: norm.cpu() for name, norm in memory_state_norms(memories[layer], inputs, chunk).items()}
-        )
+    def batch_norms(rows: slice) -> dict[int, dict[str, Tensor]]:
+        """Return the norms of one batch of documents, [b, H] by metric and layer, on the CPU."""
+        norms: dict[int, dict[str, Tensor]] = {}
 
-    with observe_memories(memories, record):
-        for rows in subject.batches(*rows_BT.shape):
+        def record(layer: int, inputs: MemoryInputs) -> None:
+            """Record the norms of a memory for the inputs of a call."""
+            by_metric = memory_state_norms(memories[layer], inputs, chunk)
+            norms[layer] = {name: norm.cpu() for name, norm in by_metric.items()}
+
+        with observe_memories(memories, record):
             subject.features(rows_BT[rows])
-    metrics = next(iter(norms_by_layer.values()))[0]
+        return norms
+
+    batches = subject.ranks.map(batch_norms, subject.batches(*rows_BT.shape))
     return {
-        metric: torch.stack(
-            [torch.cat([part[metric] for part in parts]) for parts in norms_by_layer.values()], 1
-        ).double()
-        for metric in metrics
+        metric: torch.stack([torch.cat([norms[layer][metric] for norms in batches]) for layer in memories], 1).double()
+        for metric in batches[0][next(iter(memories))]
     }
 
 

@@ -23,6 +23,7 @@ class StateNorm(DocumentProbe):
     it. Examples hold the mean over documents by layer of the network (`item`) and head (`position`).
     """
 
+    divided = True
     metrics = metrics.metrics_of_probe("state_norm")
     names_every_missing = True
 

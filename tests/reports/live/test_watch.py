@@ -60,12 +60,13 @@ class Sweep:
         seconds: float | None = None,
         gpu: str | None = None,
         silent: float = 0,
+        ranks: int = 1,
     ) -> int:
         """Store an attempt that took `seconds`, or whose last heartbeat is `silent` seconds old."""
         attempt = self.store.start_attempt(f"{index:012x}", owner=ME, fence=1, steps_total=100)
         recorder = DatabaseRecorder(self.store, attempt.id, 1)
         if gpu is not None:
-            recorder.provenance(Provenance(config={}, seed=0, device="cuda", gpu_name=gpu))
+            recorder.provenance(Provenance(config={}, seed=0, device="cuda", gpu_name=gpu, extra={"ranks": ranks}))
         recorder.progress(step, 100, 2.5 if step else None, rate, phase)
         if state == "done":
             recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
@@ -153,13 +154,14 @@ def test_remaining_tokens_of_trained_and_retrained_cells(sweep: Sweep) -> None:
 
 
 def test_live_state_rows_of_running_attempts(sweep: Sweep) -> None:
-    sweep.attempt(2, step=40, rate=30.0, gpu="NVIDIA H200", silent=3)
+    sweep.attempt(2, step=40, rate=30.0, gpu="NVIDIA H200", silent=3, ranks=4)
     sweep.attempt(1, step=10, silent=90)
     sweep.attempt(0, phase="probing", silent=400)
     first, second, third = view.live_state(sweep.store)["running"]
     assert first | {"attempt_id": 0, "seconds_since_heartbeat": 0} == {
         "cell_id": f"{2:012x}", "slug": "slug-2", "attempt_id": 0, "number": 1, "kind": "train", "host": "node1",
-        "gpu": "NVIDIA H200", "phase": "training", "step": 40, "steps_total": 100, "loss": 2.5, "tokens_per_s": 30.0,
+        "gpu": "NVIDIA H200", "ranks": 4, "phase": "training", "step": 40, "steps_total": 100, "loss": 2.5,
+        "tokens_per_s": 30.0, "tokens_per_s_per_rank": 7.5,
         "seconds_left": 20.0, "seconds_since_heartbeat": 0, "losses": [], "stale": False,
     }  # fmt: skip
     silences = [row["seconds_since_heartbeat"] for row in (first, second, third)]
@@ -167,7 +169,18 @@ def test_live_state_rows_of_running_attempts(sweep: Sweep) -> None:
     assert [row["stale"] for row in (first, second, third)] == [False, False, True]
     lines = view.plain_view(view.live_state(sweep.store)).splitlines()
     assert lines[3].split() == ["cell", "step", "loss", "tokens/s", "time", "left", "machine", "heartbeat"]
-    assert lines[4].split() == ["slug-2", "40/100", "2.500", "30", "20", "s", "node1/NVIDIA", "H200"]
+    assert lines[4].split() == [
+        "slug-2",
+        "40/100",
+        "2.500",
+        "30",
+        "(4",
+        "x",
+        "8)",
+        "20",
+        "s",
+        *"node1/4 x NVIDIA H200".split(),
+    ]
     assert re.search(r"slug-1 +10/100 +2.500 +node1 +\d+ s ago$", lines[5])
     assert re.search(r"slug-0 +probing +node1 +\d+ min ago \(dead\?\)$", lines[6])
 

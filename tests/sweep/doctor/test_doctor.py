@@ -23,7 +23,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.attempt import device
 from atma_sweep.sweep.doctor import Check, LookFailed, gpus, worker
-from examined import PLAIN, TWO, cuda, gpu, level_and_text
+from examined import LINKED, PLAIN, TWO, cuda, gpu, level_and_text
 from patience import PATIENCE_S, until
 
 GIB = 2**30
@@ -155,6 +155,8 @@ def test_slow_queries_run_in_parallel(tmp_path: Path, driver: Any, look: Any, mo
     driver(**driver_answers)
 
     def answer(question: str, *arguments: str, **options: Any) -> dict[str, Any]:
+        if question == "links":  # asked once torch has listed two GPUs
+            return LINKED
         meet.wait()
         room = {"sweep": "g", "cells": 0, "place": "/runs"}
         return {"torch": cuda(gpu("aaaa"), gpu("bbbb")), "kernels": {"polar": ["gluon", "x"]}, "disk": room}[question]

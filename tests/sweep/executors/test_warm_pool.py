@@ -42,8 +42,12 @@ def waiting(bench: Bench) -> list[psutil.Process]:
 
 
 @pytest.mark.thorough
-def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_attempts_that_were_spares_are_attempts(
+    bench: Bench, tmp_path: Path, request: pytest.FixtureRequest, n_ranks: int
+) -> None:
     """Two cells in a row: the second runs in a warm process and gives the numbers of any other process."""
+    bench.edit("resources: {", f"resources: {{ranks: {n_ranks}, ")
     bench.launch("--db", f"sqlite:///{tmp_path}/plain.db", "--runs", "plain")
     spares: list[int] = request.getfixturevalue("spares")
     bench.launch()

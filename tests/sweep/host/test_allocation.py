@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError
-from atma_sweep.sweep.executors.executor import AttemptExit, HostExecutor, ProcessSpec, lock_gpus_for
+from atma_sweep.sweep.executors.executor import AttemptExit, HostExecutor, ProcessSpec, lock_gpus_for, visible_device
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import allocation as allocation_module
 from atma_sweep.sweep.host import hardware
@@ -54,7 +56,7 @@ def test_is_type_matches_entire_labels(name: str, label: str | None, fits: bool)
 def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
     allocator = MachineAllocator(Machine(1000, 8.0, (FIRST,)))
     placed = [allocate(allocator, wants(share)) for _ in range(count)]
-    assert [allocation.gpu for allocation in placed if allocation] == [FIRST] * count
+    assert [allocation.gpus for allocation in placed if allocation] == [(FIRST,)] * count
     assert allocator.find_allocation(wants(share)) is None
     allocation = placed[0]
     assert allocation is not None
@@ -65,52 +67,72 @@ def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
 def test_parts_leave_other_gpus_whole() -> None:
     allocator = MachineAllocator(TWO)
     assert [
-        allocation.gpu
+        allocation.gpus
         for allocation in (allocate(allocator, wants(0.5)), allocate(allocator, wants(0.25)))
         if allocation
-    ] == [FIRST, FIRST]
+    ] == [(FIRST,), (FIRST,)]
     full_seat = allocate(allocator, wants(1))
     assert full_seat is not None
-    assert full_seat.gpu == SECOND
+    assert full_seat.gpus == (SECOND,)
     assert allocator.find_allocation(wants(1)) is None
     assert allocator.find_allocation(wants(0.5)) is None
     quarter = allocator.find_allocation(wants(0.25))
     assert quarter is not None
-    assert quarter.gpu == FIRST
+    assert quarter.gpus == (FIRST,)
 
 
 def test_type_cores_and_memory_count() -> None:
     allocator = MachineAllocator(TWO)
     typed = allocate(allocator, wants(0.5, gpu_type="L40S", cpus=5, memory_gb=30.0))
-    assert typed == Allocation(5, 30.0, SECOND, 5000)
+    assert typed == Allocation(5, 30.0, (SECOND,), 5000)
     assert allocator.find_allocation(wants(0.5, gpu_type="A100")) is None
     assert allocator.find_allocation(wants(cpus=4)) is None
     assert allocator.find_allocation(wants(memory_gb=2.5)) is None
-    assert allocator.find_allocation(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, None, 0)
+    assert allocator.find_allocation(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, (), 0)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:
     """Random allocations and releases: no GPU above one, a full one never shared, and nothing lost."""
-    allocator, allocations = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
+    third = Gpu("2", "GPU-cccc", FIRST.name)
+    allocator, allocations = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND, third))), []
     for _ in range(data.draw(st.integers(1, 40))):
         if allocations and data.draw(st.booleans()):
             allocator.release(allocations.pop(data.draw(st.integers(0, len(allocations) - 1)))[1])
             continue
-        wanted = wants(data.draw(st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 1])), cpus=data.draw(st.integers(1, 3)))
+        wanted = wants(data.draw(st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 1, 2])), cpus=data.draw(st.integers(1, 3)))
         allocation = allocate(allocator, wanted)
         if allocation is not None:
             allocations.append((wanted, allocation))
-        for gpu in (FIRST, SECOND):
-            shares = [wanted.gpus for wanted, allocation in allocations if allocation.gpu == gpu]
+        for wanted, allocation in allocations:
+            assert len(set(allocation.gpus)) == -(-wanted.gpus // 1)
+            assert len({gpu.name for gpu in allocation.gpus}) <= 1
+        for gpu in (FIRST, SECOND, third):
+            shares = [min(wanted.gpus, 1) for wanted, allocation in allocations if gpu in allocation.gpus]
             assert sum(shares) <= 1 + 1e-9
             assert 1 not in shares or len(shares) == 1
         assert sum(allocation.cpus for _, allocation in allocations) <= 4
     for _, allocation in allocations:
         allocator.release(allocation)
-    every = [allocate(allocator, wants(1, cpus=2, memory_gb=4.0)) for _ in range(2)]
-    assert {allocation and allocation.gpu for allocation in every} == {FIRST, SECOND}, "all of it is free again"
+    every = [allocate(allocator, wants(count, cpus=2, memory_gb=4.0)) for count in (2, 1)]
+    assert [allocation and allocation.gpus for allocation in every] == [(FIRST, third), (SECOND,)], "all of it is free"
+
+
+def test_several_gpus_are_of_one_model_and_unused() -> None:
+    others = [Gpu(str(n), f"GPU-{n}", SECOND.name) for n in (2, 3)]
+    allocator = MachineAllocator(Machine(8, 32.0, (FIRST, SECOND, *others)))
+    assert allocator.find_allocation(wants(4)) is None, "four GPUs, but not of one model"
+    assert allocator.find_allocation(wants(2, gpu_type="H200")) is None
+    three = allocate(allocator, wants(3))
+    assert three == Allocation(1, 0.0, (SECOND, *others), 10_000)
+    assert visible_device(three) == "1,2,3"
+    allocator.release(three)
+    allocate(allocator, wants(0.25, gpu_type="L40S"))
+    assert allocator.find_allocation(wants(3)) is None, "a share of the third GPU is in use"
+    two = allocator.find_allocation(wants(2))
+    assert two is not None
+    assert two.gpus == tuple(others)
 
 
 # --- what never fits ------------------------------------------------------------------------------------------------
@@ -138,7 +160,8 @@ def test_unplaceable_cell_error_lists_the_resources(cells: Callable[..., list[Ce
 
 
 @pytest.mark.parametrize(("setting", "expected"), [
-    ("{gpus: 2}", "must be less than or equal to 1"), ("{gpus: 0.001}", "must be 0, or 0.01 to 1"), ("{gpus: -1}", "greater than"),
+    ("{gpus: 65}", "must be less than or equal to 64"), ("{gpus: 0.001}", "must be 0, a share of one GPU from 0.01 to 1, or an integer"),
+    ("{gpus: 1.5}", r"gpus \(1.5\) must be 0, a share of one GPU from 0.01 to 1, or an integer"), ("{gpus: 2, ranks: 2}", "set gpus to the number of GPUs alone"), ("{gpus: -1}", "greater than"),
     ("{gpu_type: H200}", "needs a GPU, but gpus is 0"), ("{memory_gb: 0}", "must be greater than 0"),
 ])  # fmt: skip
 def test_resources_that_make_no_sense(cells: Callable[..., list[Cell]], setting: str, expected: str) -> None:
@@ -146,9 +169,28 @@ def test_resources_that_make_no_sense(cells: Callable[..., list[Cell]], setting:
         cells(f"resources: {setting}\n")
 
 
+def test_more_gpus_than_micro_batches_are_refused(cells: Callable[..., list[Cell]]) -> None:
+    """The tiny base has 2,048 tokens per step, 8 rows of 128 tokens per micro-batch: two to divide."""
+    text = "set: {train.batch_tokens: 2048, train.seq_len: 128, train.micro_batch: 8}\nresources: {%s}\n"
+    assert cells(text % "gpus: 2")[0].config.resources.n_ranks == 2
+    for setting in ("gpus: 3", "ranks: 3"):
+        name = setting.partition(":")[0]
+        assert refused(lambda text=text % setting: cells(text), GridError).endswith(
+            f"resources.{name} is 3, but a step of train.batch_tokens (2048) has only 2 micro-batches of train.seq_len * "
+            f"train.micro_batch (128 * 8) tokens to divide; set resources.{name} to 2 or less"
+        )
+
+
 def test_resources_are_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> None:
-    texts = ("", "resources: {gpus: 0.25, gpu_type: L4, memory_gb: 5, cpus: 3}\n", "resources: {gpus: 1}\n")
-    assert len({cells(text)[0].id for text in texts}) == 1
+    texts = (
+        "",
+        "resources: {gpus: 0.25, gpu_type: L4, memory_gb: 5, cpus: 3}\n",
+        "resources: {gpus: 1}\n",
+        "resources: {gpus: 2}\n",
+        "resources: {ranks: 2}\n",
+    )
+    halved = "set: {train.micro_batch: 4}\n"  # two micro-batches per step
+    assert len({cells(halved + text)[0].id for text in texts}) == 1
 
 
 def test_memory_gb_of_this_machine() -> None:
@@ -179,6 +221,55 @@ def test_shared_gpu_is_locked_against_foreign_sweeps(
         MachineError, match=r"GPU of type L40S, and .* 1 NVIDIA H200; in use by another sweep: NVIDIA L40S; change"
     ):
         lock_gpus_for(mixed, late)
+
+
+def test_gpu_locks_hold_all_that_a_cell_needs_or_none(tmp_path: Path) -> None:
+    """Three processes want all of four GPUs at the same time, many times: each time exactly one gets them."""
+    gpus = [Gpu(str(n), f"GPU-{n}", "NVIDIA H200") for n in range(4)]
+    first, second = GpuLocks(tmp_path), GpuLocks(tmp_path)
+    assert first.acquire(gpus[:1]) == gpus[:1]
+    with pytest.raises(
+        MachineError, match=r"a cell needs 4 GPUs at once, and 1 of 4 are in use by another sweep \(pid"
+    ):
+        second.acquire(gpus, 4)
+    assert second.acquire(gpus, 3) == gpus[1:]
+    first.release()
+    second.release()
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom atma_sweep.sweep.errors import MachineError\n"
+        "from atma_sweep.sweep.host.hardware import Gpu\nfrom atma_sweep.sweep.host.locks import GpuLocks\n"
+        "locks = GpuLocks(Path(sys.argv[1]))\nprint(flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    try:\n        print(len(locks.acquire([Gpu(n, f'GPU-{n}', 'X') for n in '0123'], 4)), flush=True)\n"
+        "    except MachineError:\n        print(0, flush=True)\n"
+        "    sys.stdin.readline()\n    locks.release()\n    print(flush=True)\n"
+    )
+    rivals = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        for _ in range(3)
+    ]
+
+    def answers(order: str) -> list[str]:
+        for rival in rivals:
+            assert rival.stdin is not None
+            rival.stdin.write(order)
+        return [rival.stdout.readline().strip() for rival in rivals if rival.stdout is not None]
+
+    try:
+        answers("")
+        for _ in range(50):
+            assert sorted(answers("acquire\n")) == ["0", "0", "4"]
+            answers("release\n")
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.communicate()
 
 
 # --- the supervisor -------------------------------------------------------------------------------------------------
@@ -238,6 +329,8 @@ def test_should_yield_gpu(part: dict[str, str], full: dict[str, str], back: bool
     assert allocation_module.should_yield_gpu(wants(0.5, **part), waiting) is back
     assert not allocation_module.should_yield_gpu(wants(0.5, **part), waiting[:2])
     assert not allocation_module.should_yield_gpu(wants(0), waiting)
+    assert allocation_module.should_yield_gpu(wants(1, **part), [wants(2, **full)]) is back
+    assert not allocation_module.should_yield_gpu(wants(2), [wants(1), wants(2), wants(0.5)])
 
 
 # --- several machines -----------------------------------------------------------------------------------------------
@@ -267,8 +360,8 @@ def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
     cluster_allocator = ClusterAllocator()
     cluster_allocator.add("a", Machine(8, 8.0, (FIRST,)))
     cluster_allocator.add("b", Machine(9, 8.0, (SECOND,)))
-    halves = {allocate_on(cluster_allocator, wants(0.5))[1].gpu for _ in range(2)}
-    assert halves | {allocate_on(cluster_allocator, wants(1))[1].gpu} == {FIRST, SECOND}
+    halves = {allocate_on(cluster_allocator, wants(0.5))[1].gpus[0] for _ in range(2)}
+    assert halves | {allocate_on(cluster_allocator, wants(1))[1].gpus[0]} == {FIRST, SECOND}
     assert len(halves) == 1
     assert cluster_allocator.find_allocation(wants(0.25)) is None
 

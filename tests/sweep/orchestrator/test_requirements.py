@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from atma_sweep.sweep.checkpoints import storage
 from atma_sweep.sweep.commands import launch as commands
-from atma_sweep.sweep.config import DataConfig
+from atma_sweep.sweep.config import DataConfig, Resources
 from atma_sweep.sweep.data.prepare import prepare_in_memory
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import hardware
+from atma_sweep.sweep.host.allocation import Machine
 from atma_sweep.sweep.orchestrator import launch, requirements
 from atma_sweep.sweep.orchestrator.launch import LaunchOutcome, LaunchRequest
 from atma_sweep.sweep.planning import admission
@@ -117,6 +118,24 @@ def test_refused_launch_names_all_lacks(
         f"atma-sweep plan {path} --gpus 8 --gpu H200",
     ]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_more_gpus_than_the_machine_has_are_lacking() -> None:
+    """Of one model: an H200 beside an L4 is no pair."""
+    machine = Machine(8, 64.0)
+
+    def texts(gpus: float, names: Sequence[str], gpu_type: str | None = None) -> list[tuple[str, str]]:
+        sizes = Counter({Resources(gpus=gpus, gpu_type=gpu_type): 2})
+        return [(lack.problem, lack.remedy) for lack in requirements.lacking_resources(sizes, machine, names)]
+
+    three = ["NVIDIA H200", "NVIDIA H200", "NVIDIA L4"]
+    assert texts(2, three) == texts(0.5, three) == texts(1, three[2:]) == []
+    assert texts(3, three) == [(
+        "2 cells need up to 3 GPUs of one model at once, and this machine has NVIDIA H200, NVIDIA H200, NVIDIA L4",
+        "set resources.gpus to 2 or less; cells continue on another number of GPUs",
+    )]  # fmt: skip
+    assert texts(4, three, "A100")[0][0].startswith("2 cells need a GPU of type A100")
+    assert len(texts(4, three, "A100")) == len(texts(4, [])) == 1
 
 
 def test_launch_dry_run_and_plan_list_the_same_lacks(

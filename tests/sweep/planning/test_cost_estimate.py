@@ -225,6 +225,18 @@ def test_price_from_flops_of_a_large_network(cells: Cells, tmp_path: Path) -> No
     assert "off by a factor of several" in lines
 
 
+def test_price_from_flops_counts_recomputed_blocks(cells: Cells, tmp_path: Path) -> None:
+    """A step takes three forward passes; recomputation of every block adds one, of every second block half of one."""
+    likely = {}
+    for way in ("none", "selective", "block"):
+        grid = f"set: {{data: {{corpus: stdlib}}, train: {{recompute: {way}}}}}\nresources: {{gpus: 1}}\n"
+        (cell,) = cells(grid, base="intended-370m")
+        (cost,) = cost_estimate.machine_prices([cell], tmp_path, None, gpu="H200").full_costs(cell.config).values()
+        likely[way] = cost.parts["training"].likely
+    assert likely["selective"] == pytest.approx(likely["none"] * 3.5 / 3)
+    assert likely["block"] == pytest.approx(likely["none"] * 4 / 3)
+
+
 def test_gpu_share_price_lies_between_alone_and_taking_turns(cells: Cells, tmp_path: Path) -> None:
     full_gpu, quarter = (cells(grid_text(share)) for share in ("1", "0.25"))
     prices = cost_estimate.machine_prices(full_gpu, tmp_path, None, gpu="H200")
