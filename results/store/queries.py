@@ -489,9 +489,25 @@ def cell(session: Session, cell_id: str) -> CellRecord:
 
 
 def configs(session: Session, cell_ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the complete frozen config by cell id; unknown ids are absent."""
-    rows = rows_in(session, select(CellRow.id, CellRow.config), CellRow.id, cell_ids)
-    return {row.id: row.config for row in rows}
+    """Return the complete frozen config by cell id; unknown ids are absent. Equal sections are one object: read only."""
+    query = select(CellRow.id, CellRow.config).execution_options(yield_per=MAX_BOUND_IDS)
+    sections: dict[str, Any] = {}
+    return {row.id: with_shared_sections(row.config, sections) for row in rows_in(session, query, CellRow.id, cell_ids)}
+
+
+def with_shared_sections(config: Mapping[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with each section replaced by the equal one seen before, since most cells share most of them.
+
+    A sweep of thousands of cells then needs the memory of its distinct sections only.
+
+    Args:
+        config: config of a cell or an attempt.
+        sections: distinct sections so far, by their JSON; extended here.
+    """
+    return {
+        name: sections.setdefault(json.dumps(section), section) if isinstance(section, (dict, list, str)) else section
+        for name, section in config.items()
+    }
 
 
 def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> CellRecord:
