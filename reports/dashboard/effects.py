@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from ...results.store.records import MeasurementKey
@@ -31,7 +32,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     rows = []
     for effect, row in zip(effect_list, table.rows, strict=True):
         column = effect.measure
-        cells = tuple(cell_index[cell] for cell, _ in effect.origins)
+        cells = tuple(map(cell_index.__getitem__, map(itemgetter(0), effect.origins)))
         scale = 100 if column.percent else 1
         spot = [None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)]
         facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": effect.axis}

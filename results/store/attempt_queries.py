@@ -193,7 +193,7 @@ def provenances(session: Session, attempt_ids: Collection[int]) -> dict[int, Pro
     """
     query = select(ProvenanceRow.attempt_id, *columns_of(ProvenanceRow, Provenance))
     query = query.execution_options(yield_per=MAX_BOUND_IDS)
-    shared: dict[str, Any] = {}
+    shared: dict[bytes, Any] = {}
     provenance_by_attempt = {}
     for row in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids):
         values = dict(row._mapping)
