@@ -59,6 +59,10 @@ def validate_request(request: ReportRequest) -> ReportRequest:
             "nothing to report; give --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
             "--all --out FOLDER, --from report.yaml or --check FILE; --list lists tables and figures"
         )
+    if request.figures and request.dashboard is None:
+        raise ReportError(
+            "--figures puts the figures on a page; add --dashboard FILE.html (--all has them in any case)"
+        )
     having = [name for name, spec in TABLES.items() if "all_rows" in spec.takes]
     if request.all_rows and not request.all_ and request.table not in having:
         raise ReportError(f"--all-rows applies to the tables {' and '.join(having)}; add --table {having[0]}")
@@ -161,10 +165,14 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
 
     The JSON goes to stdout, or to stderr if the dashboard itself goes to stdout.
     """
+    from .dashboard.gallery import drawn_pictures
     from .dashboard.page import write_dashboard
 
     resolve_format(file, None, {".html": "html", ".htm": "html"}, "html", option="")
-    size = write_dashboard(store, file, request.sweep, lengths=parse_lengths(request.length), compare=request.compare)
+    lengths = parse_lengths(request.length)
+    sweep = request.sweep or store.default_sweep()
+    pictures = list(drawn_pictures(store, sweep, lengths)) if request.figures else []
+    size = write_dashboard(store, file, sweep, lengths=lengths, compare=request.compare, pictures=pictures)
     if request.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
     echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser (works offline)", err=True)

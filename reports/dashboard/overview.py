@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...results.store.records import AXES
@@ -28,31 +27,19 @@ LONG_NUMBER = re.compile(r"\d+\.\d{6,}(e-?\d+)?")
 MAX_STRATA = 6  # strata that the line below the finding lists
 
 
-@dataclass(frozen=True)
-class GalleryPicture:
-    """A figure of the gallery: `name` as on the command line, `title`, `caption` (sentences) and `svg` (a document)."""
-
-    name: str
-    title: str
-    caption: str
-    svg: bytes
-
-
-def overview_block(
-    data: SweepData, answer: Mapping[str, Any], pictures: Sequence[GalleryPicture] = ()
-) -> dict[str, Any]:
+def overview_block(data: SweepData, answer: Mapping[str, Any], figures: Mapping[str, str]) -> dict[str, Any]:
     """Return the JSON of the first screen that the other parts of the answer do not have.
 
     Args:
         data: The sweep.
         answer: JSON of the main results, with best and forest.
-        pictures: Figures of the gallery.
+        figures: Titles of the figures of the gallery, by name.
 
     Returns:
         finding (`finding_json`); axes: name, words, levels (raw) and labels of every axis that varies; headings: words
         and levels (labels by raw level) by heading of a column of levels; groups ([panel title, line]) and group (index
         of each cell's group); lines (label by line); looks (dash, open and mark by line); hues (light and dark ink by mixer);
-        figures (name, title and text of each picture).
+        figures (name and title of each).
     """
     axes = varying_axes(data)
     groups = line_groups(data)
@@ -71,7 +58,7 @@ def overview_block(
         "lines": _line_labels(data, groups),
         "looks": _line_looks(data, groups),
         "hues": {level_label(mixer): {"light": ink, "dark": style.ink_on_dark(ink)} for mixer, ink in style.mixer_inks(data.levels("attn_type")).items()},
-        "figures": [{"name": picture.name, "title": picture.title, "text": picture.caption} for picture in pictures],
+        "figures": [{"name": name, "title": title} for name, title in figures.items()],
     }  # fmt: skip
 
 
