@@ -19,7 +19,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     """Return the JSON of the table of effects, one row per effect in the given order.
 
     Returns:
-        measures: heading, unit, percent, better, probe, metric and length of each number, and for a mean over lengths
+        measures: heading, unit, percent, better, probe, metric, length and definition of each number, and for a mean over lengths
         values (a number or None per cell). rows: `measure` (index), `axis`, `words` and printed `numbers`, `spot`
         (mean, low and high in printed units, None where unknown), `sure`, `mixed`, `family`, `missing` (text), and
         `pairs` (index). pairs: lists of cell indices, the levels first, then their references; rows share them. words
@@ -41,7 +41,15 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
         facts |= {"missing": ", ".join(f"{word} {count}" for word, count in effect.missing.items())}
         rows.append(facts | {"pairs": pairs.setdefault(cells, len(pairs))})
     columns = {effect.measure.key: effect.measure for effect in effect_list}
-    keys = {key: {"probe": key[0], "metric": key[1], "length": key[2]} for key in measures}
+    keys = {
+        key: {
+            "probe": key[0],
+            "metric": key[1],
+            "length": key[2],
+            "definition": "" if key[1].endswith(WEIGHTED_SUFFIX) else data.metric(*key[:2]).definition,
+        }
+        for key in measures
+    }
     return {
         "measures": [json_fields(columns[key]) | keys[key] | _length_means(data, columns[key]) for key in measures],
         "words": table.columns[1 : table.text_columns],

@@ -57,8 +57,6 @@ function careParts(lines) {
   return [make("details", {}, make("summary", { text: `${count} on these numbers` }), make("ul", {}, ...lines.map((text) => make("li", { text }))))];
 }
 
-const stateClass = (word) => `state-${word.replaceAll(" ", "-")}`;
-
 /** Cells by state: only those done fill the bar; those that run are hatched, what waits stays empty. */
 function progressParts({ counts, running, left, runs }) {
   const total = counts.reduce((sum, [, count]) => sum + count, 0);
@@ -110,40 +108,34 @@ function needlePanels({ panels }, { groups, group }) {
 function needleParts(needle, id, overview) {
   if (needle.why) return [plain(needle.why)];
   const panels = needlePanels(needle, overview);
-  const names = [...new Set(needle.panels.flatMap(({ lines }) => lines.map(({ name }) => name)))];
+  const known = new Map(needle.panels.flatMap(({ lines }) => lines.map((line) => [line.name, line])));
+  const names = [...known.keys()];
   const lengths = needleLengths(needle.panels);
-  const lineName = (name) => overview.lines[name] ?? name;
-  const lookOf = (name) => {
-    const { dash, open, mark } = overview.looks[name] ?? { dash: [], open: false, mark: 0 };
-    return { dash, points: open ? "open" : "fill", mark };
-  };
+  const look = ({ name, label, look: { dash, open, mark } }, color) => ({ name: label, group: name, color, dash, points: open ? "open" : "fill", mark });
+  const several = panels.length > 1;
+  const constant = { name: "constant digit", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2 };
   const ids = panels.map((_, index) => `${id}-chart-${index}`);
-  setTimeout(() => {
-    panels.forEach(({ title, lines }, index) => {
-      if (!byId(ids[index])) return;
-      const series = lines.map(({ name, points }) => ({
-        name: lineName(name), group: name, color: panels.length > 1 ? mixerColor(title) : lineColor(names.indexOf(name)),
-        ...lookOf(name),
-        x: points.map(([length]) => length), y: points.map(([, value]) => value),
-        low: points.map(([, , low]) => low), high: points.map(([, , , high]) => high),
-      })); // prettier-ignore
-      if (needle.ceiling?.length)
-        series.push({ name: "constant digit", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2, x: needle.ceiling.map(([x]) => x), y: needle.ceiling.map(([, y]) => y) });
-      drawChart(ids[index], {
-        series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained, yText: (value) => `${Number(value.toFixed(1))}`,
-        xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %", range: [0, needleTop(needle.panels)], key: title,
-        label: `Needle accuracy of ${title} over context length`, empty: "No matching cell.",
-      }); // prettier-ignore
+  const column = (points, index) => points.map((point) => point[index]);
+  setTimeout(() => panels.forEach(({ title, lines }, index) => {
+    if (!byId(ids[index])) return;
+    const series = lines.map((line) => ({
+      ...look(line, several ? mixerColor(title) : lineColor(names.indexOf(line.name))), x: column(line.points, 0), y: column(line.points, 1),
+      low: column(line.points, 2), high: column(line.points, 3),
+    }));
+    if (needle.ceiling?.length) series.push({ ...constant, x: column(needle.ceiling, 0), y: column(needle.ceiling, 1) });
+    drawChart(ids[index], {
+      series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained, yText: (value) => `${Number(value.toFixed(1))}`,
+      xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %", range: [0, needleTop(needle.panels)], key: title,
+      label: `Needle accuracy of ${title} over context length`, empty: "No matching cell.",
     });
-  });
-  const entries = names.map((name, index) => ({ name: lineName(name), group: name, color: panels.length > 1 ? ink("--ink") : lineColor(index), ...lookOf(name) }));
-  if (needle.ceiling?.length) entries.push({ name: `constant digit, ${ceilingText(needle.ceiling)}`, group: "constant", color: ink("--quiet"), dash: [2, 3] });
+  })); // prettier-ignore
+  const entries = [...known.values()].map((line, index) => look(line, several ? ink("--ink") : lineColor(index)));
+  if (needle.ceiling?.length) entries.push({ ...constant, name: `constant digit, ${needle.ceiling_text}` });
   const trained = isNumber(needle.trained) && lengths.includes(needle.trained) ? ` Dashed upright line: training length, ${lengthName(needle.trained)}.` : "";
-  const bars = isFiltering() ? "Means over the matching cells, without intervals." : needle.note;
   return [
     make("div", { class: "panels" }, ...panels.map(({ title }, index) => make("figure", {}, make("figcaption", { text: title }), make("div", { id: ids[index] })))),
     legend(ids, entries),
-    make("p", { class: "hint", text: `${bars}${trained}` }),
+    make("p", { class: "hint", text: `${isFiltering() ? "Means over the matching cells, without intervals." : needle.note}${trained}` }),
   ];
 }
 
@@ -155,17 +147,10 @@ function needleTop(panels) {
   return [25, 50, 100].find((top) => most <= 0.96 * top) ?? 100;
 }
 
-function ceilingText(ceiling) {
-  const ends = [Math.min, Math.max].map((of) => digits(Number(of(...ceiling.map(([, share]) => share)).toFixed(1))));
-  return ends[0] === ends[1] ? `${ends[0]} %` : `${ends.join(" to ")} %`;
-}
-
 function needleRows(needle = data.answer.needle) {
-  const lines = needlePanels(needle, data.answer.overview).flatMap(({ title, lines }) =>
-    lines.flatMap(({ name, points }) =>
-      points.map(([length, value, low, high, cells]) => [title, data.answer.overview.lines[name] ?? name, length, ...[value, low, high].map((one) => (isNumber(one) ? one.toFixed(1) : "")), cells]),
-    ),
-  );
+  const percent = (share) => (isNumber(share) ? share.toFixed(1) : "");
+  const lines = needlePanels(needle, data.answer.overview).flatMap(({ title, lines }) => lines.flatMap(({ label, points }) =>
+      points.map(([length, value, low, high, cells]) => [title, label, length, percent(value), percent(low), percent(high), cells])));
   return [["Mixer", "Line", "Context length", "Needle accuracy, %", "95% low", "95% high", "Cells"], lines];
 }
 

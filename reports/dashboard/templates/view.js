@@ -84,10 +84,6 @@ function digits(value) {
   return typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value);
 }
 
-/** A number with its unit; fractions are printed in %. */
-const withUnit = (value, unit) =>
-  unit === "fraction" && isNumber(value) ? `${digits(100 * value)} %` : `${digits(value)} ${unit}`.trim();
-
 const signed = (value, decimals) =>
   `${value > 0 ? "+" : ""}${value.toFixed(decimals)}`.replace("-", "\u2212").replace(/^[+\u2212]([0.]+)$/, "$1");
 
