@@ -55,7 +55,6 @@ def core_block(
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
     key_facts = [_key_facts(data, key, units.get(key, "")) for key in keys]
     origins = provenance_table(store, load_sweep_data(store, data.sweep))
-    groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
     provenance_by_attempt = provenances_of_attempts(store, [attempt.id for attempt in attempts])
     audit = audit_differences(store, data.sweep, lengths=data.extra_lengths_option)
     progress = progress_json(store, data)
@@ -69,8 +68,8 @@ def core_block(
         "tables": {"mean": _table_rows(data, table)} | ({"each": _table_rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
         "keys": key_facts,
         "cells": _cell_facts(store, data, keys, curves),
-        "attempts": {attempt.id: _attempt_facts(attempt, provenance_by_attempt.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
-        "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
+        "attempts": {attempt.id: _attempt_facts(attempt, provenance_by_attempt.get(attempt.id)) for attempt in attempts},
+        "origins": {"columns": origins.columns, "rows": origins.rows},
         "failures": _failure_facts(failures_table(store, data)),
     }  # fmt: skip
 
@@ -244,16 +243,15 @@ def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.step in selected_steps]
 
 
-def _attempt_facts(attempt: Attempt, recorded: Provenance | None, group: int | None) -> dict[str, Any]:
+def _attempt_facts(attempt: Attempt, recorded: Provenance | None) -> dict[str, Any]:
     """Return the JSON of an attempt.
 
     Keys: printed (True for a published number), number, kind, state, host, started and finished (texts; None for
-    printed numbers, which never ran here), commit, dirty, gpu, deviation and origin (`group`).
+    printed numbers, which never ran here), commit, dirty, gpu and deviation.
 
     Args:
         attempt: The attempt.
         recorded: Its provenance; None if not recorded.
-        group: Index of its row in the provenance table; None if it has none.
     """
     # the time at which a published number was imported says nothing about its run
     ran = attempt.owner != OWNER
@@ -266,7 +264,7 @@ def _attempt_facts(attempt: Attempt, recorded: Provenance | None, group: int | N
     facts |= run if ran else dict.fromkeys(run)
     facts |= {"commit": recorded.git_commit if recorded else None, "dirty": recorded.git_dirty if recorded else None}
     gpu = (recorded.gpu_name or recorded.device or None) if recorded else None
-    return facts | {"gpu": gpu, "deviation": attempt.deviation, "origin": group}
+    return facts | {"gpu": gpu, "deviation": attempt.deviation}
 
 
 def _failure_facts(table: Table) -> dict[str, Any]:

@@ -51,7 +51,6 @@ const DRAW = {
   beside: drawBeside,
   figures: drawFigures,
   failures: drawFailures,
-  provenance: drawProvenance,
 };
 
 function draw() {

@@ -32,8 +32,6 @@ function drawFailures() {
   byId("panel-failures").replaceChildren(...notes.map((text) => make("p", { text })), lines.length ? plainTable([...columns, "Traceback"], lines) : "");
 }
 
-const originGrid = new Grid("Provenance of each cell's numbers");
-
 function buildProvenance() {
   const { columns, rows } = data.origins;
   const audit = data.audit.length ? data.audit : ["The cells differ only in their axes."];
@@ -41,34 +39,13 @@ function buildProvenance() {
     make("h2", { text: "Differences between cells" }),
     make("ul", {}, ...audit.map((text) => make("li", { text }))),
     make("h2", { text: "Code, machine and software" }),
-    rows.length ? plainTable(["Origin", ...columns], rows.map((row, index) => [String(index + 1), ...row]))
+    rows.length ? plainTable(columns, rows)
       : make("p", { text: "No provenance is recorded: no cell has a number yet, or its attempts recorded none." }),
-    make("h2", { text: "Provenance by cell" }),
-    originGrid.viewport,
+    make("p", { class: "hint", text: "Press a number of a cell for the commit, machine and attempt that it comes from." }),
     make("h2", { text: "Grid" }),
     facts([data.printed ? ["Printed in", data.printed] : ["Launched", data.launched], ["Commit", commitText(data)]]),
     make("details", {}, make("summary", { text: "Grid file as launched" }), make("pre", { text: data.grid })),
   ); // prettier-ignore
-}
-
-/** One row an attempt with numbers, in the order of the cells that are shown. */
-function drawProvenance() {
-  const cells = [...new Set(sorted(matching()).flatMap((row) => row.cells))];
-  const rows = cells.flatMap((cell) => {
-    const ids = [...new Set(data.cells[cell].values.map((value) => value[5]))];
-    return (ids.length ? ids : [null]).map((id) => ({ cell, id, ...(data.attempts[id] ?? {}) }));
-  });
-  const text = (read) => (row) => (row.id === null ? "" : (read(row) ?? "not recorded"));
-  const columns = [
-    ["Cell", (row) => data.cells[row.cell].slug],
-    ["Attempt", (row) => (row.id === null ? "no number yet" : String(row.id))],
-    ["Origin", text(({ origin }) => (origin === null ? null : String(origin + 1)))],
-    ["Commit", text(({ commit, dirty }) => commit && commitText({ commit: commit.slice(0, 12), dirty }))],
-    ["GPU or device", text(({ gpu }) => gpu)],
-    ["Host", text(({ host }) => host)],
-    ["Finished", text(({ finished }) => finished)],
-  ];
-  originGrid.show(columns.map(([heading, cell], index) => ({ heading, cell, width: widest(heading, rows.map(cell), 36), header: !index })), rows);
 }
 
 function buildMetrics() {

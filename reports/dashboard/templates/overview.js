@@ -5,43 +5,44 @@ const losses = once(() => inflateJson("losses"));
 function buildAnswer() {
   parts.clear();
   const color = make("select", { id: "loss-axis", on: { change: (event) => change({ color: event.target.value }) } });
-  const { overview, declared, beside } = data.answer;
+  const { declared, beside } = data.answer;
+  const wide = { kind: "wide" };
   byId("panel-answer").replaceChildren(
     make("div", { id: "finding" }),
     make("div", { id: "care", tabindex: -1 }),
     make("div", { id: "progress" }),
-    panel("needle", "Needle accuracy over context length", needleRows, { kind: "wide" }),
+    panel("needle", "Needle accuracy over context length", needleRows, wide),
     panel("effects-matrix", "Effect of each factor", matrixRows, {
-      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its pairs.",
+      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its strata and pairs.",
     }),
     panel("loss", "Validation loss over training", lossRows, { more: make("label", { class: "small" }, "Colour ", color) }),
     panel("parallel", "All configurations, factor by factor and measure by measure", parallelRows, {
-      kind: "wide",
-      hint: "A line is a configuration. Drag along the axis of a measure, or press a level, to filter every panel of this page.",
+      ...wide, hint: "A line is a configuration. Drag along the axis of a measure, or press a level, to filter every panel of this page.",
     }),
-    ...(beside ? [panel("beside-summary", `Comparison with ${beside.reference}`, null)] : []),
-    ...(declared.length ? [panel("declared", "Declared contrasts", () => [DECLARED, declared], { kind: "wide" })] : []),
-    panel("best", "Best configurations", bestRows, { kind: "wide" }),
-    panel("design", "Design", null, { kind: "wide" }),
-  );
-  byId("panel-answer").dataset.figures = overview.figures.length;
+    beside ? panel("beside-summary", `Comparison with ${beside.reference}`, null) : "",
+    declared.length ? panel("declared", "Declared contrasts", () => [DECLARED, declared], wide) : "",
+    panel("best", "Best configurations", bestRows, wide),
+    panel("design", "Design", null, wide),
+  ); // prettier-ignore
 }
 
 async function drawAnswer() {
   const { best, declared, forest, needle, overview, beside } = data.answer;
+  const filters = filterKey();
   part("finding", [overview.finding, isFiltering()], () => findingParts(overview.finding));
   part("care", [...data.care, ...(data.answer.care ?? [])], careParts);
   part("progress", data.progress, progressParts);
-  part("needle", [needle, filterKey()], () => needleParts(needle, "needle", overview));
-  part("effects-matrix", [forest, filterKey()], () => matrixParts(forest));
-  part("parallel", [data.tables[view.seeds], filterKey()], parallelParts);
+  part("needle", [needle, filters], () => needleParts(needle, "needle", overview));
+  part("effects-matrix", [forest, filters], () => matrixParts(forest));
+  part("parallel", [data.tables[view.seeds], filters], parallelParts);
   if (beside) part("beside-summary", beside, besideParts);
-  part("best", [best, filterKey()], () => bestParts(matchingBest(best)));
-  if (declared.length) part("declared", declared, () => [plainTable(DECLARED, declared), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })]);
+  part("best", [best, filters], () => bestParts(matchingBest(best)));
+  if (declared.length) part("declared", declared, declaredParts);
   part("design", data.asked, designParts);
   await drawLosses();
 }
 
+const declaredParts = (rows) => [plainTable(DECLARED, rows), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })];
 const DECLARED = ["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "Verdict"];
 
 // --- the finding, cautions, progress, design ---
@@ -205,7 +206,9 @@ function matrixParts(forest) {
     const second = filtered ? `${now.pairs} pairs` : all.low === null ? `${all.pairs} pairs` : `${all.low_text} to ${all.high_text}`.replaceAll("-", "\u2212");
     const mixed = all.mixed && !filtered ? ", differs between strata" : "";
     const text = `${measure.heading}: ${line.level} against ${line.reference}, ${value} (${second})${sure ? ", significant" : ""}${mixed}`;
-    const press = make("button", { type: "button", class: sure ? "sure" : null, "aria-label": text, title: mixed ? "differs between strata; press for each" : null, on: { click: () => showStrata(line, index, forest) } });
+    const factor = data.answer.overview.axes.find(({ words }) => words === line.axis)?.name ?? "";
+    const open = () => change({ tab: "effects", measure: measure.heading, axis: factor, within: EVERY });
+    const press = pressable("", open, { class: sure ? "sure" : null, "aria-label": text, title: "Show its strata and pairs" });
     press.append(make("span", { text: `${value}${sure ? " \u25cf" : ""}${mixed ? " \u2248" : ""}` }), make("small", { text: second }));
     return make("td", { class: `n${kind}` }, press);
   };
@@ -224,19 +227,6 @@ function matrixParts(forest) {
     filtered ? make("p", { class: "hint", text: "Filtered: means over the pairs of matching cells, without a test." }) : null,
     !filtered && lines.some(({ cells }) => cells.some((cell) => cell?.mixed)) ? make("p", { class: "hint", text: "\u2248 The effect differs between mixers or memories: press it for each." }) : null,
   ]; // prettier-ignore
-}
-
-/** An effect in every stratum, and the way to its pairs. */
-function showStrata(line, index, { measures, rows }) {
-  const measure = measures[index];
-  const same = rows.filter((row) => row.measure === index && row.axis === line.axis && row.level === line.level && row.reference === line.reference);
-  openSheet(`${measure.heading}: ${line.level} against ${line.reference}`, [
-    plainTable(
-      ["Where", "Pairs", measure.unit === "%" ? "Mean, points" : `Mean, ${measure.unit}`, "95% interval", "Significant"],
-      same.map((row) => [row.where || "the whole sweep", String(row.pairs), row.mean_text, row.low === null ? "" : `${row.low_text} to ${row.high_text}`, row.sure ? "yes" : "no"]),
-    ),
-    pressable("Show all effects and their pairs", () => (byId("sheet").close(), change({ tab: "effects", measure: measure.heading }))),
-  ]);
 }
 
 function matrixRows() {
