@@ -309,11 +309,8 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     bar_notes = [note for note in dict.fromkeys(BARS.get(row["interval"], "") for row in means) if note]
     note = f"Points: means over the cells of a line. Bars: {'; '.join(bar_notes)}." if bar_notes else ""
     picture = {"panels": list(panels.values()), "trained": training_length, "ceiling": ceilings, "note": note}
-    picture["ceiling_text"] = (
-        " to ".join(dict.fromkeys(f"{end([share for _, share in ceilings]):.1f} %" for end in (min, max)))
-        if ceilings
-        else ""
-    )
+    ends = dict.fromkeys(f"{end(share for _, share in ceilings):.1f}" for end in (min, max)) if ceilings else {}
+    picture["ceiling_text"] = f"{' to '.join(ends)} %" if ends else ""
     return picture | {"yardstick": baseline_text(data, lengths), "why": None}
 
 

@@ -50,7 +50,9 @@ def test_figures_are_drawn_once_a_version_and_one_at_a_time() -> None:
                 ticks += 1
 
         ticking = asyncio.create_task(tick())
-        blocks = await asyncio.gather(*(cache.block(1, name) for name in ("needle", "length", "needle", "no-such-figure")))
+        blocks = await asyncio.gather(
+            *(cache.block(1, name) for name in ("needle", "length", "needle", "no-such-figure"))
+        )
         ticking.cancel()
         return blocks, ticks
 
