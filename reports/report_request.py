@@ -96,13 +96,12 @@ def parse_lengths(texts: list[str] | None) -> ExtraLengths:
     return "all" if "all" in texts else [int(text) for text in texts]
 
 
-@cached_reads()
 def run_report(request: ReportRequest) -> bool:
     """Write, print or check everything that the request names.
 
     With files to check nothing else is done. Otherwise the dashboard is written if named, and then the folder of
     everything (`all_`), else a figure (a table beside it is an error), else a table or comparison. `list_` is not
-    looked at: the command handles it. Messages go to stderr. Every sweep is read once (`cached_reads`).
+    looked at: the command handles it. Messages go to stderr. Every sweep is read once, but again for the dashboard.
 
     Returns:
         False if a checked file differs from the database, else True.
@@ -114,14 +113,24 @@ def run_report(request: ReportRequest) -> bool:
         WriteRefused: A file cannot be written.
     """
     request = validate_request(request)
+    if request.dashboard is not None and not request.check and not request.from_:
+        # outside of the reads below, so that what was read is gone before the page is compressed
+        _write_dashboard(request, open_store_with_builtins(request.db, request.sweep), request.dashboard)
+    return _write_or_check(request)
+
+
+@cached_reads()
+def _write_or_check(request: ReportRequest) -> bool:
+    """Write, print or check everything that a valid request names except the dashboard; return what `run_report` does.
+
+    Raises what `run_report` raises.
+    """
     if request.check:
         return _check(request)
     if request.from_:
         _write_report_file(request, request.from_)
         return True
     store = open_store_with_builtins(request.db, request.sweep)
-    if request.dashboard is not None:
-        _write_dashboard(request, store, request.dashboard)
     if request.all_:
         _write_all(request, store)
     elif request.figure:
@@ -171,7 +180,8 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
     resolve_format(file, None, {".html": "html", ".htm": "html"}, "html", option="")
     lengths = parse_lengths(request.length)
     sweep = request.sweep or store.default_sweep()
-    pictures = list(drawn_pictures(store, sweep, lengths)) if request.figures else []
+    with cached_reads():
+        pictures = list(drawn_pictures(store, sweep, lengths)) if request.figures else []
     size = write_dashboard(store, file, sweep, lengths=lengths, compare=request.compare, pictures=pictures)
     if request.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
