@@ -10,8 +10,6 @@ from ...results.errors import StoreError
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..figures import FIGURES, make_figure
-from ..figures.canvas.figure_options import FigureOptions
-from ..figures.files import renderings
 from ..sweep_data import ExtraLengths, ReportError
 
 BLOCK_PREFIX = "figure-"
@@ -51,6 +49,11 @@ def draw_picture(store: Store, sweep: str, name: str, lengths: ExtraLengths = No
     Raises:
         ReportError, StoreError: The sweep has no such figure, or not yet.
     """
+    from ..figures.canvas.figure_options import (
+        FigureOptions,
+    )  # pandas and matplotlib, which a page without figures spares
+    from ..figures.files import renderings
+
     options = FIGURES[name].select_options({"lengths": lengths})
     figure = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
     svg = renderings(figure, ("svg",), look=FigureOptions(title=False), trace=False)["svg"]
