@@ -428,11 +428,14 @@ class GroupedProduct:
         if n_groups * MIN_GROUP_SIZE > len(groups):  # products of a few rows each are slower than a plain one
             groups, n_groups = np.zeros_like(groups), 1
         self._columns = table.shape[1]
-        self._blocks = []
+        self._blocks: list[tuple[np.ndarray | slice, np.ndarray, np.ndarray]] = []
         for number in range(n_groups):
             rows = np.flatnonzero(groups == number)
             columns = np.flatnonzero((table[rows] != 0).any(axis=0))
-            self._blocks.append((rows, columns, np.ascontiguousarray(table[np.ix_(rows, columns)].T)))
+            block = np.ascontiguousarray(table[np.ix_(rows, columns)].T)
+            # neighbours are a view of the flips, which takes no time; others are copied for each product
+            neighbours = len(rows) and rows[-1] - rows[0] + 1 == len(rows)
+            self._blocks.append((slice(rows[0], rows[-1] + 1) if neighbours else rows, columns, block))
 
     def of(self, flips: np.ndarray) -> np.ndarray:
         """Return the table times `flips` [configuration, flip], [test, flip]: rows of flips are contiguous in memory."""
