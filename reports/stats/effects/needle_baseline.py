@@ -47,7 +47,7 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
             sum(each_length * score for each_length, score in by_length.items()) / sum(by_length) if by_length else None
         )
 
-    def score() -> float | None:
+    def largest_score() -> float | None:
         values = (
             data.values.get((cell.cell_id, *key, length))
             for cell in data.cells
@@ -56,7 +56,7 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
         measured = (value for value in values if value is not None)
         return constant_answer_scores(measured, data.sweep in paper.SWEEPS).get(length)
 
-    return cached_result((id(data), "constant answer", length), score)
+    return cached_result((id(data), "constant answer", length), largest_score)
 
 
 def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:
