@@ -39,18 +39,18 @@ class BackendChoice(NamedTuple):
         return f"{self.backend} ({self.reason})"
 
 
-BACKENDS = ("gluon", "triton", "fla", "cudnn", "scaled_mm", "torch")
-"""Names of all backends of all ops."""
-
-
-def checked_backend(name: str | None) -> str | None:
+def checked_backend(name: str | None, *backends: str) -> str | None:
     """Return the name of a backend that a caller demands, None for none.
 
+    Args:
+        name: Name that the caller gave, or None.
+        backends: Backends of the op besides "torch", which every op has.
+
     Raises:
-        ValueError: No op has a backend of this name.
+        ValueError: The op has no backend of this name.
     """
-    if name is not None and name not in BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; backends: {', '.join(BACKENDS)}")
+    if name is not None and name not in (*backends, "torch"):
+        raise ValueError(f"unknown backend {name!r}; backends: {', '.join([*backends, 'torch'])}")
     return name
 
 

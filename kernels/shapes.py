@@ -57,6 +57,12 @@ def check_qkv(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[int, int,
     return b, t, h, k_BTJX.shape[2], d
 
 
+def check_length(tokens: int) -> None:
+    """Raise ValueError for a sequence without tokens."""
+    if tokens < 1:
+        raise ValueError("a sequence needs at least 1 token, got 0")
+
+
 def check_groups(heads: int, kv_heads: int) -> None:
     """Raise ValueError unless the number of KV heads divides that of the query heads."""
     if heads % kv_heads:

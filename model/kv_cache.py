@@ -387,8 +387,11 @@ class PageAllocator:
     def free(self, slot: int) -> None:
         """Release the slot and the pages of a sequence; its lengths become 0 on host and device.
 
-        Call it once per `allocate`: a slot that is free already would be handed out twice.
+        Raises:
+            ValueError: the slot is free already, and would be handed out twice; nothing has changed.
         """
+        if not self._is_open[slot]:
+            raise ValueError(f"slot {slot} holds no sequence: it is free already")
         self._free_pages.extend(self._table[slot, self._first[slot] : self._end[slot]][::-1].tolist())
         self._table[slot], self._first[slot], self._end[slot], self._length[slot] = DUMMY, 0, 0, 0
         self._is_open[slot] = False

@@ -13,7 +13,7 @@ from ..results.console.text import counted, markdown_escaped
 from ..results.errors import StoreError
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of
-from .dashboard.overview import GalleryPicture
+from .dashboard.gallery import GalleryPicture
 from .dashboard.page import write_dashboard
 from .figures import FIGURES, figure_name, make_figure
 from .figures.canvas.base import FigureData

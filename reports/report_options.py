@@ -156,6 +156,9 @@ class ReportRequest:
         Path | None,
         typer.Option("--dashboard", metavar="FILE.html", help="Write an interactive HTML page of the sweep."),
     ] = None
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Put every figure of the sweep on the page of --dashboard, too.")
+    ] = False
     style: Annotated[
         str | None,
         typer.Option(

@@ -59,6 +59,10 @@ def validate_request(request: ReportRequest) -> ReportRequest:
             "nothing to report; give --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
             "--all --out FOLDER, --from report.yaml or --check FILE; --list lists tables and figures"
         )
+    if request.figures and request.dashboard is None:
+        raise ReportError(
+            "--figures puts the figures on a page; add --dashboard FILE.html (--all has them in any case)"
+        )
     having = [name for name, spec in TABLES.items() if "all_rows" in spec.takes]
     if request.all_rows and not request.all_ and request.table not in having:
         raise ReportError(f"--all-rows applies to the tables {' and '.join(having)}; add --table {having[0]}")
@@ -97,13 +101,12 @@ def parse_lengths(texts: list[str] | None) -> ExtraLengths:
     return "all" if "all" in texts else [int(text) for text in texts]
 
 
-@cached_reads()
 def run_report(request: ReportRequest) -> bool:
     """Write, print or check everything that the request names.
 
     With files to check nothing else is done. Otherwise the dashboard is written if named, and then the folder of
     everything (`all_`), else a figure (a table beside it is an error), else a table or comparison. `list_` is not
-    looked at: the command handles it. Messages go to stderr. Every sweep is read once (`cached_reads`).
+    looked at: the command handles it. Messages go to stderr. Every sweep is read once, but again for the dashboard.
 
     Returns:
         False if a checked file differs from the database, else True.
@@ -115,14 +118,24 @@ def run_report(request: ReportRequest) -> bool:
         WriteRefused: A file cannot be written.
     """
     request = validate_request(request)
+    if request.dashboard is not None and not request.check and not request.from_:
+        # outside of the reads below, so that what was read is gone before the page is compressed
+        _write_dashboard(request, open_store_with_builtins(request.db, request.sweep), request.dashboard)
+    return _write_or_check(request)
+
+
+@cached_reads()
+def _write_or_check(request: ReportRequest) -> bool:
+    """Write, print or check everything that a valid request names except the dashboard; return what `run_report` does.
+
+    Raises what `run_report` raises.
+    """
     if request.check:
         return _check(request)
     if request.from_:
         _write_report_file(request, request.from_)
         return True
     store = open_store_with_builtins(request.db, request.sweep)
-    if request.dashboard is not None:
-        _write_dashboard(request, store, request.dashboard)
     if request.all_:
         _write_all(request, store)
     elif request.figure:
@@ -166,10 +179,15 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
 
     The JSON goes to stdout, or to stderr if the dashboard itself goes to stdout.
     """
+    from .dashboard.gallery import drawn_pictures
     from .dashboard.page import write_dashboard
 
     resolve_format(file, None, {".html": "html", ".htm": "html"}, "html", option="")
-    size = write_dashboard(store, file, request.sweep, lengths=parse_lengths(request.length), compare=request.compare)
+    lengths = parse_lengths(request.length)
+    sweep = request.sweep or store.default_sweep()
+    with cached_reads():
+        pictures = list(drawn_pictures(store, sweep, lengths)) if request.figures else []
+    size = write_dashboard(store, file, sweep, lengths=lengths, compare=request.compare, pictures=pictures)
     if request.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
     echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser (works offline)", err=True)

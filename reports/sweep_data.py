@@ -5,12 +5,12 @@ Imports neither pandas nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..results import metrics
 from ..results.contrasts import Contrast, contrasts_from_options, length_weighted_mean
@@ -35,6 +35,8 @@ from . import cell_filter
 from .cell_filter import ReportError as ReportError
 from .number_format import Column
 from .stats.significance.trial_intervals import with_intervals
+
+Result = TypeVar("Result")
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
 """Metrics of the probe `corpus` that tables print for comparison, in nats per token, with their display names."""
@@ -467,6 +469,17 @@ def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int
     if missing:
         cache |= dict.fromkeys(missing) | store.provenances(missing)
     return {attempt: origin for attempt in attempts if (origin := cache[attempt]) is not None}
+
+
+def cached_result(key: Hashable, compute: Callable[[], Result]) -> Result:
+    """Return what the function computes; within `cached_reads` it is called once per key."""
+    cache = _reading.get()
+    if cache is None:
+        return compute()
+    if key not in cache:
+        cache[key] = compute()
+    result: Result = cache[key]
+    return result
 
 
 _reading: ContextVar[dict[Any, Any] | None] = ContextVar("reading", default=None)

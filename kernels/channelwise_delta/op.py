@@ -14,7 +14,7 @@ from ..dispatch import BackendChoice, checked_backend, compile_time_constant, is
 from ..fla_configs import channelwise_configs, pin_configs
 from ..gated_delta.op import NORM_FLOOR, delta_rule_error, in_chunks, running_sum, why_no_fla
 from ..norms import statistics_dtype
-from ..shapes import check_qkv, expand_kv
+from ..shapes import check_length, check_qkv, expand_kv
 
 SIZES = (16, 32, 64, 128, 256)
 """Head sizes that fla has kernels for."""
@@ -38,15 +38,16 @@ def channelwise_delta(
         beta_BTH: Write strength in (0, 1), which is not checked.
         chunk: Tokens that "torch" solves together; "fla" always takes 64.
         initial_state: [B, H, X_v, X_k], left unchanged; None for zeros.
-        backend: "fla" (CUDA, 16 bits); any other known name is torch; None: `choose_backend`.
+        backend: "fla" (CUDA, 16 bits) or "torch"; None: `choose_backend`.
 
     Returns:
         (readout r [B, T, H, X] in q's dtype, last state [B, H, X_v, X_k] in float32, float64 for float64).
 
     Raises:
-        ValueError: Shapes do not fit.
+        ValueError: Shapes or the backend do not fit, or T is 0.
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_length(t)
     if log_gamma_BTHX.shape != (b, t, h, d) or beta_BTH.shape != (b, t, h):
         raise ValueError(
             f"q has shape {tuple(q_BTHX.shape)}, but log_gamma {tuple(log_gamma_BTHX.shape)} and beta {tuple(beta_BTH.shape)}"
@@ -57,7 +58,7 @@ def channelwise_delta(
     state = q_BTHX.new_zeros(b, h, d, d, dtype=dtype) if initial_state is None else initial_state.to(dtype)
     q, k = (functional.normalize(x.to(dtype), dim=-1, eps=NORM_FLOOR) for x in (q_BTHX, expand_kv(k_BTJX, h)))
     v, decay, beta = expand_kv(v_BTJX, h).to(dtype), log_gamma_BTHX.to(dtype), beta_BTH.to(dtype)
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = checked_backend(backend, "fla") or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "fla":
         narrow = (x.to(q_BTHX.dtype) for x in (q, k, v))
         r, state, *_ = fla_forward(*narrow, decay, beta, state)

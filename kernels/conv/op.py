@@ -33,7 +33,7 @@ def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None
     Args:
         x_BTE: [B, T, 3 C], the three parts side by side in that order.
         w_CW: Filters, of x's dtype; w[:, -1] multiplies the current token.
-        backend: "triton" (at most 4 taps); any other known name is torch; None: `choose_backend`.
+        backend: "triton" (at most 4 taps) or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Channels or dtypes disagree, or "triton" is given more than 4 taps.
@@ -56,7 +56,7 @@ def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = Non
         x_BTHX: Queries, keys or values.
         w_CW: Filters [H X, W], of x's dtype; w[:, -1] multiplies the current token.
         norm: True to norm x before the convolution.
-        backend: "triton" (at most 4 taps); any other known name is torch; None: `choose_backend`.
+        backend: "triton" (at most 4 taps) or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Channels or dtypes disagree, or "triton" is given more than 4 taps.
@@ -134,7 +134,7 @@ def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
         ValueError: The kernels were chosen, but dtypes disagree or the filter has more than 4 taps.
     """
     taps = w_CW.shape[1]
-    if (checked_backend(backend) or choose_backend(x.device, x.dtype, taps).backend) != "triton":
+    if (checked_backend(backend, "triton") or choose_backend(x.device, x.dtype, taps).backend) != "triton":
         return False
     _check_types(x, w_CW)
     if taps > MAX_TAPS:

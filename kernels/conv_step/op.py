@@ -39,7 +39,7 @@ def conv_step(
         slots_B: int64, row of the table of each text; rows named twice end undefined.
         w_CW: Filters, of x's dtype; w[:, -1] multiplies the new token.
         residual: True to add the input.
-        backend: "triton"; any other known name is torch; None: `choose_backend`.
+        backend: "triton" or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes disagree.
@@ -49,7 +49,7 @@ def conv_step(
         raise ValueError(
             f"x must be [B, C], w [C, W] and the tails [R, W - 1, C], got {tuple(x_BC.shape)}, {tuple(w_CW.shape)}, {tuple(tails_RWC.shape)}"
         )
-    if (checked_backend(backend) or choose_backend(x_BC.device, x_BC.dtype).backend) == "triton":
+    if (checked_backend(backend, "triton") or choose_backend(x_BC.device, x_BC.dtype).backend) == "triton":
         return plain_step(x_BC, tails_RWC, slots_B, w_CW, residual)
     seen_BWC = torch.cat([tails_RWC[slots_B], x_BC[:, None]], 1)
     tails_RWC.index_copy_(0, slots_B, seen_BWC[:, 1:])
@@ -72,12 +72,12 @@ def gated_conv_step(
         tails_RWC: [R, W - 1, C] of x's dtype, last W - 1 products b u of each text, oldest first; changed in place.
         slots_B: int64, row of the table of each text; rows named twice end undefined.
         w_CW: Filters, of x's dtype; w[:, -1] multiplies the new token.
-        backend: "triton", which checks no shapes; any other known name is torch; None: `choose_backend`.
+        backend: "triton", which checks no shapes or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes disagree, in torch.
     """
-    if (checked_backend(backend) or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
+    if (checked_backend(backend, "triton") or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
         return gated_step(x_BE, tails_RWC, slots_B, w_CW)
     b, c, u = x_BE.chunk(3, -1)
     return c * conv_step(b * u, tails_RWC, slots_B, w_CW, backend=backend)
@@ -100,7 +100,7 @@ def canon_step(
         w_CW: Filters, of x's dtype; X is their number of channels over H + 2 J.
         heads: (H, J, head_stride).
         norm: True to divide queries and keys by their root mean square.
-        backend: "triton"; any other known name is torch; None: `choose_backend`.
+        backend: "triton" or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes disagree.
@@ -111,7 +111,7 @@ def canon_step(
         raise ValueError(
             f"x has {x_BE.shape[1]} channels and w has {w_CW.shape[0]}, which do not fit {h} query heads at stride {head_stride} and {j} KV heads"
         )
-    if (checked_backend(backend) or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
+    if (checked_backend(backend, "triton") or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
         return heads_step(x_BE, tails_RWC, slots_B, w_CW, h, j, head_stride, norm)
     q, k, v, _ = x_BE.split([h * head_stride, j * x, j * x, x_BE.shape[1] - h * head_stride - 2 * j * x], -1)
     q, k, v = q.unflatten(-1, (h, head_stride))[..., :x], k.unflatten(-1, (j, x)), v.unflatten(-1, (j, x))

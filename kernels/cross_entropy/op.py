@@ -104,7 +104,7 @@ def linear_cross_entropy_sum(
     _check(h_ND, w_VD, b_V, targets_N)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    backend = checked_backend(backend) or choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
+    backend = checked_backend(backend, "triton") or choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
     needs = torch.is_grad_enabled() and any(x.requires_grad for x in (h_ND, w_VD, b_V) if x is not None)
     # the op imports the compiler at its first call, which costs a second that an eager run does not need
     call = cross_entropy_sum if torch.compiler.is_compiling() else _EagerSum.apply
@@ -268,7 +268,7 @@ def _losses_overwriting_logits(z_NV: Tensor, targets_N: Tensor, cap: float, grad
         targets_N: int64 targets; a negative one gives loss 0 and a gradient of 0.
         cap: Soft cap, z -> cap z / sqrt(z^2 + cap^2); infinity for none.
         gradient: True to overwrite `z_NV` by the gradient.
-        backend: "triton"; any other known name is torch.
+        backend: "triton" or "torch".
     """
     if backend == "triton":
         return load_kernels(__package__).rows(z_NV, targets_N, cap, gradient)

@@ -34,7 +34,7 @@ def delta_step(
         beta_BH: Write strength in (0, 1).
         states_RHXX: States [R, H, X_v, X_k], changed in place; "triton" needs contiguous float32.
         slots_B: int64, row of `states_RHXX` of each text; rows named twice end undefined.
-        backend: "triton"; any other known name is torch; None: `choose_backend`.
+        backend: "triton" or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes of q, states and gates disagree.
@@ -44,7 +44,7 @@ def delta_step(
         raise ValueError(
             f"q has shape {tuple(q_BHX.shape)}, but the states {tuple(states_RHXX.shape)}, log_gamma {tuple(log_gamma.shape)}, beta {tuple(beta_BH.shape)}"
         )
-    if (checked_backend(backend) or choose_backend(q_BHX.device, q_BHX.dtype, x).backend) == "triton":
+    if (checked_backend(backend, "triton") or choose_backend(q_BHX.device, q_BHX.dtype, x).backend) == "triton":
         return step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
     dtype = states_RHXX.dtype
     q = functional.normalize(q_BHX.to(dtype), dim=-1, eps=NORM_FLOOR)

@@ -35,7 +35,7 @@ def fp8_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: s
         ValueError: Shapes do not fit, or with "scaled_mm" K or N is no multiple of 16.
     """
     _check(x, w_NK, backend)
-    backend = checked_backend(backend) or choose_backend(x.device).backend
+    backend = checked_backend(backend, "scaled_mm") or choose_backend(x.device).backend
     y_MN: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), w_NK, b_N, backend)
     return y_MN.view(*x.shape[:-1], w_NK.shape[0])
 
@@ -58,7 +58,7 @@ def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, back
     _check(x, w_NK, backend)
     if w_NK.shape[0] % 2:
         raise ValueError(f"w must have an even number of rows (two halves), got shape {tuple(w_NK.shape)}")
-    backend = checked_backend(backend) or choose_backend(x.device).backend
+    backend = checked_backend(backend, "scaled_mm") or choose_backend(x.device).backend
     y_MF: Tensor = _GatedLinear.apply(x.reshape(-1, x.shape[-1]), w_NK, b_N, backend)
     return y_MF.view(*x.shape[:-1], w_NK.shape[0] // 2)
 
@@ -73,7 +73,7 @@ def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
     """
     if w_NK.ndim != 2 or x.shape[-1] != w_NK.shape[1]:
         raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
-    backend_name = checked_backend(backend) or choose_backend(x.device).backend
+    backend_name = checked_backend(backend, "scaled_mm") or choose_backend(x.device).backend
     if backend_name == "scaled_mm" and (w_NK.shape[0] % MULTIPLE or w_NK.shape[1] % MULTIPLE):
         raise ValueError(f"rows and columns of w must be multiples of {MULTIPLE}, got shape {tuple(w_NK.shape)}")
 

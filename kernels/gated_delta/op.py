@@ -25,7 +25,7 @@ from ..dispatch import (
     version,
 )
 from ..norms import statistics_dtype
-from ..shapes import check_qkv, expand_kv
+from ..shapes import check_length, check_qkv, expand_kv
 from . import torch_op
 
 NORM_FLOOR = 1e-12
@@ -56,9 +56,10 @@ def gated_delta(
             `choose_backend`.
 
     Raises:
-        ValueError: Shapes, dtypes or the backend do not fit, or `chunk` is below 1.
+        ValueError: Shapes, dtypes or the backend do not fit, T is 0, or `chunk` is below 1.
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_length(t)
     for name, gate in (("log_gamma", log_gamma_BTH), ("beta", beta_BTH)):
         if gate.shape != (b, t, h):
             raise ValueError(f"{name} has shape {tuple(gate.shape)}, but q needs [{b}, {t}, {h}]")
@@ -66,17 +67,15 @@ def gated_delta(
         raise ValueError(f"initial_state has shape {tuple(initial_state.shape)}, expected [{b}, {h}, {d}, {d}]")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = checked_backend(backend, "triton", "fla") or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         gates = (log_gamma_BTH.float(), beta_BTH.float())
         first = None if initial_state is None else initial_state.float()
         r, state, *_ = torch_op.forward(q_BTHX, k_BTJX, v_BTJX, *gates, first)
-    elif backend == "torch":
-        r, state = _chunked(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, chunk, initial_state)
     elif backend == "fla":
         r, state = _fla(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, initial_state)
     else:
-        raise ValueError(f"unknown backend {backend!r}; allowed: triton, fla, torch")
+        r, state = _chunked(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, chunk, initial_state)
     return (r, state) if return_state else r
 
 
@@ -204,6 +203,7 @@ def gated_delta_reference(
         normalize: False leaves keys and queries at their own length (diagnostics).
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_length(t)
     dtype = statistics_dtype(q_BTHX.dtype)
     q, k, v = q_BTHX.to(dtype), expand_kv(k_BTJX, h).to(dtype), expand_kv(v_BTJX, h).to(dtype)
     if normalize:

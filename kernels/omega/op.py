@@ -110,7 +110,7 @@ def omega(
         orthogonal: "none": N is the identity. "token": N orthogonalises S_t (`newton_schulz`). "chunk": N is applied
             once per chunk, at its end, with the mean of its etas; readouts in a chunk are then those of the memory
             before it, without the decay.
-        backend: "triton" (whole chunks of a memory [X, X], features no longer than about 1), else torch; None:
+        backend: "triton" (whole chunks of a memory [X, X], features no longer than about 1) or "torch"; None:
             `choose_backend`.
 
     Raises:
@@ -119,7 +119,7 @@ def omega(
     _check(q_BTHF, k_BTHF, v_BTHX, state, window, chunk)
     t, f = k_BTHF.shape[1], k_BTHF.shape[3]
     dtype = statistics_dtype(v_BTHX.dtype)
-    if checked_backend(backend) is None:
+    if checked_backend(backend, "triton") is None:
         size = v_BTHX.shape[-1] if f == v_BTHX.shape[-1] and len(state.layers) == 1 else 0
         case = size, window, chunk, orthogonal, rates.log_momentum_BTH is not None
         backend = choose_backend(v_BTHX.device, v_BTHX.dtype, *case).backend

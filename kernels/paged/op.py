@@ -37,13 +37,15 @@ def paged_softmax(
         texts: Page tables and lengths of the texts, the new tokens counted.
         scale: Factor of q·k; None is 1/sqrt(X).
         window: Number of keys that a query sees, its own included; None for all.
-        backend: "triton"; any other known name is torch, which copies every text's pages; None: `choose_backend`.
+        backend: "triton" or "torch", which copies every text's pages; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes disagree.
     """
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
-    if (checked_backend(backend) or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
+    if (
+        checked_backend(backend, "triton") or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend
+    ) == "triton":
         scale = x**-0.5 if scale is None else scale
         return attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, [], scale, window or 0, 0.0)[0]
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool), scale)
@@ -74,7 +76,7 @@ def paged_polar(
         texts: Page tables and lengths of the texts, the new tokens counted.
         window: Number of keys that a query sees, its own included; None for all.
         n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight, null included.
-        backend: "triton"; any other known name is torch, which copies every text's pages; None: `choose_backend`.
+        backend: "triton" or "torch", which copies every text's pages; None: `choose_backend`.
 
     Returns:
         (direction [B, H, X] in q's dtype, magnitude [B, H] in float32, float64 for float64).
@@ -84,7 +86,9 @@ def paged_polar(
     """
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
     dtype = statistics_dtype(q_BHX.dtype)
-    if (checked_backend(backend) or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
+    if (
+        checked_backend(backend, "triton") or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend
+    ) == "triton":
         null_params = [part.to(dtype) for part in (null_base_H, null_slope_H, len_gain_H, mag_beta_H, v_null_HX)]
         return attend(
             q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, null_params, x**-0.5, window or 0, n_eff_floor
@@ -124,10 +128,11 @@ def write_pages(
         k_pool: Keys [N, page, J, X], changed in place.
         v_pool: Values, like `k_pool`, changed in place.
         texts: Page tables and lengths of the texts, the new tokens counted.
-        backend: "triton"; any other known name is torch; None: `choose_backend`.
+        backend: "triton" or "torch"; None: `choose_backend`.
     """
     if (
-        checked_backend(backend) or choose_backend(k_BJX.device, k_BJX.dtype, k_BJX.shape[2], texts.page).backend
+        checked_backend(backend, "triton")
+        or choose_backend(k_BJX.device, k_BJX.dtype, k_BJX.shape[2], texts.page).backend
     ) == "triton":
         put(k_BJX, v_BJX, k_pool, v_pool, texts.tables_BP, texts.lengths_B)
         return

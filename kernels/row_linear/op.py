@@ -50,7 +50,7 @@ def row_linear(
         gate: "none", or of outputs [a | g] "relu2", g relu(a)^2, or "swiglu", g silu(a). Another name counts as
             "swiglu" in torch and raises KeyError with "triton".
         under_BE: Residual that is added to the result, of the result's shape and x's dtype, or None.
-        backend: "triton" (one row only); any other known name is torch; None: `choose_backend`.
+        backend: "triton" (one row only) or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes or dtypes of x and w disagree, or "triton" is given several rows.
@@ -85,7 +85,7 @@ def row_conv_step(
         tails_RWC: Last W - 1 inputs b u of the convolution of each text, oldest first; changed in place.
         slots_B: int64, row of `tails_RWC` of each text; rows named twice end undefined.
         filters_CW: Filters of the convolution.
-        backend: "triton" (one row only, shapes not checked); any other known name is torch; None: `choose_backend`.
+        backend: "triton" (one row only, shapes not checked) or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes or dtypes disagree (in torch), or "triton" is given several rows.
@@ -106,7 +106,7 @@ def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
     Raises:
         ValueError: "triton" was asked for with several rows.
     """
-    backend = checked_backend(backend) or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
+    backend = checked_backend(backend, "triton") or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
     if backend == "triton" and len(x_BD) > MAX_ROWS:
         raise ValueError(f"the kernel supports a single row, got {len(x_BD)}; use backend torch")
     return backend == "triton"

@@ -39,7 +39,7 @@ def sketch(
         xs: L >= 1 tensors [N, D] of one float dtype.
         s_LKD: Directions [L, K, D]; "triton" gives them no gradient.
         squares: True to compute the squared lengths.
-        backend: "triton"; any other known name is torch; None: `choose_backend`.
+        backend: "triton" or "torch"; None: `choose_backend`.
 
     Returns:
         (x sᵀ [L, N, K], ||x||² [L, N], or [L, 0] without `squares`), float32 (float64 for float64).
@@ -50,7 +50,7 @@ def sketch(
     if s_LKD.ndim != 3 or len(xs) != len(s_LKD) or any(x.shape != (*xs[0].shape[:1], s_LKD.shape[2]) for x in xs):
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
         raise ValueError(f"x must be L tensors [N, D] and s [L, K, D], got {shapes} and {tuple(s_LKD.shape)}")
-    if (checked_backend(backend) or choose_backend(xs[0].device, xs[0].dtype).backend) == "triton":
+    if (checked_backend(backend, "triton") or choose_backend(xs[0].device, xs[0].dtype).backend) == "triton":
         z_LNK, square_LN = sketch_forward(list(xs), split_precision(s_LKD.float(), xs[0].dtype), squares)
         return z_LNK, square_LN
     return sketch_reference(xs, s_LKD, squares=squares)

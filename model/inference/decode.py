@@ -109,12 +109,18 @@ class PagedDecoder:
         Tokens may be on any device. Logits are soft-capped, on the network's device, float32 (float64 in a float64
         network). Runs eagerly, in chunks, and waits for the device.
 
+        Slot and pages are free again after any error.
+
         Raises:
             CacheFull: no slot or too few pages are free, or the sequence is too long; nothing has changed.
         """
         slot = self.allocator.allocate(len(tokens_T), self.window)
-        step = self.allocator.prefill_step([slot], self.window)
-        return slot, self.model.begin(tokens_T.to(self.model.device), self.states, step, chunk=self._chunk)
+        try:
+            step = self.allocator.prefill_step([slot], self.window)
+            return slot, self.model.begin(tokens_T.to(self.model.device), self.states, step, chunk=self._chunk)
+        except BaseException:
+            self.allocator.free(slot)
+            raise
 
     @torch.inference_mode()
     def fork(self, slot: int) -> int:

@@ -9,14 +9,17 @@ from typing import Any
 
 from ... import __version__
 from ...results.paper import OWNER
-from ...results.store.records import Attempt, Provenance, Sample
+from ...results.store.records import Attempt, CellState, Provenance, Sample
 from ...results.store.store import Store
+from ..figures.canvas.drawing import level_label
 from ..live.status import printed_source
+from ..number_format import format_length
 from ..result_columns import complete_columns, extra_metrics
 from ..stats.audit import audit_differences
+from ..stats.effects.effects import varying_axes
 from ..stats.effects.needle_baseline import constant_answer_score, needle_caption
 from ..stats.significance.trial_intervals import DIGIT_ACCURACY
-from ..sweep_data import SweepData, load_sweep_data, provenances_of_attempts
+from ..sweep_data import SweepData, cell_level, load_sweep_data, provenances_of_attempts
 from ..table import Table, TableEntry
 from ..tables.complete import table6
 from ..tables.run_records import failures_table, provenance_table
@@ -40,7 +43,7 @@ def core_block(
 
     Returns:
         Facts of the launch (sweep, revision, version, launched, printed, commit, dirty, grid), done (number of cells),
-        asked (`setup_facts`), progress (`progress_json`), care (caveats), audit and notes (sentences), columns, charts,
+        asked (`setup_facts`), progress (`progress_json`), care (caveats), audit and notes (sentences), columns, metrics, charts,
         tables ("mean", and "each" with a row per seed if configurations have several), keys, cells, attempts (by id),
         origins and failures.
     """
@@ -50,8 +53,8 @@ def core_block(
     several = "Seeds" in table.columns
     keys = sorted({key[1:] for key in data.values})
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
+    key_facts = [_key_facts(data, key, units.get(key, "")) for key in keys]
     origins = provenance_table(store, load_sweep_data(store, data.sweep))
-    groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
     provenance_by_attempt = provenances_of_attempts(store, [attempt.id for attempt in attempts])
     audit = audit_differences(store, data.sweep, lengths=data.extra_lengths_option)
     progress = progress_json(store, data)
@@ -61,12 +64,12 @@ def core_block(
         "commit": launched.git_commit, "dirty": launched.git_dirty, "grid": launched.grid_text,
         "done": data.done, "asked": setup_facts(store, data, launched), "progress": progress,
         "care": sweep_caveats(data, audit, running=progress["runs"]), "audit": audit, "notes": list(table.notes),
-        "columns": _column_facts(data), "charts": _chart_facts(data),
+        "columns": _column_facts(data, key_facts), "metrics": _metric_texts(data, key_facts), "charts": _chart_facts(data),
         "tables": {"mean": _table_rows(data, table)} | ({"each": _table_rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
-        "keys": [_key_facts(data, key, units.get(key, "")) for key in keys],
+        "keys": key_facts,
         "cells": _cell_facts(store, data, keys, curves),
-        "attempts": {attempt.id: _attempt_facts(attempt, provenance_by_attempt.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
-        "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
+        "attempts": {attempt.id: _attempt_facts(attempt, provenance_by_attempt.get(attempt.id)) for attempt in attempts},
+        "origins": {"columns": origins.columns, "rows": origins.rows},
         "failures": _failure_facts(failures_table(store, data)),
     }  # fmt: skip
 
@@ -75,13 +78,32 @@ def _moment_text(moment: datetime | None) -> str | None:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else None
 
 
-def _column_facts(data: SweepData) -> list[dict[str, Any]]:
-    """Return a dict per column of Table 6: heading, probe, metric, length, percent and better (1, -1 or 0)."""
+def _column_facts(data: SweepData, key_facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a dict per column of Table 6: heading, probe, metric, length, percent, better (1, -1 or 0) and definition."""
+    definitions = {(key["probe"], key["metric"]): key["definition"] for key in reversed(key_facts)}
     return [
         {name: getattr(column, name) for name in ("heading", "probe", "metric", "length", "percent")}
-        | {"better": column.direction}
+        | {"better": column.direction, "definition": definitions.get((column.probe, column.metric), "")}
         for column in complete_columns(data)
     ]
+
+
+def _metric_texts(data: SweepData, key_facts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return [PROBE.METRIC, its definition, unit, context lengths and columns as sentences] of every metric."""
+    columns = complete_columns(data)
+    keys_by_metric: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for key in key_facts:
+        keys_by_metric.setdefault((key["probe"], key["metric"]), []).append(key)
+    texts = []
+    for (probe, metric), keys in keys_by_metric.items():
+        headings = [column.heading for column in columns if (column.probe, column.metric) == (probe, metric)]
+        lengths = [format_length(key["length"]) for key in keys if key["length"]]
+        sentences = [keys[0]["definition"]]
+        sentences += [f"Unit: {keys[0]['unit']}."] if keys[0]["unit"] else []
+        sentences += [f"At context lengths {', '.join(lengths)}."] if lengths else []
+        sentences += [f"Shown as {', '.join(headings)}."] if headings else []
+        texts.append([f"{probe}.{metric}", " ".join(filter(None, sentences))])
+    return texts
 
 
 SAME_TAIL = ("same_tail", "nats")
@@ -165,7 +187,7 @@ def _cell_facts(
 ) -> list[dict[str, Any]]:
     """Return the JSON of every cell, in the grid's order.
 
-    Keys: id, slug, seed, state (status), cause, axes (level by axis), values, curve (`curve_facts` or None) and, where
+    Keys: id, slug, name (`_cell_name`), seed, state (status), cause, axes (level by axis), values, curve (`curve_facts` or None) and, where
     there are any, samples ([step, prompt, text]). A value is [index of its key, value, n, low, high, attempt id,
     reason].
 
@@ -182,15 +204,32 @@ def _cell_facts(
         values.setdefault(v.cell_id, []).append(row)
     cells = []
     samples = store.samples([curve.attempt for curve in curves.values()])
+    axes, has_seeds = varying_axes(data), len({cell.seed for cell in data.cells}) > 1
     for cell in data.cells:
         curve = curves.get(cell.cell_id)
         written = _thinned_samples(samples.get(curve.attempt, [])) if curve else []
-        facts = {"id": cell.cell_id, "slug": cell.slug, "seed": cell.seed, "state": data.status_word(cell)}
+        facts = {
+            "id": cell.cell_id,
+            "slug": cell.slug,
+            "name": _cell_name(cell, axes, has_seeds=has_seeds),
+            "seed": cell.seed,
+            "state": data.status_word(cell),
+        }
         numbers = sorted(values.get(cell.cell_id, []), key=lambda row: row[0])
         facts |= {"cause": cell.cause, "axes": {**cell.levels, **cell.axes}, "values": numbers}
         facts |= {"curve": curve_facts(curve) if curve else None}
         cells.append(facts | ({"samples": [[s.step, s.prompt, s.text] for s in written]} if written else {}))
     return cells
+
+
+def _cell_name(cell: CellState, axes: Sequence[str], *, has_seeds: bool) -> str:
+    """Return a cell in plain words: its levels on the axes that vary, without those that are off, and its seed.
+
+    The name is the slug if nothing varies.
+    """
+    labels = [level_label(cell_level(cell, axis), axis) for axis in axes]
+    names = [label for label in labels if label and not label.startswith("no ")]
+    return ", ".join([*names, *([f"seed {cell.seed}"] if has_seeds else [])]) or cell.slug
 
 
 def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
@@ -204,16 +243,15 @@ def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.step in selected_steps]
 
 
-def _attempt_facts(attempt: Attempt, recorded: Provenance | None, group: int | None) -> dict[str, Any]:
+def _attempt_facts(attempt: Attempt, recorded: Provenance | None) -> dict[str, Any]:
     """Return the JSON of an attempt.
 
     Keys: printed (True for a published number), number, kind, state, host, started and finished (texts; None for
-    printed numbers, which never ran here), commit, dirty, gpu, deviation and origin (`group`).
+    printed numbers, which never ran here), commit, dirty, gpu and deviation.
 
     Args:
         attempt: The attempt.
         recorded: Its provenance; None if not recorded.
-        group: Index of its row in the provenance table; None if it has none.
     """
     # the time at which a published number was imported says nothing about its run
     ran = attempt.owner != OWNER
@@ -226,7 +264,7 @@ def _attempt_facts(attempt: Attempt, recorded: Provenance | None, group: int | N
     facts |= run if ran else dict.fromkeys(run)
     facts |= {"commit": recorded.git_commit if recorded else None, "dirty": recorded.git_dirty if recorded else None}
     gpu = (recorded.gpu_name or recorded.device or None) if recorded else None
-    return facts | {"gpu": gpu, "deviation": attempt.deviation, "origin": group}
+    return facts | {"gpu": gpu, "deviation": attempt.deviation}
 
 
 def _failure_facts(table: Table) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from ...results.store.records import MeasurementKey
@@ -18,7 +19,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     """Return the JSON of the table of effects, one row per effect in the given order.
 
     Returns:
-        measures: heading, unit, percent, better, probe, metric and length of each number, and for a mean over lengths
+        measures: heading, unit, percent, better, probe, metric, length and definition of each number, and for a mean over lengths
         values (a number or None per cell). rows: `measure` (index), `axis`, `words` and printed `numbers`, `spot`
         (mean, low and high in printed units, None where unknown), `sure`, `mixed`, `family`, `missing` (text), and
         `pairs` (index). pairs: lists of cell indices, the levels first, then their references; rows share them. words
@@ -31,7 +32,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     rows = []
     for effect, row in zip(effect_list, table.rows, strict=True):
         column = effect.measure
-        cells = tuple(cell_index[cell] for cell, _ in effect.origins)
+        cells = tuple(map(cell_index.__getitem__, map(itemgetter(0), effect.origins)))
         scale = 100 if column.percent else 1
         spot = [None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)]
         facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": effect.axis}
@@ -40,7 +41,15 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
         facts |= {"missing": ", ".join(f"{word} {count}" for word, count in effect.missing.items())}
         rows.append(facts | {"pairs": pairs.setdefault(cells, len(pairs))})
     columns = {effect.measure.key: effect.measure for effect in effect_list}
-    keys = {key: {"probe": key[0], "metric": key[1], "length": key[2]} for key in measures}
+    keys = {
+        key: {
+            "probe": key[0],
+            "metric": key[1],
+            "length": key[2],
+            "definition": "" if key[1].endswith(WEIGHTED_SUFFIX) else data.metric(*key[:2]).definition,
+        }
+        for key in measures
+    }
     return {
         "measures": [json_fields(columns[key]) | keys[key] | _length_means(data, columns[key]) for key in measures],
         "words": table.columns[1 : table.text_columns],

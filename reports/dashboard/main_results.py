@@ -27,6 +27,7 @@ from ..stats.noise.best_probability import (
 from ..sweep_data import SweepData, cell_level
 from ..table_builder import ROUND_DECIMALS, difference_entry, measured_entry, p_value_entry
 from .caveats import result_caveats
+from .line_looks import line_fields
 
 PLAIN = ("off", "baseline")
 MAX_RANKED = 5  # configurations per measure that the first page lists
@@ -282,9 +283,9 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     """Return the needle accuracy over lengths as JSON: a panel per mixer, a line per group of cells.
 
     Returns:
-        panels: title and lines, each with name and points ([length, mean, low, high, cells], shares in %). trained:
+        panels: title and lines, each with the fields of `line_fields` and points ([length, mean, low, high, cells], shares in %). trained:
         training length in tokens, None if it is not the same for all. ceiling: [length, constant-digit baseline in %]
-        pairs. note and yardstick: sentences. why: None. Without any accuracy there are only panels ([]) and why (the
+        pairs, ceiling_text its range. note and yardstick: sentences. why: None. Without any accuracy there are only panels ([]) and why (the
         reason).
     """
     rows = length_rows(data, training_lengths(store, data), *NEEDLE)
@@ -297,8 +298,9 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     panels: dict[str, dict[str, Any]] = {
         row["panel"]: {"title": level_label(row["panel"]), "lines": []} for row in means
     }
+    fields = line_fields(data)
     for panel, line in dict.fromkeys((row["panel"], row["line"]) for row in means):
-        panels[panel]["lines"].append({"name": line, "points": lines[panel][line]})
+        panels[panel]["lines"].append(fields[line] | {"points": lines[panel][line]})
     training_length = single_value([row["trained"] for row in rows])
     lengths = sorted({row["length"] for row in rows})
     ceilings = [
@@ -307,6 +309,8 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     bar_notes = [note for note in dict.fromkeys(BARS.get(row["interval"], "") for row in means) if note]
     note = f"Points: means over the cells of a line. Bars: {'; '.join(bar_notes)}." if bar_notes else ""
     picture = {"panels": list(panels.values()), "trained": training_length, "ceiling": ceilings, "note": note}
+    ends = dict.fromkeys(f"{end(share for _, share in ceilings):.1f}" for end in (min, max)) if ceilings else {}
+    picture["ceiling_text"] = f"{' to '.join(ends)} %" if ends else ""
     return picture | {"yardstick": baseline_text(data, lengths), "why": None}
 
 

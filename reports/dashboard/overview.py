@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..figures.canvas.base import axes_of_lines, line_groups
+from ..figures.canvas.base import line_groups
 from ..number_format import Column, format_length
 from ..render import style
 from ..render.style import axis_label, level_label
@@ -22,31 +21,18 @@ LONG_NUMBER = re.compile(r"\d+\.\d{6,}(e-?\d+)?")
 MAX_STRATA = 6  # strata that the line below the finding lists
 
 
-@dataclass(frozen=True)
-class GalleryPicture:
-    """A figure of the gallery: `name` as on the command line, `title`, `caption` (sentences) and `svg` (a document)."""
-
-    name: str
-    title: str
-    caption: str
-    svg: bytes
-
-
-def overview_block(
-    data: SweepData, answer: Mapping[str, Any], pictures: Sequence[GalleryPicture] = ()
-) -> dict[str, Any]:
+def overview_block(data: SweepData, answer: Mapping[str, Any], figures: Mapping[str, str]) -> dict[str, Any]:
     """Return the JSON of the first screen that the other parts of the answer do not have.
 
     Args:
         data: The sweep.
         answer: JSON of the main results, with best and forest.
-        pictures: Figures of the gallery.
+        figures: Titles of the figures of the gallery, by name.
 
     Returns:
         finding (`finding_json`); axes: name, words, levels (raw) and labels of every axis that varies; headings: words
         and levels (labels by raw level) by heading of a column of levels; groups ([panel title, line]) and group (index
-        of each cell's group); lines (label by line); looks (dash, open and mark by line); hues (light and dark ink by mixer);
-        figures (name, title and text of each picture).
+        of each cell's group); hues (light and dark ink by mixer); figures (name and title of each).
     """
     axes = varying_axes(data)
     groups = line_groups(data)
@@ -62,10 +48,8 @@ def overview_block(
         },
         "groups": [list(key) for key in distinct],
         "group": [index[key] for key in keys],
-        "lines": _line_labels(data, groups),
-        "looks": _line_looks(data, groups),
         "hues": {level_label(mixer): {"light": ink, "dark": style.ink_on_dark(ink)} for mixer, ink in style.mixer_inks(data.levels("attn_type")).items()},
-        "figures": [{"name": picture.name, "title": picture.title, "text": picture.caption} for picture in pictures],
+        "figures": [{"name": name, "title": title} for name, title in figures.items()],
     }  # fmt: skip
 
 
@@ -84,41 +68,6 @@ def _axis_json(data: SweepData, axis: str) -> dict[str, Any]:
     levels = list(data.levels(axis))
     labels = [level_label(level, axis) for level in levels]
     return {"name": axis, "words": axis_label(axis), "levels": levels, "labels": labels}
-
-
-def _line_labels(data: SweepData, groups: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return the label of every line, such as "with memory, no window", by its text in the payload."""
-    axes = axes_of_lines(data)
-    labels = {}
-    for group in groups.values():
-        levels = (group["first"], group["second"])
-        parts = [level_label(level, axis) for axis, level in zip(axes, levels, strict=False)]
-        labels[group["line"]] = ", ".join(parts) or group["line"]
-    return labels
-
-
-def _line_looks(data: SweepData, groups: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return {"dash": widths of on and off, "open": bool, "mark": index} by line.
-
-    As in the figures, dash and fill show the memory and the marker the window. Where other axes distinguish the lines,
-    their levels take dashes and markers in their order.
-    """
-    axes = axes_of_lines(data)
-    looks = {}
-    for group in groups.values():
-        levels = dict(zip(axes, (group["first"], group["second"]), strict=False))
-        first, second = [
-            tables.get(level, sorted(data.levels(axis)).index(level)) if axis in ("memory", "window") else list(data.levels(axis)).index(level)
-            for axis, level in levels.items()
-            for tables in ({"memory": style.MEMORY_DASHES, "window": style.WINDOW_MARKERS}.get(axis, {}),)
-        ][:2] + [0] * (2 - len(levels))  # fmt: skip
-        dash = style.DASHES[first % len(style.DASHES)]
-        looks[group["line"]] = {
-            "dash": [] if dash == "-" else [2 * width for width in dash[1]],
-            "open": first % 2 == 1,
-            "mark": second % 3,
-        }
-    return looks
 
 
 def css_variables() -> str:

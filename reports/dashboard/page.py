@@ -18,7 +18,7 @@ import gc
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -34,8 +34,9 @@ from .comparison import comparison_block, comparison_summary
 from .core_block import core_block
 from .curves import load_curves, losses_block
 from .effects import effects_block
+from .gallery import BLOCK_PREFIX, GalleryPicture
 from .main_results import answer_block
-from .overview import GalleryPicture, css_variables, overview_block
+from .overview import css_variables, overview_block
 
 SCRIPTS = (
     "view.js", "chart.js", "grid.js", "cells.js", "curves.js", "overview.js", "parallel.js", "effects.js",
@@ -101,11 +102,12 @@ def build_blocks(
     lengths: ExtraLengths = None,
     compare: str | None = None,
     pictures: Sequence[GalleryPicture] = (),
+    figures: Mapping[str, str] | None = None,
 ) -> tuple[str, dict[str, bytes]]:
     """Return the title of a page and the content of its blocks by id: JSON in UTF-8, and packed curves.
 
     Ids: `core` has cells, numbers and attempts, `answer` the main results; `effects`, `losses`, `beside` (the
-    comparison, with `compare` alone), `figure-<name>` (SVG) for every picture, and `curve-<cell id>` for every cell with a
+    comparison, with `compare` alone), `figure-<name>` (`GalleryPicture.block`) for every picture, and `curve-<cell id>` for every cell with a
     curve. An open page takes newer
     `core` and `answer` by `refresh({core, answer})` of templates/dashboard.js.
 
@@ -115,10 +117,12 @@ def build_blocks(
         lengths: Context lengths to show in addition to those of the launch.
         compare: Name of a reference sweep, of the database or built in; None: no comparison.
         pictures: Figures of the sweep for the gallery.
+        figures: Titles by name of figures without a block, which a server draws on request; None: those of `pictures`.
 
     Raises:
         SweepUnknown, ReportError: The sweep cannot be shown or compared.
     """
+    titles = figures if figures is not None else {picture.name: picture.title for picture in pictures}
     with cached_reads(), _without_cycle_collection():
         data = load_sweep_data(store, sweep, lengths=lengths)
         # each block becomes bytes before the next is made: the objects of a large sweep take most of the memory
@@ -126,7 +130,7 @@ def build_blocks(
         computed_effects = effects(data)
         answer = answer_block(store, data, computed_effects)
         answer |= {"beside": comparison_summary(comparison)} if comparison is not None else {}
-        answer |= {"overview": overview_block(data, answer, pictures)}
+        answer |= {"overview": overview_block(data, answer, titles)}
         blocks = {"core": b"", "answer": as_json(answer), "effects": as_json(effects_block(data, computed_effects))}
         del computed_effects, answer
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
@@ -135,7 +139,7 @@ def build_blocks(
         blocks["losses"] = as_json(losses_block(data, curves))
         if comparison is not None:
             blocks["beside"] = as_json(comparison)
-        blocks |= {f"figure-{picture.name}": picture.svg for picture in pictures}
+        blocks |= {f"{BLOCK_PREFIX}{picture.name}": picture.block() for picture in pictures}
         blocks |= {f"curve-{cell}": curve.to_bytes() for cell, curve in curves.items()}
     return f"{data.sweep}, revision {data.revision}", blocks
 

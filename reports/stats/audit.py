@@ -12,7 +12,7 @@ from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from .. import cell_filter
-from ..sweep_data import ExtraLengths, SweepData, load_sweep_data, provenances_of_attempts
+from ..sweep_data import ExtraLengths, SweepData, cached_result, load_sweep_data, provenances_of_attempts
 
 MAX_LISTED = 3  # largest number of values that are named; the rest is counted
 IGNORED_SETTINGS = (
@@ -73,6 +73,11 @@ def audit_differences(
         ReportError: Nothing was measured at one of `lengths`.
     """
     data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
+    return list(cached_result((id(data), "audit"), lambda: _difference_lines(store, data)))
+
+
+def _difference_lines(store: Store, data: SweepData) -> list[str]:
+    """Return the lines of `audit_differences` for a sweep that is read already."""
     used = {value.attempt_id for value in data.shown_values.values()}
     cells = {cell.cell_id: cell for cell in data.cells}
     by_cell = provenances_of(store, data)
@@ -233,14 +238,27 @@ def _setting_lines(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) ->
         data: The sweep, whose axes (the seed among them) may explain a setting.
         configs: Config by cell id.
     """
-    flattened = {cell: flatten_config(config) for cell, config in configs.items()}
+    # cells share most sections, each of which is flattened once
+    sections: dict[tuple[str, int], dict[str, str]] = {}
+    by_cell = {
+        cell: [
+            sections.get((name, id(section)))
+            or sections.setdefault((name, id(section)), flatten_config({name: section}))
+            for name, section in config.items()
+        ]
+        for cell, config in configs.items()
+    }
+    texts: dict[str, set[str]] = defaultdict(set)
+    for section in sections.values():
+        for path, text in section.items():
+            texts[path].add(text)
     levels = {cell.cell_id: {**cell.axes, **cell.levels, "seed": str(cell.seed)} for cell in data.cells}
     lines = []
-    for path in sorted({path for config in flattened.values() for path in config}):
+    for path in sorted(path for path, different in texts.items() if len(different) > 1):
         if path.startswith(IGNORED_SETTINGS):
             continue
         # cells without a component lack its settings, which is no difference
-        values = {cell: config[path] for cell, config in flattened.items() if path in config}
+        values = {cell: flat[path] for cell, flats in by_cell.items() for flat in flats if path in flat}
         groups = _cells_by_value(values.items())
         if len(groups) > 1 and (path == ALWAYS_NAMED or not _follows_an_axis(values, levels)):
             lines.append(_line(path, groups))

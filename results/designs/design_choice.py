@@ -21,8 +21,7 @@ def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Des
     Args:
         space: all possible points.
         terms: terms to estimate, without the mean.
-        runs: number of points, at least the rank of the model; fewer are raised to the rank, while `Design.runs` is
-            not.
+        runs: number of points; fewer than the rank of the model are raised to the rank, in `Design.runs` too.
     """
     model = LinearModel(space, tuple(terms))
     potential_model = LinearModel(space, tuple(term for term in space.terms(2) if term not in model.terms))
@@ -36,7 +35,7 @@ def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Des
         "terms": [list(term) for term in terms],
     }
     members = point_exchange.point_order(model.whitened, potential, point_exchange.seed_of(content), runs)
-    return Design(method="d-optimal", runs=runs, space=space, terms=model.terms), np.sort(members)
+    return Design(method="d-optimal", runs=len(members), space=space, terms=model.terms), np.sort(members)
 
 
 def regular_fraction(

@@ -16,7 +16,17 @@ from sqlalchemy.orm import Session
 
 from ..errors import AttemptUnknown
 from ..metrics import SAMPLES
-from .queries import chunked, columns_of, read_records, revision_cell_pairs, revision_row, rows_in, sweep_row
+from .queries import (
+    MAX_BOUND_IDS,
+    chunked,
+    columns_of,
+    read_records,
+    revision_cell_pairs,
+    revision_row,
+    rows_in,
+    sweep_row,
+    with_shared_sections,
+)
 from .records import (
     SAMPLE_METRIC,
     Attempt,
@@ -177,10 +187,20 @@ def provenance(session: Session, attempt_id: int) -> Provenance | None:
 
 
 def provenances(session: Session, attempt_ids: Collection[int]) -> dict[int, Provenance]:
-    """Return the provenance by attempt id; attempts without one are absent."""
+    """Return the provenance by attempt id; attempts without one are absent.
+
+    Equal sections of configs, packages and kernels are one object: they are not to be changed.
+    """
     query = select(ProvenanceRow.attempt_id, *columns_of(ProvenanceRow, Provenance))
-    rows = [dict(row._mapping) for row in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)]
-    return {values.pop("attempt_id"): Provenance(**values) for values in rows}
+    query = query.execution_options(yield_per=MAX_BOUND_IDS)
+    shared: dict[bytes, Any] = {}
+    provenance_by_attempt = {}
+    for row in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids):
+        values = dict(row._mapping)
+        attempt = values.pop("attempt_id")
+        config = with_shared_sections(values.pop("config"), shared)
+        provenance_by_attempt[attempt] = Provenance(config=config, **with_shared_sections(values, shared))
+    return provenance_by_attempt
 
 
 def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, CodeAndGpu]:

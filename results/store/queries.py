@@ -6,6 +6,7 @@ Every function takes an open session and returns plain records; none of them wri
 from __future__ import annotations
 
 import json
+import marshal
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -70,10 +71,14 @@ def read_records(session: Session, record: type[Record], query: Any) -> list[Rec
     Raises:
         TypeError: a column is no field, or a field without a default has no column.
     """
-    result = session.execute(query)
+    result = session.execute(query.execution_options(yield_per=MAX_BOUND_IDS))
     names = tuple(result.keys())
+    shared: dict[str, str] = {}  # equal texts, such as names of metrics, are one object
     # row._mapping would take more time than everything else
-    return [record(**dict(zip(names, row, strict=True))) for row in result]
+    return [
+        record(**dict(zip(names, [shared.setdefault(v, v) if type(v) is str else v for v in row], strict=True)))
+        for row in result
+    ]
 
 
 def snapshot(session: Session) -> None:
@@ -489,9 +494,27 @@ def cell(session: Session, cell_id: str) -> CellRecord:
 
 
 def configs(session: Session, cell_ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the complete frozen config by cell id; unknown ids are absent."""
-    rows = rows_in(session, select(CellRow.id, CellRow.config), CellRow.id, cell_ids)
-    return {row.id: row.config for row in rows}
+    """Return the complete frozen config by cell id; unknown ids are absent. Equal sections are one object: read only."""
+    query = select(CellRow.id, CellRow.config).execution_options(yield_per=MAX_BOUND_IDS)
+    sections: dict[bytes, Any] = {}
+    return {row.id: with_shared_sections(row.config, sections) for row in rows_in(session, query, CellRow.id, cell_ids)}
+
+
+def with_shared_sections(config: Mapping[str, Any], sections: dict[bytes, Any]) -> dict[str, Any]:
+    """Return the config with each section replaced by the equal one seen before, since most cells share most of them.
+
+    A sweep of thousands of cells then needs the memory of its distinct sections only.
+
+    Args:
+        config: config of a cell or an attempt.
+        sections: distinct sections so far, by their bytes; extended here.
+    """
+    return {
+        name: sections.setdefault(marshal.dumps(section, 2), section)
+        if isinstance(section, (dict, list, str))
+        else section
+        for name, section in config.items()
+    }
 
 
 def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> CellRecord:

@@ -84,7 +84,9 @@ Finding = Callable[[Store, str], str | None]
 """Returns the finding of a sweep by its name, as sentences; None if nothing was measured."""
 
 
-def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, finding: Finding | None = None) -> bool:
+def run_launch_command(
+    options: LaunchOptions, *, dry_run: bool, as_json: bool, list_all: bool = False, finding: Finding | None = None
+) -> bool:
     """Launch a grid, or with `dry_run` only print the plan. Return False if cells are not finished.
 
     Plans without writing first. Then prepares text, creates the database and the runs folder, runs the grid's studies,
@@ -93,6 +95,7 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
     Args:
         options: Options of the command.
         dry_run: True to print the plan and write nothing.
+        list_all: True for a plan that lists every cell.
         as_json: True to print JSON on standard output; progress then goes to standard error.
         finding: Returns the finding that is printed at the end; None prints none.
 
@@ -104,6 +107,8 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
     if options.detach and options.address is None:
         raise SweepError("--detach runs the supervisor on a cluster; pass its --address")
     check_trackers(options)
+    if list_all and not dry_run:
+        raise SweepError("--list lists the cells of a plan; add --dry-run")
     if options.prepare and dry_run:
         raise SweepError("--prepare writes text, and --dry-run writes nothing; leave one of them out")
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
@@ -119,7 +124,9 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool, 
             lambda cells: price(launch.plan(replace(request, cells=cells), existing_store)),
         )
         bill = price(preview.launch_plan.with_proposals())
-        show_plan(preview.launch_plan, request.grid, preview.remarks, bill, outlook, lacking, as_json)
+        show_plan(
+            preview.launch_plan, request.grid, preview.remarks, bill, outlook, lacking, as_json, list_all=list_all
+        )
         return True
     try:
         request, store = prepare_launch(options, preview, lacking, console)
@@ -409,8 +416,10 @@ def show_plan(
     outlook: StopOutlook | None,
     lacking: Sequence[Lack],
     as_json: bool,
+    *,
+    list_all: bool = False,
 ) -> None:
-    """Print the plan of a launch: every cell with its state, then the summary; or all of it as one JSON object.
+    """Print the plan of a launch: its cells by state, then the summary; or all of it as one JSON object.
 
     Its keys are sweep, cells, counts (cells by standing), to_train and to_evaluate (ids), tokens, price, remarks and
     lacks. Each of the cells is an object of cell (id), slug, seed, the five levels, axes and state (its standing). Disk
@@ -423,7 +432,8 @@ def show_plan(
         bill: Price of the plan.
         outlook: Forecast of the `stop` rule; None without one.
         lacking: Requirements that this machine does not meet.
-        as_json: True to print JSON.
+        as_json: True to print JSON, which has every cell.
+        list_all: True to list every cell, however many there are.
     """
     sweep = grid.name
     if as_json:
@@ -456,7 +466,7 @@ def show_plan(
             }
         )
         return
-    lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
+    lines = render.cell_lines(plan, list_all=list_all)
     while part := list(itertools.islice(lines, 1000)):  # in blocks, since one write per line is slow for 100,000 cells
         echo_text("\n".join(part))
     stop = outlook.lines() if outlook is not None else []

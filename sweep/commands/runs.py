@@ -36,6 +36,7 @@ def launch(
     only: list[str] | None = None,
     name: Name = None,
     dry_run: bool = False,
+    list_: bool = False,
     executor: Executor = DEFAULT_EXECUTOR,
     address: Address = None,
     detach: bool = False,
@@ -68,6 +69,7 @@ def launch(
     Args:
         only (AXIS=LEVEL,..): Run only the cells with these levels now; repeatable.
         dry_run: Show the plan and exit; nothing is written.
+        list_: With --dry-run, list every cell.
         detach: Run the launch on the cluster and return at once; needs --address.
         retrain: Train cells again that diverged or whose weights are gone.
         code (new|kept): new: run the current code; kept: run the code of the last launch of this sweep.
@@ -83,7 +85,8 @@ def launch(
         grid, set_ or [], only or [], name, resolve_executor_name(executor, address), address, detach, retrain, code, most, runs, db,
         notify, budget, rate, prepare, track or [],
     )  # fmt: skip
-    if not run_launch_command(options, dry_run=dry_run, as_json=as_json, finding=(ctx.obj or {}).get("finding")):
+    finding = (ctx.obj or {}).get("finding")
+    if not run_launch_command(options, dry_run=dry_run, as_json=as_json, list_all=list_, finding=finding):
         raise typer.Exit(1)
 
 

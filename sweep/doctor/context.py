@@ -219,7 +219,7 @@ def answer(question: str, *arguments: str, seconds: float, db: str | None = None
             capture_output=True, text=True, timeout=seconds, env=env, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise LookFailed(f"no answer from torch within {seconds:.0f} s") from None
+        raise LookFailed(f"the check of {question} gave no answer within {seconds:.0f} s") from None
     try:
         return dict(json.loads(process.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError):

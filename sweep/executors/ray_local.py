@@ -214,15 +214,15 @@ class RayExecutor(HostExecutor):
         self._running[reference] = spec, allocation
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Return the attempts whose process or Ray worker has ended; waits `seconds`, or until all have ended.
+        """Return the attempts whose process or Ray worker has ended, after at most `seconds`.
 
-        [] at once when nothing runs. Exit codes are those of `_exit_code`.
+        Returns as soon as one has ended; [] at once when nothing runs. Exit codes are those of `_exit_code`.
         """
         if not self._running:
             return []
-        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=seconds)
-        if not ready and seconds > 0:
-            return []
+        references = list(self._running)
+        ray.wait(references, num_returns=1, timeout=seconds)
+        ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
         finished = []
         for reference in ready:
             spec, allocation = self._running.pop(reference)

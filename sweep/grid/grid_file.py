@@ -339,7 +339,8 @@ def _seeds(value: Any) -> Sequence[int]:
 def _fraction(value: Any) -> Fraction:
     """Return a share between 0 and 1, both excluded, from a number or text such as "1/4" or "0.25".
 
-    The denominator is limited to 1,000,000. Raises PydanticCustomError for anything else, booleans included.
+    The denominator is limited to 1,000,000 unless that would make the share 0 or 1. Raises PydanticCustomError for
+    anything else, booleans included.
     """
     try:
         share = Fraction(0) if isinstance(value, bool) else Fraction(str(value).replace(" ", ""))
@@ -347,7 +348,8 @@ def _fraction(value: Any) -> Fraction:
         share = Fraction(0)
     if not 0 < share < 1:
         raise key_error(f"must be a fraction between 0 and 1, such as 1/4, got {value!r}")
-    return share.limit_denominator(1_000_000)
+    rounded = share.limit_denominator(1_000_000)
+    return rounded if 0 < rounded < 1 else share
 
 
 def _resolution(value: Any) -> int:

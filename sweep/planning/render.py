@@ -9,6 +9,7 @@ from typing import Any
 from ...results.console.quantities import format_duration
 from .cost_estimate import ATTEMPT_PHASES, Bill, PriceGroup
 from .difference import Change, GridDifference
+from .planner import Plan
 from .speed_model import RANK_EFFICIENCY, ThreePointEstimate, sum_estimates
 
 STANDING_LABELS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
@@ -51,6 +52,28 @@ def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[
     yield from (f"  {key}: {_value(old)} -> {_value(new)}" for key, old, new in shown)
     if len(shown) < len(changes):
         yield f"  and {len(changes) - len(shown)} more; --list shows all"
+
+
+def cell_lines(plan: Plan, *, list_all: bool) -> Iterator[str]:
+    """Yield a line per cell with its id, standing and slug, or if there are many, a line per standing.
+
+    Those have the number of cells and the slugs of the first and the last one; standings are in the order in which they
+    first occur.
+
+    Args:
+        plan: The plan.
+        list_all: True yields a line per cell, however many there are; False at most 12 (MAX_LINES).
+    """
+    if list_all or len(plan.cells) <= MAX_LINES:
+        yield from (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
+        return
+    slugs: dict[str, list[str]] = {}
+    for cell in plan.cells:
+        slugs.setdefault(plan.standings[cell.id], []).append(cell.slug)
+    for standing, alike in slugs.items():
+        ends = " to ".join(dict.fromkeys((alike[0], alike[-1])))
+        yield f"{len(alike):>6,} {STANDING_LABELS.get(standing, standing):<16} {ends}"
+    yield "--list shows every cell"
 
 
 def _value(value: object) -> str:

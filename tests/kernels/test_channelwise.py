@@ -10,7 +10,7 @@ from atma_sweep.kernels.channelwise_delta.op import (
     choose_backend,
     fla_forward,
 )
-from atma_sweep.kernels.gated_delta.op import gated_delta_reference
+from atma_sweep.kernels.gated_delta.op import gated_delta, gated_delta_reference
 from graded import double, in_type, run
 from kernel_operations import delta_inputs
 from torch import Tensor
@@ -74,3 +74,11 @@ def test_fake_shapes_of_fla_results_match_on_a_gpu() -> None:
     rates = [-torch.rand(2, 70, 2, 64, device="cuda"), torch.rand(2, 70, 2, device="cuda")]
     state = torch.zeros(2, 2, 64, 64, device="cuda")
     torch.library.opcheck(fla_forward, (*tensors, *rates, state), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_delta_rules_refuse_a_sequence_of_no_token() -> None:
+    q, k, v, gamma, beta = (x[:, :0] for x in drawn(3))
+    with pytest.raises(ValueError, match="at least 1 token, got 0"):
+        channelwise_delta(q, k, v, gamma, beta)
+    with pytest.raises(ValueError, match="at least 1 token, got 0"):
+        gated_delta(q, k, v, gamma[..., 0], beta)

@@ -118,3 +118,14 @@ def test_a_text_may_not_outgrow_its_row() -> None:
     with pytest.raises(CacheFull, match="a sequence may have at most 24 tokens, got 30"):
         ours.allocate(30)
     assert ours.num_used_pages == 7
+
+
+def test_freeing_a_slot_twice_is_an_error() -> None:
+    ours = book()
+    slot, other = ours.allocate(5), ours.allocate(5)
+    ours.free(slot)
+    with pytest.raises(ValueError, match=f"slot {slot} holds no sequence"):
+        ours.free(slot)
+    assert ours.num_used_pages == 2
+    assert ours.allocate(5) == slot
+    assert ours.allocate(5) not in (slot, other)

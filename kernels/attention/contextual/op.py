@@ -39,14 +39,16 @@ def contextual_attention(
         scale: Factor of q·k; None is 1/sqrt(X).
         window: Number of keys that a query sees, its own included; None for all earlier keys.
         query_block: Queries that "torch" scores at a time; None: 1024.
-        backend: "triton" (P at most 128); any other known name is torch; None: `choose_backend`.
+        backend: "triton" (P at most 128) or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes or dtypes of q, k and v disagree, or the window is below 1.
     """
     _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, len(vectors_PX)).backend
+    backend = (
+        checked_backend(backend, "triton") or choose_backend(q_BTHX.device, q_BTHX.dtype, d, len(vectors_PX)).backend
+    )
     if backend == "triton":
         z_BHTP = torch.einsum("bthx,px->bhtp", q_BTHX.to(vectors_PX.dtype), vectors_PX) * LOG2E
         return _forward(q_BTHX, k_BTJX, v_BTJX, z_BHTP, factor_in_log2(d, scale), cut(window, t))[0]

@@ -41,7 +41,9 @@ def forgetting_attention(
     check_window(window)
     if log_gate_BTH.shape not in ((b, t, h), (1, t, h)):
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTH.shape)}")
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
+    backend = (
+        checked_backend(backend, "gluon", "triton") or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
+    )
     if backend != "torch":
         factor = factor_in_log2(d, scale)
         # the kernels divide by the factor

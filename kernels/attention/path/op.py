@@ -50,7 +50,7 @@ def path_attention(
         window: Number of keys that a query sees, its own included; None for all earlier keys.
         query_block: Queries that "torch" scores at a time; None: 1024.
         chunk: Tokens whose maps "torch" combines.
-        backend: "fla" (CUDA, 16 bits, no window shorter than T); any other known name is torch; None: `choose_backend`.
+        backend: "fla" (CUDA, 16 bits, no window shorter than T) or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes or dtypes disagree, the window is below 1, or "fla" is given a window shorter than T.
@@ -65,7 +65,8 @@ def path_attention(
     if window is not None and window >= t:
         window = None
     backend = (
-        checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=window is not None).backend
+        checked_backend(backend, "fla")
+        or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=window is not None).backend
     )
     if backend == "fla":
         if window is not None:

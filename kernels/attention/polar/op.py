@@ -70,7 +70,9 @@ def polar_attention(
     temp_TH, null_TH = schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
     beta_H = functional.softplus(mag_beta_H.to(dtype))
     score_null_TH = temp_TH * null_TH
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
+    backend = (
+        checked_backend(backend, "gluon", "triton") or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
+    )
     if backend != "torch":
         q = _in_log2(q_BTHX, temp_TH)
         args = (q, k_BTJX, v_BTJX, score_null_TH * LOG2E, beta_H, v_null_HX.to(dtype))
@@ -114,7 +116,7 @@ def polar_distractor_loss(
     _check_heads(h, null_base_H, null_slope_H, len_gain_H)
     dtype = statistics_dtype(q_BTHX.dtype)
     temp_TH, null_TH = schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = checked_backend(backend, "gluon", "triton") or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend != "torch" and k_r_BRJX.shape[1] > 0:
         lse_BHT, _ = log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX)
         return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()

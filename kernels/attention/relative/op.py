@@ -35,7 +35,7 @@ def relative_attention(
         scale: Factor of q·k; None is 1/sqrt(X).
         window: Number of keys that a query sees, its own included; None for all earlier keys.
         query_block: Queries that "torch" scores at a time; None: 1024.
-        backend: "triton"; any other known name is torch; None: `choose_backend`.
+        backend: "triton" or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes or dtypes disagree, or the window is below 1.
@@ -45,7 +45,7 @@ def relative_attention(
     if bias_HR.ndim != 2 or len(bias_HR) != heads:
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but bias {tuple(bias_HR.shape)}")
     bias_HR = bias_HR.to(statistics_dtype(q_BTHX.dtype))
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = checked_backend(backend, "triton") or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         return _forward(q_BTHX, k_BTJX, v_BTJX, bias_HR * LOG2E, factor_in_log2(d, scale), cut(window, t))[0]
     reach = bias_HR.shape[1] - 1

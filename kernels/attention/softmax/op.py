@@ -49,7 +49,7 @@ def softmax_attention(
         scale: Factor of q·k; None is 1/sqrt(X).
         window: Number of keys that a query sees, its own included; None for all earlier keys.
         query_block: Queries that "torch" scores at a time with a window; None: 1024.
-        backend: "cudnn" (full attention; torch with a window), "triton" or "torch", as any other known name; None:
+        backend: "cudnn" (full attention; torch with a window), "triton" or "torch"; None:
             `choose_backend`.
 
     Raises:
@@ -58,7 +58,10 @@ def softmax_attention(
     _, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
     full = window is None or window >= t
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=not full).backend
+    backend = (
+        checked_backend(backend, "cudnn", "triton")
+        or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=not full).backend
+    )
     if backend == "triton":
         q = in_log2(q_BTHX, scale)
         return softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0)[0]
@@ -187,7 +190,7 @@ def softmax_distractor_loss(
         scale: Factor of q·k; None is 1/sqrt(X).
         window: Attention window of the real keys, or None.
         query_block: Queries that "torch" scores at a time.
-        backend: "triton"; any other known name is torch; None: that of `softmax_attention` with a window.
+        backend: "triton" or "torch"; None: that of `softmax_attention` with a window.
 
     Raises:
         ValueError: Shapes or dtypes disagree, or the window is below 1.
@@ -202,7 +205,9 @@ def softmax_distractor_loss(
     dtype = statistics_dtype(q_BTHX.dtype)
     if r == 0:
         return torch.zeros((), dtype=dtype, device=q_BTHX.device)
-    if (checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=True).backend) == "triton":
+    if (
+        checked_backend(backend, "triton") or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=True).backend
+    ) == "triton":
         q = in_log2(q_BTHX, scale)
         _, clean_BHT = softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0)
         drawn_BTHX, drawn_BHT = softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r)

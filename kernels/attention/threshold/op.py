@@ -51,7 +51,7 @@ def threshold_attention(
         window: Number of keys that a query sees, its own included; None for all earlier keys.
         empty: Result of a query without a survivor: "zero", or "uniform" for the mean of the values that it sees.
         query_block: Queries that "torch" scores at a time; None: 1024.
-        backend: "triton"; any other known name is torch; None: `choose_backend`.
+        backend: "triton" or "torch"; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes or dtypes disagree, or the window is below 1.
@@ -62,7 +62,7 @@ def threshold_attention(
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_decay {tuple(log_decay_BTH.shape)}")
     dtype = statistics_dtype(q_BTHX.dtype)
     decay = log_decay_BTH.to(dtype)
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    backend = checked_backend(backend, "triton") or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
         decay_BHT = decay.transpose(1, 2) * LOG2E
         y, lse_BHT = _forward(q_BTHX, k_BTJX, v_BTJX, decay_BHT, factor_in_log2(d, scale), cut(window, t))

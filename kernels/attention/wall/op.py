@@ -66,7 +66,10 @@ def wall_attention(
         raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTPX.shape)}")
     scale = d**-0.5 if scale is None else scale
     dtype = statistics_dtype(q_BTHX.dtype)
-    backend = checked_backend(backend) or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
+    backend = (
+        checked_backend(backend, "gluon", "triton")
+        or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
+    )
     if backend != "torch":
         f, window = log_gate_BTPX.to(dtype), cut(window, t)
         return wall_forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]

@@ -18,8 +18,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..gallery import BLOCK_PREFIX
 from ..page import page_parts
 from .access_guard import AccessGuard
+from .figure_cache import FigureCache
 from .page_cache import PageCache, join_json_blocks
 
 CHUNK_BYTES = 65_536
@@ -38,15 +40,15 @@ class LongResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def app_of(cache: PageCache, *, port: int, token: str) -> AccessGuard:
+def app_of(cache: PageCache, *, port: int, token: str, figures: FigureCache | None = None) -> AccessGuard:
     """Return the ASGI application of a sweep's pages behind the access guard."""
-    return AccessGuard(pages_of(cache, token), port=port, token=token)
+    return AccessGuard(pages_of(cache, token, figures), port=port, token=token)
 
 
-def pages_of(cache: PageCache, token: str) -> Starlette:
+def pages_of(cache: PageCache, token: str, figures: FigureCache | None = None) -> Starlette:
     """Return the ASGI application of a page, without the access guard.
 
-    It answers GET /TOKEN/ (HTML of the newest version), /TOKEN/state (JSON of `PageCache.poll`), /TOKEN/data (JSON with
+    Figures are drawn on request by `figures`; None: there are none. It answers GET /TOKEN/ (HTML of the newest version), /TOKEN/state (JSON of `PageCache.poll`), /TOKEN/data (JSON with
     version, core and answer) and /TOKEN/VERSION/BLOCK (bytes of a block; 404 if version or block is gone). Any other
     path is 404.
     """
@@ -77,12 +79,15 @@ def pages_of(cache: PageCache, token: str) -> Starlette:
     def data(request: Request) -> Response:
         return LongResponse(join_json_blocks(cache.build), media_type="application/json")
 
-    def block(request: Request) -> Response:
-        """Answer with a block, such as a curve, of a version; 404 if either is gone."""
+    async def block(request: Request) -> Response:
+        """Answer with a block, such as a curve or a figure, of a version; 404 if either is gone."""
         # compared as text: int() refuses a number of thousands of digits
         version = request.path_params["version"]
         build = next((build for build in cache.builds if str(build.version) == version), None)
-        content = build.blocks.get(request.path_params["name"]) if build else None
+        name = request.path_params["name"]
+        content = build.blocks.get(name) if build else None
+        if content is None and build is not None and figures is not None and name.startswith(BLOCK_PREFIX):
+            content = await figures.block(build.version, name.removeprefix(BLOCK_PREFIX))
         if content is None:
             return PlainTextResponse("these data are no longer available\n", 404)
         return LongResponse(content, media_type="application/octet-stream")

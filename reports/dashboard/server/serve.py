@@ -100,11 +100,14 @@ def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIA
     Raises:
         SweepUnknown, StoreError, ReportError: The page cannot be built.
     """
+    from ..gallery import block_on_request, figure_titles
     from ..page import build_blocks
     from .app import pages_of
+    from .figure_cache import FigureCache
     from .page_cache import PageCache
 
-    return pages_of(PageCache(store, sweep, partial(build_blocks, compare=compare)), token)
+    build = partial(build_blocks, compare=compare, figures=figure_titles(store, sweep))
+    return pages_of(PageCache(store, sweep, build), token, FigureCache(partial(block_on_request, store, sweep)))
 
 
 @contextmanager

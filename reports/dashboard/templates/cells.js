@@ -2,7 +2,7 @@
 
 const cellGrid = new Grid("Cells and their numbers", {
   onSort: sortBy,
-  rowClass: (row) => (row.cells.every((cell) => view.picked.includes(cell)) ? "chosen" : ""),
+  rowClass: (row) => (isPicked(row) ? "chosen" : ""),
   fixed: true,
   lines: true,
 });
@@ -22,109 +22,51 @@ function rowName(row) {
 }
 
 /** A cell in plain words: its levels on the axes that vary, and its seed where seeds do. */
-function cellName(cell) {
-  return data.names[cell];
-}
-
-function cellNames() {
-  const { axes } = data.answer.overview;
-  const seeds = new Set(data.cells.map(({ seed }) => seed)).size > 1;
-  return data.cells.map(({ axes: levels, seed, slug }) => {
-    const labels = axes.map(({ name, levels: all, labels }) => labels[all.indexOf(levels[name] ?? "-")] ?? levels[name]);
-    return [...labels.filter((label) => label && !label.startsWith("no ")), ...(seeds ? [`seed ${seed}`] : [])].join(", ") || slug;
-  });
-}
-
-/** The validation loss of a row over training as a line of a word's height; that of its first cell with one. */
-function sparkline(row) {
-  const line = row.cells.map((cell) => data.lossLines?.get(cell)).find(Boolean);
-  if (!line || line.length < 2) return "";
-  const late = line.slice(Math.floor(line.length / 20)).filter(isNumber);
-  const [low, high] = [Math.min(...late), Math.max(...late)];
-  const steps = line.flatMap((loss, index) => (isNumber(loss) ? [`${((80 * index) / (line.length - 1)).toFixed(1)} ${(20 - 18 * Math.min(1, (loss - low) / (high - low || 1))).toFixed(1)}`] : []));
-  const text = `loss from ${digits(Number(late[0].toPrecision(4)))} to ${digits(Number(late.at(-1).toPrecision(4)))}`;
-  return drawing("svg", { class: "spark", viewBox: "0 0 80 22", preserveAspectRatio: "none", role: "img", "aria-label": text }, drawing("path", { d: `M${steps.join("L")}`, "vector-effect": "non-scaling-stroke" }));
-}
+const cellName = (cell) => data.cells[cell].name;
+const isPicked = (row) => row.cells.every((cell) => view.picked.includes(cell));
+const stateClass = (word) => `state-${word.replaceAll(" ", "-")}`;
 
 function pickBox(row) {
-  const box = make("input", {
-    type: "checkbox",
-    "aria-label": `Draw the curves of ${rowName(row)}`,
-    on: { change: () => pick(row.cells, box.checked) },
-  });
-  box.checked = row.cells.every((cell) => view.picked.includes(cell));
+  const box = make("input", { type: "checkbox", "aria-label": `Draw the curves of ${rowName(row)}`, on: { change: () => pick(row.cells, box.checked) } });
+  box.checked = isPicked(row);
   return box;
 }
 
 function pick(cells, wanted) {
   const others = view.picked.filter((cell) => !cells.includes(cell));
   const picked = wanted ? [...others, ...cells] : others;
-  if (picked.length > MAX_PICKED) {
-    draw();
-    say(`At most ${MAX_PICKED} cells can be drawn at once; remove some first.`);
-    return;
-  }
-  change({ picked });
+  if (picked.length <= MAX_PICKED) return change({ picked });
+  draw();
+  say(`At most ${MAX_PICKED} cells can be drawn at once; remove some first.`);
 }
 
 function numberButton(row, index, best) {
   const [text, value] = row.numbers[index];
-  const kind = value === null ? "word" : best[index] !== null && parseFloat(text) === best[index] ? "best" : null;
-  const states = value === null && row.states.length === 1 ? `state-${row.states[0].replace(" ", "-")}` : "";
-  const open = () => showTrace(row, index);
-  return make("button", {
-    type: "button",
-    class: [kind, states].filter(Boolean).join(" ") || null,
-    text,
-    title: kind === "best" ? "best of the rows shown" : null,
-    on: { click: open },
-  });
+  const isBest = value !== null && best[index] !== null && parseFloat(text) === best[index];
+  const kind = value === null ? `word ${row.states.length === 1 ? stateClass(row.states[0]) : ""}` : isBest ? "best" : null;
+  return pressable(text, () => showTrace(row, index), { class: kind, title: isBest ? "best of the rows shown" : null });
 }
 
 function stateText(row) {
   const text = row.states.join("/");
-  return make("span", {
-    class: row.states.length === 1 ? `state-${text.replace(" ", "-")}` : "word",
-    text,
-    title: data.cells[row.cells[0]].cause ?? text,
-  });
+  return make("span", { class: row.states.length === 1 ? stateClass(text) : "word", text, title: data.cells[row.cells[0]].cause ?? text });
 }
 
 function cellColumns(table, best) {
   const words = table.words.map((heading, index) => ({
-    heading: headingName(heading),
-    sort: heading,
-    width: table.widths[index],
-    cell: (row) => levelName(heading, row.words[index]),
-  }));
+    heading: headingName(heading), sort: heading, width: table.widths[index], cell: (row) => levelName(heading, row.words[index]),
+  })); // prettier-ignore
   const numbers = data.columns.map((column, index) => ({
-    heading: column.heading,
-    title: definitionOf(column),
-    sort: column.heading,
-    number: true,
-    width: table.numberWidths[index],
-    cell: (row) => numberButton(row, index, best),
-    shade: (row) => heat(row, index, table.heat[index]),
-  }));
-  const name = (row) => make("button", {
-      type: "button",
-      class: "name",
-      text: rowName(row),
-      title: rowName(row),
-      on: { click: () => showCell(row.cells[0]) },
-    });
+    heading: column.heading, title: column.definition, sort: column.heading, number: true, width: table.numberWidths[index],
+    cell: (row) => numberButton(row, index, best), shade: (row) => heat(row, index, table.heat[index]),
+  })); // prettier-ignore
+  const name = (row) => pressable(rowName(row), () => showCell(row.cells[0]), { class: "name", title: rowName(row) });
   const box = { heading: "Pick", width: "2.8rem", cell: pickBox };
   const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
   // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
   if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...mainFirst(numbers), box];
-  return [
-    box,
-    names,
-    ...words,
-    ...(table.rows.every(({ states }) => states.join() === "done") ? [] : [{ heading: "State", sort: "State", width: table.stateWidth, cell: stateText }]),
-    ...(data.lossLines?.size ? [{ heading: "Loss", title: "Validation loss over training", width: 5, cell: sparkline }] : []),
-    ...mainFirst(numbers),
-  ];
+  const states = table.rows.some(({ states }) => states.join() !== "done");
+  return [box, names, ...words, ...(states ? [{ heading: "State", sort: "State", width: table.stateWidth, cell: stateText }] : []), ...mainFirst(numbers)];
 }
 
 /** The shade of a number between the ends of its column: four steps of good and four of poor around the middle. */
@@ -156,35 +98,25 @@ function mainFirst(numbers) {
 }
 
 function measureWidths(table) {
+  const column = (heading, text, most, weight) => widest(heading, table.rows.map(text), most, weight);
   table.heat = heatEnds(table.rows);
-  table.widths = table.words.map((word, index) => widest(headingName(word), table.rows.map((row) => levelName(word, row.words[index])), 24));
-  table.numberWidths = data.columns.map((column, index) => widest(
-      column.heading,
-      table.rows.map((row) => row.numbers[index][0]),
-      22,
-      700, // the best are bold
-    ),
-  );
-  table.nameWidth = widest("Cell", table.rows.map(rowName), 13);
-  table.stateWidth = widest("State", table.rows.map((row) => row.states.join("/")), 18);
+  table.widths = table.words.map((word, index) => column(headingName(word), (row) => levelName(word, row.words[index]), 24));
+  table.numberWidths = data.columns.map(({ heading }, index) => column(heading, (row) => row.numbers[index][0], 22, 700)); // the best are bold
+  table.nameWidth = column("Cell", rowName, 13);
+  table.stateWidth = column("State", (row) => row.states.join("/"), 18);
 }
 
-async function drawCells() {
-  const show = () => {
-    const rows = sorted(matching());
-    cellGrid.show(cellColumns(currentTable(), bestOf(rows)), rows, sorting());
-  };
-  show();
-  if (data.lossLines) return;
-  const all = await losses();
-  data.lossLines = new Map([...all.training, ...all.lines].map(([cell, , line]) => [cell, line]));
-  if (view.tab === "cells" && data.lossLines.size) show();
+function drawCells() {
+  const rows = sorted(matching());
+  cellGrid.show(cellColumns(currentTable(), bestOf(rows)), rows, sorting());
 }
 
 /** The rows that match as text, in the order of the table. */
 function cellRows() {
-  const headings = [...currentTable().words.map(headingName), "State", ...data.columns.map(({ heading }) => heading)];
-  return [["Cell", ...headings], sorted(matching()).map((row) => [rowName(row), ...row.words.map((level, index) => levelName(currentTable().words[index], level)), row.states.join("/"), ...row.numbers.map(([text]) => text)])];
+  const { words } = currentTable();
+  const levels = (row) => row.words.map((level, index) => levelName(words[index], level));
+  const lines = sorted(matching()).map((row) => [rowName(row), ...levels(row), row.states.join("/"), ...row.numbers.map(([text]) => text)]);
+  return [["Cell", ...words.map(headingName), "State", ...data.columns.map(({ heading }) => heading)], lines];
 }
 
 function buildCells() {
@@ -238,21 +170,10 @@ function rangeBoxes() {
   return make("fieldset", { "data-ranges": true, hidden: !inputs.length }, make("legend", { text: "Ranges" }), ...inputs);
 }
 
-function forgetFilters() {
-  delete byId("filter-groups").dataset.table;
-}
-
 function levelBox(group, level) {
   const input = make("input", { type: "checkbox", on: { change: () => filter(group, level, input.checked) } });
-  const label = make(
-    "label",
-    { class: "level" },
-    input,
-    make("span", { class: "name", text: levelName(group, level) }),
-    make("span", { class: "count" }),
-  );
-  label.dataset.level = level;
-  return label;
+  const name = make("span", { class: "name", text: levelName(group, level) });
+  return make("label", { class: "level", "data-level": level }, input, name, make("span", { class: "count" }));
 }
 
 function filter(group, level, wanted) {
@@ -294,117 +215,64 @@ function drawFilters() {
 
 // --- where a number comes from ---
 
-function definitionOf({ probe, metric }) {
-  return data.keys.find((key) => key.probe === probe && key.metric === metric)?.definition ?? "";
-}
+const valueOf = (cell, { probe, metric, length }) =>
+  data.cells[cell].values.find(([key]) => data.keys[key].probe === probe && data.keys[key].metric === metric && data.keys[key].length === length) ?? null;
 
-function valueOf(cell, { probe, metric, length }) {
-  return data.cells[cell].values.find(([key]) => sameKey(data.keys[key], probe, metric, length)) ?? null;
-}
+const interval = (low, high) => (low === null || high === null ? "" : `${digits(low)} to ${digits(high)}`);
 
-function sameKey(key, probe, metric, length) {
-  return key.probe === probe && key.metric === metric && key.length === length;
-}
-
+/** [name, value] pairs as a list of facts, without those that have no value. */
 function facts(pairs) {
   const known = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return make(
-    "dl",
-    { class: "facts" },
-    ...known.flatMap(([name, value]) => [
-      make("dt", { text: name }),
-      make("dd", {}, value instanceof Node ? value : String(value)),
-    ]),
-  );
+  return make("dl", { class: "facts" }, ...known.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", {}, value instanceof Node ? value : String(value))]));
 }
 
-function commitText({ commit, dirty }) {
-  return commit ? commit + (dirty ? " with changes" : "") : "not recorded";
-}
+const commitText = ({ commit, dirty }) => (commit ? commit + (dirty ? " with changes" : "") : "not recorded");
 
 function attemptFacts(id) {
   const attempt = data.attempts[id];
   if (!attempt) return [["Attempt", "none: this cell has no number here"]];
+  const { printed, number, kind, state, gpu, host, started, finished, deviation } = attempt;
   return [
-    [
-      "Attempt",
-      attempt.printed
-        ? `${id} (the authors' run; nothing ran here)`
-        : `${id} (number ${attempt.number} of its cell, ${attempt.kind}, ${attempt.state})`,
-    ],
-    ["Commit", commitText(attempt)],
-    ["GPU or device", attempt.gpu ?? "not recorded"],
-    ["Host", attempt.host],
-    ["Started", attempt.started],
-    ["Finished", attempt.finished],
-    ["Deviation from the request", attempt.deviation ? JSON.stringify(attempt.deviation) : null],
-  ];
+    ["Attempt", printed ? `${id} (the authors' run; nothing ran here)` : `${id} (number ${number} of its cell, ${kind}, ${state})`],
+    ["Commit", commitText(attempt)], ["GPU or device", gpu ?? "not recorded"], ["Host", host], ["Started", started], ["Finished", finished],
+    ["Deviation from the request", deviation && JSON.stringify(deviation)],
+  ]; // prettier-ignore
 }
 
 function valueFacts(value) {
   if (!value) return [["Value", "not recorded"]];
   const [key, number, n, low, high, , reason] = value;
-  return [
-    ["Value", number === null ? "none" : withUnit(number, data.keys[key].unit)],
-    ["Reason", reason],
-    ["Samples", n ?? "not recorded"],
-    ["95% interval", low === null || high === null ? null : `${digits(low)} to ${digits(high)}`],
-  ];
+  const { unit } = data.keys[key];
+  const text = number === null ? "none" : unit === "fraction" ? `${digits(100 * number)} %` : `${digits(number)} ${unit}`.trim();
+  return [["Value", text], ["Reason", reason], ["Samples", n ?? "not recorded"], ["95% interval", interval(low, high)]];
 }
 
+/** Where the number of a row comes from: its cells, their values and attempts. */
 function showTrace(row, index) {
   const column = data.columns[index];
   const [text, mean, sd, seeds, , attempts] = row.numbers[index];
-  const whole = [["Printed", text], ["Measures", definitionOf(column)]];
-  if (row.cells.length > 1)
-    whole.push(
-      ["Mean", digits(mean)],
-      ["Standard deviation", sd === null ? null : digits(sd)],
-      ["Seeds with the number", `${seeds} of ${row.cells.length}`],
-    );
+  const several = [["Mean", digits(mean)], ["Standard deviation", sd === null ? null : digits(sd)], ["Seeds with the number", `${seeds} of ${row.cells.length}`]];
   const parts = row.cells.flatMap((cell, place) => {
     const { slug, id, state, cause } = data.cells[cell];
-    const value = valueOf(cell, column);
-    const about = [
-      ["Cell", id],
-      ["State", state],
-      ["Cause", cause],
-      ...valueFacts(value),
-      ...attemptFacts(attempts[place]),
-    ];
-    return [
-      make("h3", { text: slug }),
-      facts([...about, ["Command", make("code", { text: `atma-sweep show ${id}` })]]),
-    ];
+    const about = [["Cell", id], ["State", state], ["Cause", cause], ...valueFacts(valueOf(cell, column)), ...attemptFacts(attempts[place])];
+    return [make("h3", { text: slug }), facts([...about, ["Command", make("code", { text: `atma-sweep show ${id}` })]])];
   });
-  openSheet(`${column.heading}: ${text}`, [facts(whole), ...parts]);
+  openSheet(`${column.heading}: ${text}`, [facts([["Printed", text], ["Measures", column.definition], ...(row.cells.length > 1 ? several : [])]), ...parts]);
 }
 
+const MEASUREMENT = ["Probe", "Metric", "Length", "Value", "Unit", "Samples", "95% interval", "Attempt"];
+
 function showCell(cell) {
-  const { slug, id, seed, state, cause, axes, values, curve, samples } = data.cells[cell];
-  const names = Object.fromEntries(data.answer.overview.axes.map((one) => [one.name, one]));
-  const levels = Object.entries(axes).map(([axis, level]) => names[axis]?.labels[names[axis].levels.indexOf(level)] ?? `${axis} ${level}`).join(", ");
+  const { slug, name, id, seed, state, cause, values, curve, samples } = data.cells[cell];
   const rows = values.map(([key, value, n, low, high, attempt, reason]) => {
     const { probe, metric, length, unit } = data.keys[key];
-    const interval = low === null || high === null ? "" : `${digits(low)} to ${digits(high)}`;
-    return [
-      probe,
-      metric,
-      length ? lengthName(length) : "",
-      value === null ? (reason ?? "") : digits(value),
-      unit,
-      n === null ? "" : String(n),
-      interval,
-      String(attempt),
-    ];
+    return [probe, metric, length ? lengthName(length) : "", value === null ? (reason ?? "") : digits(value), unit, String(n ?? ""), interval(low, high), String(attempt)];
   });
   const attempts = [...new Set([...values.map((value) => value[5]), ...(curve ? [curve.attempt] : [])])];
   openSheet(slug, [
-    facts([["Cell", id], ["Levels", levels], ["Seed", seed], ["State", state], ["Cause", cause]]),
+    facts([["Cell", id], ["Levels", name], ["Seed", seed], ["State", state], ["Cause", cause]]),
     make("h3", { text: "Measurements" }),
-    rows.length
-      ? plainTable(["Probe", "Metric", "Length", "Value", "Unit", "Samples", "95% interval", "Attempt"], rows)
-      : make("p", { text: "No measurement was recorded." }),
+    rows.length ? plainTable(MEASUREMENT, rows) : make("p", { text: "No measurement was recorded." }),
     ...(samples ? [make("h3", { text: "Samples" }), samplesOf(samples)] : []),
     ...attempts.flatMap((attempt) => [make("h3", { text: `Attempt ${attempt}` }), facts(attemptFacts(attempt))]),
   ]);
@@ -428,21 +296,11 @@ function openSheet(title, content) {
 
 /** A table in full, for what is short or has long text; past MAX_LISTED rows a button asks for the rest. */
 function plainTable(headings, rows) {
-  const body = make("tbody");
   const line = (row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell)));
-  const table = make(
-    "table",
-    { class: "plain-table" },
-    make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col", text })))),
-    body,
-  );
-  body.append(...rows.slice(0, MAX_LISTED).map(line));
-  const box = make("div", { class: "scroll", role: "region", "aria-label": headings.join(", "), tabindex: "0" }, table);
+  const body = make("tbody", {}, ...rows.slice(0, MAX_LISTED).map(line));
+  const head = make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col", text }))));
+  const box = make("div", { class: "scroll", role: "region", "aria-label": headings.join(", "), tabindex: "0" }, make("table", { class: "plain-table" }, head, body));
   if (rows.length <= MAX_LISTED) return box;
-  const more = make("button", {
-    type: "button",
-    text: `Show all ${rows.length}`,
-    on: { click: () => (body.append(...rows.slice(MAX_LISTED).map(line)), more.remove()) },
-  });
+  const more = pressable(`Show all ${rows.length}`, () => (body.append(...rows.slice(MAX_LISTED).map(line)), more.remove()));
   return make("div", {}, box, more);
 }

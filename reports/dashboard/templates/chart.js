@@ -191,6 +191,11 @@ function readPoints(chart, event) {
   }
 }
 
+/** The stroke of a line as a small picture. */
+const legendLine = ({ color, dash = [] }) =>
+  drawing("svg", { width: 26, height: 12, "aria-hidden": "true" },
+    drawing("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: color, "stroke-width": 2.4, "stroke-dasharray": dash.join(" ") })); // prettier-ignore
+
 /** Buttons that hide and show the lines of a group in the charts of these ids: [{name, group, color, dash, points}]. */
 function legend(ids, entries) {
   const shape = (mark, color, points) => {
@@ -198,8 +203,7 @@ function legend(ids, entries) {
     return mark ? drawing("rect", { x: 10, y: 3, width: 6, height: 6, ...look }) : drawing("circle", { cx: 13, cy: 6, r: 3.4, ...look });
   };
   const button = ({ name, group, color, dash, points, mark }) => {
-    const stroke = drawing("svg", { width: 26, height: 12, "aria-hidden": "true" },
-      drawing("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: color, "stroke-width": 2.4, "stroke-dasharray": (dash ?? []).join(" ") }));
+    const stroke = legendLine({ color, dash });
     if (points) stroke.append(shape(mark, color, points));
     const press = make("button", { type: "button", "aria-pressed": true, title: "Hide or show" }, stroke, make("span", { text: name }));
     press.setAttribute("aria-pressed", ids.every((id) => !charts.get(id)?.hidden.has(group)));

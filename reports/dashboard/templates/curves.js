@@ -30,12 +30,6 @@ function strokeOf(cell) {
   return { color: lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] };
 }
 
-function swatch(cell) {
-  const { color, dash } = strokeOf(cell);
-  const line = { x1: 0, x2: 22, y1: 5, y2: 5, stroke: color, "stroke-width": 3, "stroke-dasharray": dash.join(" ") };
-  return drawing("svg", { width: 22, height: 10, "aria-hidden": "true" }, drawing("line", line));
-}
-
 /** The exponential moving average of a loss, with the start not pulled to zero; gaps stay. */
 function smoothed(losses, weight) {
   let sum = 0;

@@ -4,16 +4,8 @@
 // that effects and curves are fetched too. Nothing of the reader's place is lost: tab, filters, picked cells, order, scroll.
 
 function buildTabs() {
-  const tabs = currentTabs().map((name) => make("button", {
-      type: "button",
-      role: "tab",
-      id: `tab-${name}`,
-      "aria-controls": `panel-${name}`,
-      text: TABS[name],
-      on: { click: () => change({ tab: name }) },
-    }),
-  );
-  byId("tabs").replaceChildren(...tabs);
+  const tab = (name) => pressable(TABS[name], () => change({ tab: name }), { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}` });
+  byId("tabs").replaceChildren(...currentTabs().map(tab));
 }
 
 function moveTab(event) {
@@ -39,22 +31,14 @@ function drawTabs() {
 function drawPicked() {
   const chips = view.picked.map((cell) => {
     const { slug } = data.cells[cell];
-    const remove = make("button", {
-      type: "button",
-      text: "×",
-      "aria-label": `Remove ${slug}`,
-      on: { click: () => pick([cell], false) },
-    });
-    return make("span", { class: "chip" }, swatch(cell), make("span", { text: slug, title: cellName(cell) }), remove);
+    const remove = pressable("\u00d7", () => pick([cell], false), { "aria-label": `Remove ${slug}` });
+    return make("span", { class: "chip" }, legendLine(strokeOf(cell)), make("span", { text: slug, title: cellName(cell) }), remove);
   });
-  const clear = make("button", { type: "button", text: "Clear", on: { click: () => change({ picked: [] }) } });
-  const look = view.tab === "curves"
-      ? null : make("button", { type: "button", text: "Show curves", on: { click: () => change({ tab: "curves" }) } });
   byId("picked").replaceChildren(
     make("strong", { text: `${view.picked.length} picked` }),
     ...chips,
-    ...(look ? [look] : []),
-    clear,
+    view.tab === "curves" ? "" : pressable("Show curves", () => change({ tab: "curves" })),
+    pressable("Clear", () => change({ picked: [] })),
   );
   byId("picked").hidden = !view.picked.length || !["cells", "curves"].includes(view.tab);
 }
@@ -67,7 +51,6 @@ const DRAW = {
   beside: drawBeside,
   figures: drawFigures,
   failures: drawFailures,
-  provenance: drawProvenance,
 };
 
 function draw() {
@@ -86,14 +69,10 @@ function draw() {
 function buildHead() {
   byId("title").textContent = `${data.sweep}, revision ${data.revision}`;
   const origin = data.printed ? `Numbers printed in ${data.printed}` : `Launched ${data.launched}`;
-  byId("summary").textContent = `${data.cells.length} cells: ${stateCounts()}. ${origin}.`;
-  byId("footer").textContent = `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
-}
-
-function stateCounts() {
   const counts = new Map();
   for (const { state } of data.cells) counts.set(state, (counts.get(state) ?? 0) + 1);
-  return [...counts].map(([state, count]) => `${count} ${state}`).join(", ");
+  byId("summary").textContent = `${data.cells.length} cells: ${[...counts].map(([state, count]) => `${count} ${state}`).join(", ")}. ${origin}.`;
+  byId("footer").textContent = `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
 }
 
 function listen() {
@@ -113,11 +92,6 @@ function listen() {
     byId("search").value = "";
     change({ search: "", filters: {}, ranges: {} });
   });
-  byId("copy").addEventListener("click", () => navigator.clipboard.writeText(location.href).then(
-      () => say("The link is copied."),
-      () => say("Copy the link from the address bar."),
-    ),
-  );
   byId("skip").addEventListener("click", (event) => {
     event.preventDefault(); // the address holds the view
     byId("main").focus();
@@ -138,7 +112,6 @@ function take(core, answer) {
   data = core;
   data.answer = answer;
   data.indexOf = new Map(data.cells.map((cell, index) => [cell.id, index]));
-  data.names = cellNames();
   data.prepared = Object.fromEntries(Object.entries(data.tables).map(([name, table]) => [name, prepared(table)]));
   Object.values(data.prepared).forEach(measureWidths);
 }
@@ -150,15 +123,14 @@ const BUILD = {
   cells: [buildCells, (d) => Object.keys(d.tables)],
   notes: [buildNotes, (d) => d.notes],
   filters: [
-    forgetFilters,
+    () => delete byId("filter-groups").dataset.table,
     (d) => [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), d.answer.best.measures.map(({ heading }) => heading)],
   ],
   curves: [buildCurves, (d) => d.charts],
   effects: [buildEffects, () => 0],
   beside: [buildBeside, (d) => Boolean(d.answer.beside)],
-  figures: [buildFigures, (d) => d.answer.overview.figures],
   provenance: [buildProvenance, (d) => [d.audit, d.origins, d.grid, d.launched]],
-  metrics: [buildMetrics, (d) => d.keys],
+  metrics: [buildMetrics, (d) => d.metrics],
 };
 const built = {};
 
@@ -191,6 +163,7 @@ function refresh({ core, answer = data.answer }) {
   effects.forget();
   beside.forget();
   losses.forget();
+  pictures.version += 1;
   build();
   draw();
   for (const [name, fold] of folds()) fold.open = open.get(name) ?? fold.open;

@@ -75,7 +75,7 @@ function showEffect(all, row) {
   openSheet(`${measure.heading}: ${row.words[0]}, ${row.words[1]}`, [
     facts([
       ["Within", row.words[2]], ...all.numbers.map((heading, index) => [heading, row.numbers[index]]),
-      ["Family of tests", row.family], ["Missing runs", row.missing], ["Measures", definitionOf(measure)],
+      ["Family of tests", row.family], ["Missing runs", row.missing], ["Measures", measure.definition],
     ]),
     make("h3", { text: "Pairs" }),
     plainTable(["Cell", "Value", "Attempt", "Reference", "Value", "Attempt"], pairsOf(all, row).map((pair) => pair.flatMap(shown))),

@@ -27,11 +27,7 @@ class Grid {
     this.rows = [];
     Grid.all.push(this);
     this.table = make("table", { role: "grid", "aria-label": label, class: fixed ? "fixed" : null });
-    this.viewport = make(
-      "div",
-      { class: "viewport", role: "region", "aria-label": `${label}, scrolls`, tabindex: "-1" },
-      this.table,
-    );
+    this.viewport = make("div", { class: "viewport", role: "region", "aria-label": `${label}, scrolls`, tabindex: "-1" }, this.table);
     this.top = 0; // where the reader has scrolled to, which a part that is hidden does not say
     this.viewport.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.table.addEventListener("keydown", (event) => this.move(event));
@@ -47,8 +43,8 @@ class Grid {
 
   /** Draws these rows; the reader stays where he was in the same table, and goes to its top in one that he ordered anew. */
   show(columns, rows, order) {
-    const focused = this.table.contains(document.activeElement)
-      ? document.activeElement.closest("thead th")?.cellIndex : undefined;
+    const focused = document.activeElement.closest("thead th");
+    const heading = this.table.contains(focused) ? focused.cellIndex : undefined;
     const held = this.body?.contains(document.activeElement);
     const same = rows.length === this.rows.length && rows.every((row, index) => row === this.rows[index]);
     const top = this.keep || same ? this.top : 0;
@@ -58,41 +54,41 @@ class Grid {
     this.rows = rows;
     this.columns = columns;
     const widths = columns.map(({ width }) => (typeof width === "number" ? `(${width}ch + ${PADDING})` : width));
-    const cols = widths.map((width) => {
-      const col = make("col");
-      col.style.width = `calc(${width})`;
-      return col;
-    });
+    const cols = widths.map((width) => make("col"));
+    cols.forEach((col, index) => (col.style.width = `calc(${widths[index]})`));
     this.table.style.width = `max(100%, ${widths.join(" + ")})`;
     this.table.setAttribute("aria-rowcount", rows.length + 1);
     this.table.setAttribute("aria-colcount", columns.length);
     this.body = make("tbody");
     const head = make("tr", { "aria-rowindex": 1 }, ...columns.map((column) => this.heading(column, order)));
     this.table.replaceChildren(make("colgroup", {}, ...cols), make("thead", {}, head), this.body);
-    this.cursor = {
-      row: Math.min(this.cursor.row, Math.max(0, rows.length - 1)),
-      column: Math.min(this.cursor.column, columns.length - 1),
-    };
+    this.place(this.cursor.row, this.cursor.column);
     this.drawn = null;
     this.body.replaceChildren(this.gap(rows.length)); // as high as all rows, so that it can be scrolled before they exist
     this.viewport.scrollTop = top;
     this.render();
+    this.focusCursor(held);
+    if (heading !== undefined) head.cells[heading]?.querySelector("button")?.focus();
+  }
+
+  /** Moves the cursor to a cell, or to the nearest one that there is. */
+  place(row, column) {
+    const within = (index, count) => Math.max(0, Math.min(count - 1, index));
+    this.cursor = { row: within(row, this.rows.length), column: within(column, this.columns.length) };
+  }
+
+  /** Keeps the focus at the cursor where it was inside the table before its rows were drawn anew. */
+  focusCursor(held) {
     if (held) (this.target(this.cursor) ?? this.viewport).focus({ preventScroll: true });
-    if (focused !== undefined) head.cells[focused]?.querySelector("button")?.focus();
   }
 
   heading(column, order) {
     const kind = column.number ? "n" : null;
-    if (!column.sort)
-      return make("th", { scope: "col", class: `plain ${kind ?? ""}`, text: column.heading, title: column.title });
+    if (!column.sort) return make("th", { scope: "col", class: `plain ${kind ?? ""}`, text: column.heading, title: column.title });
     const direction = order?.column !== column.sort ? "none" : order.down ? "descending" : "ascending";
     const [name, ...length] = column.heading.split(/(?=@)/);
-    const button = make(
-      "button",
-      { type: "button", title: column.title, on: { click: () => this.onSort(column.sort) } },
-      name,
-      ...length.flatMap((text) => [make("wbr"), text]), // a second line where the column is narrow
-    );
+    const button = pressable(name, () => this.onSort(column.sort), { title: column.title });
+    button.append(...length.flatMap((text) => [make("wbr"), text])); // a second line where the column is narrow
     return make("th", { scope: "col", class: kind, "aria-sort": direction }, button);
   }
 
@@ -103,24 +99,21 @@ class Grid {
 
   frame() {
     if (this.waiting || !this.body) return;
-    this.waiting = requestAnimationFrame(() => {
-      this.waiting = null;
-      this.render();
-    });
+    this.waiting = requestAnimationFrame(() => ((this.waiting = null), this.render()));
   }
 
   render() {
     const height = window.innerHeight; // the table is never taller, and its own height follows from what is drawn
-    const first = Grid.printing ? 0 : Math.max(0, Math.floor(this.viewport.scrollTop / this.height) - OVERSCAN);
-    const last = Grid.printing
-      ? this.rows.length : Math.min(this.rows.length, first + Math.ceil(height / this.height) + 2 * OVERSCAN);
+    const seen = Math.floor(this.viewport.scrollTop / this.height);
+    const first = Grid.printing ? 0 : Math.max(0, seen - OVERSCAN);
+    const last = Grid.printing ? this.rows.length : Math.min(this.rows.length, first + Math.ceil(height / this.height) + 2 * OVERSCAN);
     if (this.drawn?.[0] === first && this.drawn?.[1] === last) return;
     const holds = this.body.contains(document.activeElement);
     this.drawn = [first, last];
     const rows = this.rows.slice(first, last).map((row, index) => this.row(row, first + index));
     this.body.replaceChildren(this.gap(first), ...rows, this.gap(this.rows.length - last));
     this.setStop();
-    if (holds) (this.target(this.cursor) ?? this.viewport).focus({ preventScroll: true });
+    this.focusCursor(holds);
   }
 
   gap(rows) {
@@ -131,18 +124,11 @@ class Grid {
 
   row(row, index) {
     const line = make("tr", { "aria-rowindex": index + 2, class: this.rowClass(row) });
-    for (const column of this.columns) {
-      const content = column.cell(row);
-      const cell = make(column.header ? "th" : "td", {
-        scope: column.header ? "row" : null,
-        class: [column.number ? "n" : "", column.shade?.(row) ?? ""].join(" ").trim() || null,
-      });
-      if (content instanceof Node) cell.append(content);
-      else {
-        cell.textContent = content;
-        cell.title = content;
-      }
-      line.append(cell);
+    for (const { cell, header, number, shade } of this.columns) {
+      const content = cell(row);
+      const kind = [number ? "n" : "", shade?.(row) ?? ""].join(" ").trim() || null;
+      const title = content instanceof Node ? null : content;
+      line.append(make(header ? "th" : "td", { scope: header ? "row" : null, class: kind, title }, content));
     }
     for (const cell of line.cells) (cell.querySelector("button, input") ?? cell).tabIndex = -1;
     return line;
@@ -172,27 +158,17 @@ class Grid {
   move(event) {
     if (!event.target.closest("tbody") || event.altKey || event.metaKey) return;
     const page = Math.max(1, Math.floor(this.viewport.clientHeight / this.height) - 2);
-    const steps = {
-      ArrowUp: [-1, 0],
-      ArrowDown: [1, 0],
-      ArrowLeft: [0, -1],
-      ArrowRight: [0, 1],
-      PageUp: [-page, 0],
-      PageDown: [page, 0],
-    };
+    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-page, 0], PageDown: [page, 0] };
     steps.Home = event.ctrlKey ? [-this.rows.length, -this.columns.length] : [0, -this.columns.length];
     steps.End = event.ctrlKey ? [this.rows.length, this.columns.length] : [0, this.columns.length];
     if (!steps[event.key]) return;
     event.preventDefault();
     const [down, right] = steps[event.key];
-    this.cursor = {
-      row: Math.max(0, Math.min(this.rows.length - 1, this.cursor.row + down)),
-      column: Math.max(0, Math.min(this.columns.length - 1, this.cursor.column + right)),
-    };
+    this.place(this.cursor.row + down, this.cursor.column + right);
     this.reveal();
-    this.target(this.cursor)?.focus({ preventScroll: true });
-    this.target(this.cursor)
-      ?.closest("td, th").scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
+    const target = this.target(this.cursor);
+    target?.focus({ preventScroll: true });
+    target?.closest("td, th").scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
     this.reveal();
   }
 

@@ -5,43 +5,44 @@ const losses = once(() => inflateJson("losses"));
 function buildAnswer() {
   parts.clear();
   const color = make("select", { id: "loss-axis", on: { change: (event) => change({ color: event.target.value }) } });
-  const { overview, declared, beside } = data.answer;
+  const { declared, beside } = data.answer;
+  const wide = { kind: "wide" };
   byId("panel-answer").replaceChildren(
     make("div", { id: "finding" }),
     make("div", { id: "care", tabindex: -1 }),
     make("div", { id: "progress" }),
-    panel("needle", "Needle accuracy over context length", needleRows, { kind: "wide" }),
+    panel("needle", "Needle accuracy over context length", needleRows, wide),
     panel("effects-matrix", "Effect of each factor", matrixRows, {
-      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its pairs.",
+      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its strata and pairs.",
     }),
     panel("loss", "Validation loss over training", lossRows, { more: make("label", { class: "small" }, "Colour ", color) }),
     panel("parallel", "All configurations, factor by factor and measure by measure", parallelRows, {
-      kind: "wide",
-      hint: "A line is a configuration. Drag along the axis of a measure, or press a level, to filter every panel of this page.",
+      ...wide, hint: "A line is a configuration. Drag along the axis of a measure, or press a level, to filter every panel of this page.",
     }),
-    ...(beside ? [panel("beside-summary", `Comparison with ${beside.reference}`, null)] : []),
-    ...(declared.length ? [panel("declared", "Declared contrasts", () => [DECLARED, declared], { kind: "wide" })] : []),
-    panel("best", "Best configurations", bestRows, { kind: "wide" }),
-    panel("design", "Design", null, { kind: "wide" }),
-  );
-  byId("panel-answer").dataset.figures = overview.figures.length;
+    beside ? panel("beside-summary", `Comparison with ${beside.reference}`, null) : "",
+    declared.length ? panel("declared", "Declared contrasts", () => [DECLARED, declared], wide) : "",
+    panel("best", "Best configurations", bestRows, wide),
+    panel("design", "Design", null, wide),
+  ); // prettier-ignore
 }
 
 async function drawAnswer() {
   const { best, declared, forest, needle, overview, beside } = data.answer;
+  const filters = filterKey();
   part("finding", [overview.finding, isFiltering()], () => findingParts(overview.finding));
   part("care", [...data.care, ...(data.answer.care ?? [])], careParts);
   part("progress", data.progress, progressParts);
-  part("needle", [needle, filterKey()], () => needleParts(needle, "needle", overview));
-  part("effects-matrix", [forest, filterKey()], () => matrixParts(forest));
-  part("parallel", [data.tables[view.seeds], filterKey()], parallelParts);
+  part("needle", [needle, filters], () => needleParts(needle, "needle", overview));
+  part("effects-matrix", [forest, filters], () => matrixParts(forest));
+  part("parallel", [data.tables[view.seeds], filters], parallelParts);
   if (beside) part("beside-summary", beside, besideParts);
-  part("best", [best, filterKey()], () => bestParts(matchingBest(best)));
-  if (declared.length) part("declared", declared, () => [plainTable(DECLARED, declared), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })]);
+  part("best", [best, filters], () => bestParts(matchingBest(best)));
+  if (declared.length) part("declared", declared, declaredParts);
   part("design", data.asked, designParts);
   await drawLosses();
 }
 
+const declaredParts = (rows) => [plainTable(DECLARED, rows), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })];
 const DECLARED = ["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "Verdict"];
 
 // --- the finding, cautions, progress, design ---
@@ -56,8 +57,6 @@ function careParts(lines) {
   const count = lines.length === 1 ? "1 caution" : `${lines.length} cautions`;
   return [make("details", {}, make("summary", { text: `${count} on these numbers` }), make("ul", {}, ...lines.map((text) => make("li", { text }))))];
 }
-
-const stateClass = (word) => `state-${word.replaceAll(" ", "-")}`;
 
 /** Cells by state: only those done fill the bar; those that run are hatched, what waits stays empty. */
 function progressParts({ counts, running, left, runs }) {
@@ -110,40 +109,34 @@ function needlePanels({ panels }, { groups, group }) {
 function needleParts(needle, id, overview) {
   if (needle.why) return [plain(needle.why)];
   const panels = needlePanels(needle, overview);
-  const names = [...new Set(needle.panels.flatMap(({ lines }) => lines.map(({ name }) => name)))];
+  const known = new Map(needle.panels.flatMap(({ lines }) => lines.map((line) => [line.name, line])));
+  const names = [...known.keys()];
   const lengths = needleLengths(needle.panels);
-  const lineName = (name) => overview.lines[name] ?? name;
-  const lookOf = (name) => {
-    const { dash, open, mark } = overview.looks[name] ?? { dash: [], open: false, mark: 0 };
-    return { dash, points: open ? "open" : "fill", mark };
-  };
+  const look = ({ name, label, look: { dash, open, mark } }, color) => ({ name: label, group: name, color, dash, points: open ? "open" : "fill", mark });
+  const several = panels.length > 1;
+  const constant = { name: "constant digit", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2 };
   const ids = panels.map((_, index) => `${id}-chart-${index}`);
-  setTimeout(() => {
-    panels.forEach(({ title, lines }, index) => {
-      if (!byId(ids[index])) return;
-      const series = lines.map(({ name, points }) => ({
-        name: lineName(name), group: name, color: panels.length > 1 ? mixerColor(title) : lineColor(names.indexOf(name)),
-        ...lookOf(name),
-        x: points.map(([length]) => length), y: points.map(([, value]) => value),
-        low: points.map(([, , low]) => low), high: points.map(([, , , high]) => high),
-      })); // prettier-ignore
-      if (needle.ceiling?.length)
-        series.push({ name: "constant digit", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2, x: needle.ceiling.map(([x]) => x), y: needle.ceiling.map(([, y]) => y) });
-      drawChart(ids[index], {
-        series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained, yText: (value) => `${Number(value.toFixed(1))}`,
-        xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %", range: [0, needleTop(needle.panels)], key: title,
-        label: `Needle accuracy of ${title} over context length`, empty: "No matching cell.",
-      }); // prettier-ignore
+  const column = (points, index) => points.map((point) => point[index]);
+  setTimeout(() => panels.forEach(({ title, lines }, index) => {
+    if (!byId(ids[index])) return;
+    const series = lines.map((line) => ({
+      ...look(line, several ? mixerColor(title) : lineColor(names.indexOf(line.name))), x: column(line.points, 0), y: column(line.points, 1),
+      low: column(line.points, 2), high: column(line.points, 3),
+    }));
+    if (needle.ceiling?.length) series.push({ ...constant, x: column(needle.ceiling, 0), y: column(needle.ceiling, 1) });
+    drawChart(ids[index], {
+      series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained, yText: (value) => `${Number(value.toFixed(1))}`,
+      xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %", range: [0, needleTop(needle.panels)], key: title,
+      label: `Needle accuracy of ${title} over context length`, empty: "No matching cell.",
     });
-  });
-  const entries = names.map((name, index) => ({ name: lineName(name), group: name, color: panels.length > 1 ? ink("--ink") : lineColor(index), ...lookOf(name) }));
-  if (needle.ceiling?.length) entries.push({ name: `constant digit, ${ceilingText(needle.ceiling)}`, group: "constant", color: ink("--quiet"), dash: [2, 3] });
+  })); // prettier-ignore
+  const entries = [...known.values()].map((line, index) => look(line, several ? ink("--ink") : lineColor(index)));
+  if (needle.ceiling?.length) entries.push({ ...constant, name: `constant digit, ${needle.ceiling_text}` });
   const trained = isNumber(needle.trained) && lengths.includes(needle.trained) ? ` Dashed upright line: training length, ${lengthName(needle.trained)}.` : "";
-  const bars = isFiltering() ? "Means over the matching cells, without intervals." : needle.note;
   return [
     make("div", { class: "panels" }, ...panels.map(({ title }, index) => make("figure", {}, make("figcaption", { text: title }), make("div", { id: ids[index] })))),
     legend(ids, entries),
-    make("p", { class: "hint", text: `${bars}${trained}` }),
+    make("p", { class: "hint", text: `${isFiltering() ? "Means over the matching cells, without intervals." : needle.note}${trained}` }),
   ];
 }
 
@@ -155,17 +148,10 @@ function needleTop(panels) {
   return [25, 50, 100].find((top) => most <= 0.96 * top) ?? 100;
 }
 
-function ceilingText(ceiling) {
-  const ends = [Math.min, Math.max].map((of) => digits(Number(of(...ceiling.map(([, share]) => share)).toFixed(1))));
-  return ends[0] === ends[1] ? `${ends[0]} %` : `${ends.join(" to ")} %`;
-}
-
 function needleRows(needle = data.answer.needle) {
-  const lines = needlePanels(needle, data.answer.overview).flatMap(({ title, lines }) =>
-    lines.flatMap(({ name, points }) =>
-      points.map(([length, value, low, high, cells]) => [title, data.answer.overview.lines[name] ?? name, length, ...[value, low, high].map((one) => (isNumber(one) ? one.toFixed(1) : "")), cells]),
-    ),
-  );
+  const percent = (share) => (isNumber(share) ? share.toFixed(1) : "");
+  const lines = needlePanels(needle, data.answer.overview).flatMap(({ title, lines }) => lines.flatMap(({ label, points }) =>
+      points.map(([length, value, low, high, cells]) => [title, label, length, percent(value), percent(low), percent(high), cells])));
   return [["Mixer", "Line", "Context length", "Needle accuracy, %", "95% low", "95% high", "Cells"], lines];
 }
 
@@ -220,7 +206,9 @@ function matrixParts(forest) {
     const second = filtered ? `${now.pairs} pairs` : all.low === null ? `${all.pairs} pairs` : `${all.low_text} to ${all.high_text}`.replaceAll("-", "\u2212");
     const mixed = all.mixed && !filtered ? ", differs between strata" : "";
     const text = `${measure.heading}: ${line.level} against ${line.reference}, ${value} (${second})${sure ? ", significant" : ""}${mixed}`;
-    const press = make("button", { type: "button", class: sure ? "sure" : null, "aria-label": text, title: mixed ? "differs between strata; press for each" : null, on: { click: () => showStrata(line, index, forest) } });
+    const factor = data.answer.overview.axes.find(({ words }) => words === line.axis)?.name ?? "";
+    const open = () => change({ tab: "effects", measure: measure.heading, axis: factor, within: EVERY });
+    const press = pressable("", open, { class: sure ? "sure" : null, "aria-label": text, title: "Show its strata and pairs" });
     press.append(make("span", { text: `${value}${sure ? " \u25cf" : ""}${mixed ? " \u2248" : ""}` }), make("small", { text: second }));
     return make("td", { class: `n${kind}` }, press);
   };
@@ -239,19 +227,6 @@ function matrixParts(forest) {
     filtered ? make("p", { class: "hint", text: "Filtered: means over the pairs of matching cells, without a test." }) : null,
     !filtered && lines.some(({ cells }) => cells.some((cell) => cell?.mixed)) ? make("p", { class: "hint", text: "\u2248 The effect differs between mixers or memories: press it for each." }) : null,
   ]; // prettier-ignore
-}
-
-/** An effect in every stratum, and the way to its pairs. */
-function showStrata(line, index, { measures, rows }) {
-  const measure = measures[index];
-  const same = rows.filter((row) => row.measure === index && row.axis === line.axis && row.level === line.level && row.reference === line.reference);
-  openSheet(`${measure.heading}: ${line.level} against ${line.reference}`, [
-    plainTable(
-      ["Where", "Pairs", measure.unit === "%" ? "Mean, points" : `Mean, ${measure.unit}`, "95% interval", "Significant"],
-      same.map((row) => [row.where || "the whole sweep", String(row.pairs), row.mean_text, row.low === null ? "" : `${row.low_text} to ${row.high_text}`, row.sure ? "yes" : "no"]),
-    ),
-    pressable("Show all effects and their pairs", () => (byId("sheet").close(), change({ tab: "effects", measure: measure.heading }))),
-  ]);
 }
 
 function matrixRows() {

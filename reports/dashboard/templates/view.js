@@ -68,7 +68,6 @@ function once(act) {
   return cached;
 }
 
-const compareText = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 const isNumber = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
@@ -83,10 +82,6 @@ function digits(value) {
   if (value === null || value === undefined) return "none";
   return typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value);
 }
-
-/** A number with its unit; fractions are printed in %. */
-const withUnit = (value, unit) =>
-  unit === "fraction" && isNumber(value) ? `${digits(100 * value)} %` : `${digits(value)} ${unit}`.trim();
 
 const signed = (value, decimals) =>
   `${value > 0 ? "+" : ""}${value.toFixed(decimals)}`.replace("-", "\u2212").replace(/^[+\u2212]([0.]+)$/, "$1");
@@ -187,18 +182,14 @@ function printedNumber(row, heading) {
   return value !== null && data.columns[index].percent ? 100 * value : value;
 }
 
-function passes(row, filters, except = null) {
-  return Object.entries(filters).every(
-    ([group, levels]) => group === except || !row.levels[group] || levels.some((level) => row.levels[group].includes(level)),
-  );
-}
+/** Where the row has one of the levels of every filter, but for the group `except`. */
+const passes = (row, filters, except = null) => Object.entries(filters).every(
+    ([group, levels]) => group === except || !row.levels[group] || levels.some((level) => row.levels[group].includes(level)));
 
-function inRanges(row, except = null) {
-  return Object.entries(view.ranges).every(([heading, [low, high]]) => {
+const inRanges = (row) => Object.entries(view.ranges).every(([heading, [low, high]]) => {
     const value = printedNumber(row, heading);
-    return heading === except || (value !== null && value >= low && value <= high);
+    return value !== null && value >= low && value <= high;
   });
-}
 
 const hasTerms = (row, terms) => terms.every((term) => row.text.includes(term));
 const searchTerms = () => view.search.toLowerCase().split(/\s+/).filter(Boolean);
@@ -232,17 +223,11 @@ function sorted(rows) {
   const number = data.columns.findIndex(({ heading }) => heading === column);
   const word = currentTable().words.indexOf(column);
   if (number < 0 && word < 0 && !["State", "Cell"].includes(column)) return rows;
-  const sign = down ? -1 : 1;
-  if (number >= 0) {
-    const value = (row) => row.numbers[number][1];
-    const numbered = rows.filter((row) => value(row) !== null);
-    numbered.sort((a, b) => sign * (value(a) - value(b)) || a.position - b.position);
-    return [...numbered, ...rows.filter((row) => value(row) === null)];
-  }
   const text = (row) => (word >= 0 ? row.words[word] : column === "State" ? row.states.join("/") : data.cells[row.cells[0]].slug);
-  const numeric = rows.every((row) => text(row) !== "" && Number.isFinite(Number(text(row))));
-  const compare = numeric ? (a, b) => Number(text(a)) - Number(text(b)) : (a, b) => compareText(text(a), text(b));
-  return [...rows].sort((a, b) => sign * compare(a, b) || a.position - b.position);
+  const numeric = number < 0 && rows.every((row) => text(row) !== "" && Number.isFinite(Number(text(row))));
+  const key = number >= 0 ? (row) => row.numbers[number][1] : numeric ? (row) => Number(text(row)) : text;
+  const order = (a, b) => (a === b ? 0 : a === null ? 1 : b === null ? -1 : (down ? -1 : 1) * (a < b ? -1 : 1));
+  return [...rows].sort((a, b) => order(key(a), key(b)) || a.position - b.position);
 }
 
 /** By column: the printed number that is the best of the rows shown; none where all are alike, or alone. */

@@ -15,7 +15,7 @@ from scipy import special
 from ....results import metrics, paper
 from ....results.contrasts import Contrast
 from ...number_format import format_length, format_number
-from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
+from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cached_result, cell_level
 from ...table import TableEntry
 from ..significance.paired_tests import ALPHA
 from ..significance.trial_intervals import CONSTANT_ACCURACY, DIGIT_ACCURACY, constant_answer_scores, independent_trials
@@ -46,14 +46,17 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
         return (
             sum(each_length * score for each_length, score in by_length.items()) / sum(by_length) if by_length else None
         )
-    values = (
-        data.values.get((cell.cell_id, *key, length))
-        for cell in data.cells
-        for key in (CONSTANT_ACCURACY, DIGIT_ACCURACY)
-    )
-    return constant_answer_scores((value for value in values if value is not None), data.sweep in paper.SWEEPS).get(
-        length
-    )
+
+    def largest_score() -> float | None:
+        values = (
+            data.values.get((cell.cell_id, *key, length))
+            for cell in data.cells
+            for key in (CONSTANT_ACCURACY, DIGIT_ACCURACY)
+        )
+        measured = (value for value in values if value is not None)
+        return constant_answer_scores(measured, data.sweep in paper.SWEEPS).get(length)
+
+    return cached_result((id(data), "constant answer", length), largest_score)
 
 
 def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:

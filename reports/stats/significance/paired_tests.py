@@ -388,7 +388,7 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]
         # a flip and its opposite have the same statistic
         half = 1 << max(n - 1, 0)
         all_flips = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
-        return [_count_reached(np.abs(all_flips @ table), observed, n) / half for table, observed, _ in families]
+        return [_count_reached(np.abs(all_flips @ table).T, observed, n) / half for table, observed, _ in families]
     counts = [np.zeros(len(observed)) for _, observed, _ in families]
     # families of one design have equal groups of configurations and are multiplied together
     by_groups: dict[bytes, list[int]] = {}
@@ -399,12 +399,13 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]
         for indices in by_groups.values()
     ]
     for flips in random_sign_blocks(n):
+        flips = np.ascontiguousarray(flips.T)
         for indices, product in designs:
             sizes, start = product.of(flips), 0
             np.abs(sizes, out=sizes)
             for index in indices:
                 observed = families[index][1]
-                counts[index] += _count_reached(sizes[:, start : start + len(observed)], observed, n)
+                counts[index] += _count_reached(sizes[start : start + len(observed)], observed, n)
                 start += len(observed)
     return [(count + 1) / (RANDOM_FLIPS + 1) for count in counts]
 
@@ -427,17 +428,20 @@ class GroupedProduct:
         if n_groups * MIN_GROUP_SIZE > len(groups):  # products of a few rows each are slower than a plain one
             groups, n_groups = np.zeros_like(groups), 1
         self._columns = table.shape[1]
-        self._blocks = []
+        self._blocks: list[tuple[np.ndarray | slice, np.ndarray, np.ndarray]] = []
         for number in range(n_groups):
             rows = np.flatnonzero(groups == number)
             columns = np.flatnonzero((table[rows] != 0).any(axis=0))
-            self._blocks.append((rows, columns, np.ascontiguousarray(table[np.ix_(rows, columns)])))
+            block = np.ascontiguousarray(table[np.ix_(rows, columns)].T)
+            # neighbours are a view of the flips, which takes no time; others are copied for each product
+            neighbours = len(rows) and rows[-1] - rows[0] + 1 == len(rows)
+            self._blocks.append((slice(rows[0], rows[-1] + 1) if neighbours else rows, columns, block))
 
     def of(self, flips: np.ndarray) -> np.ndarray:
-        """Return `flips` [flip, configuration] times the table, [flip, test]."""
-        sums = np.zeros((len(flips), self._columns))
+        """Return the table times `flips` [configuration, flip], [test, flip]: rows of flips are contiguous in memory."""
+        sums = np.zeros((self._columns, flips.shape[1]))
         for rows, columns, block in self._blocks:
-            sums[:, columns] += flips[:, rows] @ block
+            sums[columns] += block @ flips[rows]
         return sums
 
 
@@ -447,12 +451,12 @@ def _count_reached(sizes: np.ndarray, observed: np.ndarray, n: int) -> np.ndarra
     The step-down maximum of a test is the largest statistic among it and the tests after it (less extreme ones).
 
     Args:
-        sizes: Statistics under the flips, [flip, test].
+        sizes: Statistics under the flips, [test, flip].
         observed: Observed statistics, [test]; a sum below by rounding only counts as reached.
         n: Number of configurations of the family.
     """
-    largest = np.maximum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]
-    return np.count_nonzero(largest >= observed - ROUNDING_TOLERANCE * math.sqrt(n), axis=0).astype(float)
+    largest = np.maximum.accumulate(sizes[::-1], axis=0)[::-1]
+    return np.count_nonzero(largest >= (observed - ROUNDING_TOLERANCE * math.sqrt(n))[:, None], axis=1).astype(float)
 
 
 if not TYPE_CHECKING:

@@ -158,10 +158,14 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
         # a draw with a single sign reaches every theta
         has_single_side = (minus == 0) | (minus == n)
         minus[has_single_side] = n / 2
-        sides = (total - sums) * (0.5 / minus), (total + sums) * (0.5 / (n - minus))
+        # in place: new arrays would take as long as the arithmetic
+        one = np.subtract(total, sums)
+        one *= 0.5 / minus
+        sums += total
+        sums *= 0.5 / (n - minus)
         low, high = lows[:, start : start + SIGN_BLOCK], highs[:, start : start + SIGN_BLOCK]
-        np.minimum(*sides, out=low)
-        np.maximum(*sides, out=high)
+        np.minimum(one, sums, out=low)
+        np.maximum(one, sums, out=high)
         low[:, has_single_side], high[:, has_single_side] = -np.inf, np.inf
     rank = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - ROUNDING_TOLERANCE) - 1
     lows.partition(rank - 1, axis=1)

@@ -542,3 +542,13 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, count: int, t
         drawn = float(torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
         rank = next(r for r in range(count) if drawn * sum(shares[:count]) < sum(shares[: r + 1]))
         assert sample_token(logits_V, temperature, top_p, torch.Generator().manual_seed(seed)) == ranked[rank]
+
+
+def test_begin_frees_slot_after_any_error(awake: Awake, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = awake(attn_type="nope").eval()
+    paged = small_page(model, texts=2, tokens=12, pages=5)
+    monkeypatch.setattr(model, "begin", lambda *arguments, **options: 1 / 0)
+    for _ in range(3):  # more often than there are slots
+        with pytest.raises(ZeroDivisionError):
+            paged.begin(texts(8)[0])
+    assert paged.allocator.num_used_pages == 0

@@ -9,6 +9,9 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from atma_sweep.reports.dashboard.gallery import draw_picture
+from atma_sweep.reports.dashboard.page import write_dashboard
+from atma_sweep.results.paper import open_published
 from pages import Page
 
 
@@ -149,3 +152,20 @@ def test_two_picked_cells_show_their_difference(visit: Any, printed_page: Path) 
     assert "smooth=0.9" in page.url
     page.get_by_label("log y").check()
     page.wait_for_function("() => charts.get('chart-training').plot.scales.y.distr === 3")
+
+
+@pytest.mark.thorough
+def test_figures_of_a_page_load_in_sight(visit: Any, tmp_path: Path) -> None:
+    store = open_published()
+    pictures = [draw_picture(store, "printed-v2", name) for name in ("needle", "effects", "length")]
+    write_dashboard(store, tmp_path / "page.html", "printed-v2", pictures=pictures)
+    page = visit((tmp_path / "page.html").as_uri(), height=700)
+    assert page.locator("#figure-list img").count() == 0, "none before its tab is open"
+    page.get_by_role("tab", name="Figures").click()
+    first = page.locator("#figure-of-needle img")
+    first.wait_for()
+    assert first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
+    assert page.locator("#figure-of-needle figcaption").text_content() == pictures[0].caption
+    page.locator("#figure-of-length").scroll_into_view_if_needed()
+    page.locator("#figure-of-length img").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280

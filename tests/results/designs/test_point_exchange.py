@@ -134,3 +134,12 @@ def test_a_revision_keeps_it() -> None:
 def test_what_is_no_design_is_none(wrong: object) -> None:
     assert design_from_options({"design": wrong}) is None
     assert design_from_options(wrong) is None
+
+
+def test_design_has_at_least_the_rank_in_runs() -> None:
+    """The rank: the mean, and a column per level but one of each axis."""
+    terms = PAPER.terms(1)
+    rank = 1 + sum(len(levels) - 1 for levels in PAPER.axes.values())
+    design, members = design_choice.d_optimal(PAPER, terms, rank - 4)
+    assert design.runs == len(members) == rank
+    assert np.linalg.matrix_rank(design.model.full_matrix[members]) == rank

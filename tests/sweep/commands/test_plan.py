@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from atma_sweep.sweep.planning import render
 from bench import Bench
 from tiers import only_long
 
@@ -92,3 +94,15 @@ def test_calibrated_price_matches_launch_and_budget_resumes(tmp_path: Path) -> N
     assert plan()["price"]["sources"] == {"measured": 2}
     enough = bench.ask("launch", "micro.yaml", "--budget", "1000h", "--dry-run")
     assert "2 cells for about" in enough
+
+
+@pytest.mark.parametrize(("count", "shown"), [
+    (3, ["id0  new          cell-0", "id1  done         cell-1", "id2  new          cell-2"]),
+    (120, ["    60 new              cell-0 to cell-118", "    60 done             cell-1 to cell-119", "--list shows every cell"]),
+])  # fmt: skip
+def test_dry_run_folds_cells_of_one_standing(count: int, shown: list[str]) -> None:
+    cells = [SimpleNamespace(id=f"id{index}", slug=f"cell-{index}") for index in range(count)]
+    standings = {cell.id: "done" if index % 2 else "new" for index, cell in enumerate(cells)}
+    plan: Any = SimpleNamespace(cells=cells, standings=standings)
+    assert list(render.cell_lines(plan, list_all=False)) == shown
+    assert len(list(render.cell_lines(plan, list_all=True))) == count

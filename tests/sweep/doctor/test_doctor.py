@@ -491,3 +491,13 @@ def test_incomplete_ray_installation_is_bad(tmp_path: Path, look: Any, monkeypat
     assert check.found.endswith("missing or cannot be run: gcs/gcs_server, raylet/raylet")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert look()["Ray"].state == "warn"
+
+
+def test_timeout_names_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(command: list[str], timeout: float, **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    for question in ("torch", "kernels", "disk", "cluster"):
+        with pytest.raises(doctor.context.LookFailed, match=f"the check of {question} gave no answer within 3 s"):
+            doctor.context.answer(question, seconds=3)

@@ -12,6 +12,7 @@ import tomllib
 from ipaddress import ip_address
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -157,3 +158,24 @@ def test_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) ->
     bench.once(1)
     assert not list(noted.parent.glob("session_*"))
     assert list(scratch.glob("ray-*/r/session_*")), "Ray was started here, and of its own"
+
+
+def test_wait_returns_at_the_first_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is asked for one end, then without waiting for all that have ended meanwhile."""
+    ray = pytest.importorskip("ray")
+    from atma_sweep.sweep.executors.ray_local import RayExecutor
+
+    calls, released = [], []
+
+    def wait(references: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        calls.append((num_returns, timeout))
+        return (["b", "c"], ["a"]) if timeout == 0 else (["b"], ["a", "c"])
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(RayExecutor, "_exit_code", lambda self, reference, spec: 0)
+    executor = RayExecutor.__new__(RayExecutor)
+    executor._allocator = SimpleNamespace(release=released.append)  # type: ignore[assignment]
+    executor._running = {name: (SimpleNamespace(attempt=name), name) for name in "abc"}  # type: ignore[dict-item,misc]
+    assert executor.wait(30.0) == [("b", 0), ("c", 0)]
+    assert calls == [(1, 30.0), (3, 0)]
+    assert (released, list(executor._running)) == (["b", "c"], ["a"])

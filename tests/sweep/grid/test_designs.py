@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.grid.grid_file import _fraction
 from atma_sweep.sweep.grid.json_schema import grid_schema
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
@@ -99,3 +101,11 @@ def test_schema_accepts_design_sections() -> None:
     yaml = YAML(typ="safe", pure=True)
     for size in SIZES:
         assert list(schema.iter_errors(yaml.load(f"{HEAD}design: {size}\n"))) == []
+
+
+@pytest.mark.parametrize(("text", "share"), [
+    ("1/4", Fraction(1, 4)), ("0.333333333333", Fraction(1, 3)), ("1e-7", Fraction(1, 10_000_000)),
+    ("0.99999999", Fraction(99_999_999, 100_000_000)),
+])  # fmt: skip
+def test_fraction_is_never_rounded_to_0_or_1(text: str, share: Fraction) -> None:
+    assert _fraction(text) == share
