@@ -1,6 +1,6 @@
 """Failure classes of attempts, each with its meaning and the retry policy of a launch.
 
-The column `attempt.failure` holds their names. Retries, the validation of bundles and docs/explanation/robustness.md read this
+The column `attempt.failure` holds their names. Retries, the validation of bundles and docs/reference/failures.md read this
 table.
 """
 
@@ -25,7 +25,7 @@ class FailureClass:
 
     meaning: str
     reaction: str
-    """The policy in words, for docs/explanation/robustness.md."""
+    """The policy in words, for docs/reference/failures.md."""
     tries: int | None = 1
     """Maximum number of attempts of a cell within one launch; None for no limit."""
     alone: bool = False

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "```text\n", "```"
+LINE_WIDTH = 99
+"""Characters of the longest line of the drawing."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,15 @@ def drawing() -> str:
         rows.append(("│", ""))
     rows.append(("└── grids/", summary(ROOT / "grids")))
     width = max(len(name) for name, _ in rows) + 2
-    return "".join(f"{f'{name:<{width}}{text}'.rstrip()}\n" for name, text in rows)
+    lines = list[str]()
+    for name, text in rows:
+        first, *more = textwrap.wrap(text, LINE_WIDTH - width) or [""]
+        lines += [f"{name:<{width}}{first}".rstrip()]
+        # the branches go on beside a text of several lines
+        trunk = "│" if name.startswith(("├", "│")) else ""
+        branch = "   │" if name.startswith("│   ├") else ""
+        lines += [f"{trunk + branch:<{width}}{line}" for line in more]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def page() -> str:

@@ -102,10 +102,10 @@ def test_kernel_kills_are_counted(tmp_path: Path) -> None:
 
 def test_table_of_failure_classes_is_complete_and_documented() -> None:
     assert set(FAILURES) == set(get_args(Failure))
-    page = (Path(__file__).parents[3] / "docs" / "explanation" / "robustness.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "failures.md").read_text()
     rows = "\n".join(f"| `{name}` | {failure.meaning} | {failure.reaction} |" for name, failure in FAILURES.items())
     assert rows in page, (
-        f"docs/explanation/robustness.md has another table than results/failure_classes.py, which reads:\n{rows}"
+        f"docs/reference/failures.md has another table than results/failure_classes.py, which reads:\n{rows}"
     )
     tries = {None: "without limit", 1: "none", 2: "one more try", 3: "three tries"}
     assert [name for name, policy in FAILURES.items() if tries[policy.tries] not in policy.reaction] == []

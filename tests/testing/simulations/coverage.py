@@ -1,6 +1,6 @@
 """Simulated coverage of the 95% intervals of matched differences, and the error rate of their p under no effect.
 
-`python -m tests.testing.simulations.coverage` prints the tables of docs/explanation/statistics.md.
+`python -m tests.testing.simulations.coverage` prints the tables of docs/experiments/statistics-checks.md.
 """
 
 from __future__ import annotations
