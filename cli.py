@@ -56,6 +56,7 @@ app = typer.Typer(
 
 
 def _print_version(is_requested: bool) -> None:
+    """Print the version and exit, if requested."""
     if is_requested:
         from . import __version__  # only now, since it searches the installed packages
 

@@ -18,7 +18,13 @@ RENAMED: dict[str, dict[str, str]] = {
     "sweep.executors.registry": {"Kind": "ExecutorSpec"},
     "sweep.probes.subject": {"Network": "CellSubject"},
 }
-"""Old name -> name of today, by module of the package. Each of these modules takes its `__getattr__` from `old_names`."""
+"""Old name -> name of today, by module of the package. Each of these modules takes its `__getattr__` from `old_names`.
+
+docs/reference/deprecations.md lists them.
+"""
+
+REMOVED_IN = "0.3"
+"""Release that no longer has the old names."""
 
 
 def old_names(module: str) -> Callable[[str], Any]:
@@ -34,9 +40,11 @@ def old_names(module: str) -> Callable[[str], Any]:
     package, _, path = module.partition(".")
 
     def find(name: str) -> Any:
+        """Return the object of today for an old name, with a warning. Raises AttributeError for any other name."""
         if (today := RENAMED[path].get(name)) is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(f"{module}.{name} is now {today}; the old name goes in 0.3", DeprecationWarning, stacklevel=2)
+        message = f"{module}.{name} is now {today}; the old name goes in {REMOVED_IN}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module(f"{package}.{path}"), today)
 
     return find

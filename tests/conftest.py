@@ -74,17 +74,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=3, help="kills in each storm of tests/chaos; 200 is the long form")
 
 
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """Folder of published tables and tokenizer files that are no part of the checkout: ATMA_TEST_DATA, else ../shared."""
-    named = os.environ.get("ATMA_TEST_DATA")
-    folder = Path(named or CHECKOUT.parent / "shared")
-    if not folder.is_dir():
-        assert named is None, f"ATMA_TEST_DATA names {named}, which is no folder"
-        pytest.skip("needs ../shared, or the folder that ATMA_TEST_DATA names")
-    return folder
-
-
 @pytest.fixture
 def registries() -> Iterator[None]:
     """Forget every plugin that a test registered."""

@@ -408,7 +408,7 @@ def test_hooks_and_settings_name_files_that_exist() -> None:
     """A hook's pattern, a module in mypy's exceptions or a package in the wheel that matches nothing guards nothing."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     if not tracked:
-        pytest.skip("this checkout has no history to list its files by")
+        pytest.skip("needs a checkout with .git: git clone")
     hooks = YAML(typ="safe").load(ROOT / ".pre-commit-config.yaml")
     patterns = [hook["files"] for repository in hooks["repos"] for hook in repository["hooks"] if "files" in hook]
     assert patterns != []

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SOURCE = Path(__file__).parent.parent / "testing" / "clock.c"
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc")
 def test_launch_survives_clock_jumps(small_bench: Bench, reference: Curves) -> None:
     bench = small_bench
     bench.in_turn()

@@ -58,7 +58,7 @@ def test_gates_that_close_for_long_stay_finite() -> None:
 def test_on_a_gpu_fla_gives_the_loop_and_the_same_bits_again(t: int, size: int) -> None:
     choice = choose_backend("cuda", torch.bfloat16, size)
     if choice.reason.startswith("fla gives wrong gradients"):
-        pytest.skip(choice.reason)
+        pytest.skip(f"needs an NVIDIA GPU that takes fla: {choice.reason}")
     assert choice.backend == "fla", choice
     args = in_type(delta_inputs(t, d=size, channels=True), torch.bfloat16, 3, "cuda")
     ours, again = (run(channelwise_delta, args, backend="fla") for _ in range(2))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiers import long_form
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: pip install -e '.[train]', on Linux x86-64")
 
 SCRIPT = Path(__file__).parents[1] / "testing" / "compiled.py"
 KERNELS = {

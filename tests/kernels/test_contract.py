@@ -205,7 +205,7 @@ def test_in_bf16_compiled_kernels_are_near_float64_and_repeat(name: str, case: C
     chosen = op.choose(torch.bfloat16, d, options)
     assert chosen.backend != "torch", chosen
     if backend == "gluon" != chosen.backend:
-        pytest.skip(f"this GPU does not take gluon: {chosen}")
+        pytest.skip(f"needs an NVIDIA GPU that takes gluon: {chosen}")
     args = in_type(op.inputs(**sizes, d=d), torch.bfloat16, 3, "cuda")
     ours, again = (run(op.function, args, **options, backend=backend) for _ in range(2))
     exact = exactly(op, args, options)

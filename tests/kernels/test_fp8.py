@@ -272,7 +272,7 @@ def test_the_self_test_of_casts_takes_another_rounding(monkeypatch: pytest.Monke
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler: apt-get install g++")
 def test_a_cast_is_in_the_kernel_of_the_norm_before_it() -> None:
     """Maximum, scale and cast are no passes of their own, with the compiler's code for the CPU."""
     x, w = normal_numbers(64, 256, kind=torch.bfloat16), normal_numbers(256, seed=1)

@@ -14,7 +14,7 @@ from tolerances import rounding_bound
 from torch import Tensor
 from torch.nn import functional
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: pip install -e '.[train]', on Linux x86-64")
 
 NAMES = "readout memory momentum q k v keep step weight theta M0 S0 keys values weights".split()
 

@@ -63,7 +63,7 @@ def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_self_test_passes_right_kernels() -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="needs Triton: pip install -e '.[train]', on Linux x86-64")
     assert dispatch.self_test_failure("softmax", softmax._error, *CASE) is None
 
 
@@ -71,7 +71,7 @@ def test_a_self_test_passes_right_kernels() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="needs Triton: pip install -e '.[train]', on Linux x86-64")
     module = changed_kernels(tmp_path, *FAULTS[fault])
     monkeypatch.setattr(softmax, "load_kernels", lambda *_: module)
     why = dispatch.self_test_failure("softmax", softmax._error, *CASE)

@@ -15,6 +15,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.records import CellRecord, Measurement
 from atma_sweep.results.store.store import Store, open_store
+from optional_data import optional_data
 from sweeps import cell, fill_every, fill_probed, fill_replicated, numbers, record
 from swept import swept
 
@@ -29,9 +30,11 @@ def few_deals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium (and playwright)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs Chromium: pip install -e '.[test]' && playwright install chromium"
+    )
     if CHROMIUM is None:
-        pytest.skip("needs Chromium")
+        pytest.skip("needs Chromium: playwright install chromium")
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
@@ -93,9 +96,9 @@ def published_effects(published: Store) -> Table:
 
 
 @pytest.fixture(scope="session")
-def tables(shared: Path) -> dict[str, Any]:
+def tables() -> dict[str, Any]:
     """Return every printed number, transcribed independently of the shipped CSV files."""
-    tables: dict[str, Any] = json.loads((shared / "paper" / "tables.json").read_text())
+    tables: dict[str, Any] = json.loads((optional_data("paper/tables.json")).read_text())
     return tables
 
 

@@ -19,6 +19,7 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from attempts import Room, room_of, small_grid
 from bench import Bench
+from optional_data import optional_data
 from registries import scope
 
 FINGERPRINT = "f" * 64
@@ -128,11 +129,11 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def gpt2(shared: Path) -> Any:
-    """GPT-2's tokenizer from the ranks in the shared folder."""
+def gpt2() -> Any:
+    """GPT-2's tokenizer from its ranks, which are optional data of the tests."""
     from atma_sweep.sweep.data.tokenizer import load_tokenizer
 
-    return load_tokenizer("gpt2", str(shared / "data" / "gpt2" / "gpt2.tiktoken"))
+    return load_tokenizer("gpt2", str(optional_data("data/gpt2/gpt2.tiktoken")))
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def unpack(commit: str, folder: Path) -> Path:
     """Return the package of that commit, unpacked into `folder`. Raises NoHistory."""
     archive = subprocess.run(["git", "archive", commit, *PARTS], cwd=CHECKOUT, capture_output=True, timeout=120)
     if archive.returncode:
-        raise NoHistory(f"this checkout does not hold commit {commit}: it has no history that far back")
+        raise NoHistory(f"needs history back to commit {commit}: git fetch --unshallow")
     package = folder / "atma_sweep"
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(package, filter="data")

@@ -51,7 +51,7 @@ def missing() -> str | None:
 def not_ours() -> str | None:
     """Return the reason why there is no PostgreSQL that a test may stop, None when there is one."""
     if SERVER_URL is not None:
-        return "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server"
+        return "needs PostgreSQL of its own, to stop it: unset ATMA_TEST_POSTGRES"
     return missing()
 
 

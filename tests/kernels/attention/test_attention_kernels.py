@@ -225,7 +225,7 @@ def test_the_naive_formula_is_the_reference() -> None:
 @pytest.mark.parametrize("window", [None, 150])
 def test_the_published_gradient_of_the_floor_in_bf16(backend: str, window: int | None) -> None:
     if backend not in available("cuda", torch.bfloat16, 128, window):
-        pytest.skip(f"this GPU does not take {backend}: {choose_backend('cuda', torch.bfloat16, 128, window)}")
+        pytest.skip(f"needs an NVIDIA GPU that takes {backend}: {choose_backend('cuda', torch.bfloat16, 128, window)}")
     args = on_cuda(inputs(397, 4, 2, b=2, d=128))
     args[3] = torch.full((4,), 4.0, device="cuda").requires_grad_()
     options = {"window": window, "n_eff_floor": 1e-2, "exact_floor": False}
@@ -248,7 +248,7 @@ def test_polar_in_bf16_errs_at_most_twice_the_naive_formula(
 ) -> None:
     """A head's scalars are sums of what cancels, so their errors are compared over all sizes together."""
     if backend not in available("cuda", torch.bfloat16, 128):
-        pytest.skip(f"this GPU does not take {backend}: {choose_backend('cuda', torch.bfloat16, 128)}")
+        pytest.skip(f"needs an NVIDIA GPU that takes {backend}: {choose_backend('cuda', torch.bfloat16, 128)}")
     worst = dict.fromkeys(NAMES, (0.0, ""))
     squares = {name: torch.zeros(3) for name in NAMES}
     tried = 0

@@ -56,7 +56,11 @@ def test_the_first_gate_says_nothing() -> None:
 def test_the_naive_formula_of_fla_agrees(window: int | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without a GPU it says that it has none
-        module = pytest.importorskip("fla.ops.forgetting_attn.naive", reason="fla is not installed", exc_type=Exception)
+        module = pytest.importorskip(
+            "fla.ops.forgetting_attn.naive",
+            reason="needs fla: pip install -e '.[train]', on Linux x86-64",
+            exc_type=Exception,
+        )
     args = [x.detach() for x in inputs(33, 4, 2, b=2)]
     theirs = module.naive_forgetting_attn(*args, window_size=window)
     assert (forgetting_attention(*args, window=window) - theirs).abs().max() <= 5e-6

@@ -19,7 +19,7 @@ def skip_without_gluon(name: str, dtype: torch.dtype, d: int, window: int | None
     chosen = OPERATIONS[name].choose(dtype, d, {"window": window})  # type: ignore[misc]
     assert chosen.backend != "torch", chosen
     if chosen.backend != "gluon":
-        pytest.skip(f"this GPU does not take gluon: {chosen}")
+        pytest.skip(f"needs an NVIDIA GPU that takes gluon: {chosen}")
 
 
 @pytest.mark.parametrize(("name", "d", "sizes", "dtype"), [

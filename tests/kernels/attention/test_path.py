@@ -36,7 +36,11 @@ def test_the_first_map_says_nothing() -> None:
 def test_the_naive_formula_of_fla_agrees() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without a GPU it says that it has none
-        module = pytest.importorskip("fla.ops.path_attn.naive", reason="fla is not installed", exc_type=Exception)
+        module = pytest.importorskip(
+            "fla.ops.path_attn.naive",
+            reason="needs fla: pip install -e '.[train]', on Linux x86-64",
+            exc_type=Exception,
+        )
     q, k, v, w, beta = (x.detach() for x in inputs(70, 2, 2))
     theirs = module.naive_path_attn(q, k, v, w, beta, torch.zeros(1, 70, 2), 8**-0.5)
     assert (path_attention(q, k, v, w, beta) - theirs).abs().max() <= 1e-5
@@ -55,7 +59,7 @@ def test_choices() -> None:
 def test_fla_in_bf16_is_near_float64(d: int) -> None:
     choice = choose_backend("cuda", torch.bfloat16, d, windowed=False)
     if choice.backend != "fla":
-        pytest.skip(choice.reason)
+        pytest.skip(f"needs an NVIDIA GPU that takes fla: {choice.reason}")
     args = [x.detach().cuda() for x in inputs(397, 4, 2, b=2, d=d)]
     args = [x.bfloat16().requires_grad_() for x in args[:3]] + [x.requires_grad_() for x in args[3:]]
     ours = run(path_attention, args, backend="fla")

@@ -283,7 +283,7 @@ def test_writing_commands_report_refusals_in_a_single_line(tmp_path: Path) -> No
     within = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     inside = ["unshare", "--mount", *within, "sh", "-c", mount, "sh"]
     if shutil.which("unshare") is None or subprocess.run([*inside, "true"], cwd=tmp_path).returncode:
-        pytest.skip("this machine lets nobody mount")
+        pytest.skip("needs the right to mount, in a container --privileged")
     commands = [
         ["report", "--sweep", "printed-v1", "--table", "6", "--out", "read-only/t.csv"],
         ["report", "--sweep", "printed-v1", "--figure", "needle", "--out", "read-only/f.svg"],

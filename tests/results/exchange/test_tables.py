@@ -32,7 +32,7 @@ class TestTables:
             for fmt in ("csv", "jsonl", "parquet"):
                 count = export_table(filled, what, tmp_path / f"{what}.{fmt}", fmt)
             lines = [json.loads(line) for line in (tmp_path / f"{what}.jsonl").read_text().splitlines()]
-            csv = pd.read_csv(tmp_path / f"{what}.csv", dtype_backend="numpy_nullable")
+            csv = pd.read_csv(tmp_path / f"{what}.csv", dtype_backend="numpy_nullable", float_precision="round_trip")
             parquet = pd.read_parquet(tmp_path / f"{what}.parquet", dtype_backend="numpy_nullable")
             assert count == len(lines) == len(csv) == len(parquet) > 0
             assert list(csv.columns) == list(parquet.columns) == list(lines[0])

@@ -79,7 +79,7 @@ def test_a_missing_package_names_the_command(filled, tmp_path, monkeypatch, name
 class TestTensorboard:
     @pytest.fixture
     def read(self, filled, tmp_path):
-        pytest.importorskip("tensorboard", reason="needs tensorboard")
+        pytest.importorskip("tensorboard", reason="needs tensorboard: pip install -e '.[trackers]'")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         assert EXPORTERS["tensorboard"].export(filled, "quick", tmp_path / "logs") == 3
@@ -140,7 +140,7 @@ class TestWandb:
     @pytest.fixture
     def read(self, filled, tmp_path):
         """Return a function from a cell to (its run, the history as dictionaries, the summary)."""
-        pytest.importorskip("wandb", reason="needs wandb")
+        pytest.importorskip("wandb", reason="needs wandb: pip install -e '.[trackers]'")
         from wandb.proto.wandb_internal_pb2 import Record
 
         assert EXPORTERS["wandb"].export(filled, "quick", tmp_path / "runs") == 3

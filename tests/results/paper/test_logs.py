@@ -4,7 +4,6 @@ import csv
 import hashlib
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from atma_sweep.results.names import PUBLISHED
 from atma_sweep.results.paper import published_sweeps
 from atma_sweep.results.store.records import AXES, Provenance
 from atma_sweep.results.store.store import Store
+from optional_data import optional_data
 
 STEPS = [*range(0, 1876, 125), 1900]
 CELLS = {"printed-v1": 100, "printed-v2": 120}
@@ -42,8 +42,8 @@ def numbers(published: Store, sweep: str, cells: dict[str, Levels]) -> dict[tupl
     return {key: value for key, value in values.items() if value is not None}
 
 
-def logged(shared: Path, name: str) -> Iterator[tuple[Levels, dict[str, str]]]:
-    with (shared / "paper" / f"{name}.csv").open(newline="") as file:
+def logged(name: str) -> Iterator[tuple[Levels, dict[str, str]]]:
+    with optional_data(f"paper/{name}.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             yield tuple(row[axis] for axis in AXES), row
 
@@ -59,8 +59,8 @@ def points(published: Store, cell: str) -> list[tuple[int, int, float, float | N
     return [(p.step, p.tokens, p.wall_s, p.train_loss, p.val_loss, p.tokens_per_s) for p in published.curve(attempt.id)]
 
 
-def test_curves_are_those_of_the_logs(published: Store, cells: dict[str, Levels], shared: Path) -> None:
-    rows = {(levels, int(row["step"])): row for levels, row in logged(shared, "logged-curves")}
+def test_curves_are_those_of_the_logs(published: Store, cells: dict[str, Levels]) -> None:
+    rows = {(levels, int(row["step"])): row for levels, row in logged("logged-curves")}
     assert len(rows) == 2040
     for cell, levels in cells.items():
         curve = points(published, cell)
@@ -73,9 +73,9 @@ def test_curves_are_those_of_the_logs(published: Store, cells: dict[str, Levels]
 
 
 def test_numbers_of_a_run_are_those_of_the_logs(
-    published: Store, cells: dict[str, Levels], numbers: dict[tuple[Levels, str, str, int], float], shared: Path
+    published: Store, cells: dict[str, Levels], numbers: dict[tuple[Levels, str, str, int], float]
 ) -> None:
-    rows = dict(logged(shared, "logged-extra"))
+    rows = dict(logged("logged-extra"))
     for levels in cells.values():
         row = rows[levels]
         for length in (2048, 4096, 8192, 16384, 32768, 65536):

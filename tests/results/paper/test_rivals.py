@@ -12,6 +12,7 @@ from atma_sweep.reports.table_builder import measured_entry
 from atma_sweep.results import paper
 from atma_sweep.results.builtin_sweeps import open_store_with_builtins
 from atma_sweep.results.store.records import CellState
+from optional_data import optional_data
 
 NAMES = {"NoPE": "nope", "APE": "nope-ape", "REL": "rel", "RoPE": "rope", "Label": "nope-label", "FoT": "fox",
          "Diff": "diff", "CoPE": "cope", "TRA": "tra"}  # fmt: skip
@@ -53,9 +54,11 @@ def share(column: Column) -> Column:
     return Column(column.heading, column.probe, column.metric, 2, True)
 
 
-def test_flip_flop_is_what_was_written_down(tra: SweepData, shared: Path) -> None:
+def test_flip_flop_is_what_was_written_down(tra: SweepData) -> None:
     """`FoT 93.4 ± 4.21` is sparse, `(dense 12.58 ± 15.87)` dense; the page has no more, the next test the rest."""
-    (line,) = [item for item in (shared / "RIVALS.md").read_text().splitlines() if "add the spreads (4 seeds)" in item]
+    (line,) = [
+        item for item in (optional_data("RIVALS.md")).read_text().splitlines() if "add the spreads (4 seeds)" in item
+    ]
     targets = re.findall(r"(\w+) ([\d.]+) ± ([\d.]+)(?: \(dense ([\d.]+)(?: ± ([\d.]+))?\))?", line)
     assert {name for name, *_ in targets} == set(NAMES) - {"TRA"}
     for name, mean, sd, dense, dense_sd in targets:
@@ -77,8 +80,8 @@ def test_flip_flop_is_what_was_written_down(tra: SweepData, shared: Path) -> Non
     assert all_of_it == [1.0, 1.0, 1.0]
 
 
-def test_perplexities_are_what_was_written_down(tra: SweepData, shared: Path) -> None:
-    targets = re.search(r"Full-run targets: ([\d. ]+) \(order ([\w ]+) TRA\)", (shared / "RIVALS.md").read_text())
+def test_perplexities_are_what_was_written_down(tra: SweepData) -> None:
+    targets = re.search(r"Full-run targets: ([\d. ]+) \(order ([\w ]+) TRA\)", (optional_data("RIVALS.md")).read_text())
     assert targets is not None
     names = [{"Rel": "REL"}.get(name, name) for name in (*targets[2].split(), "TRA")]
     for name, printed in zip(names, targets[1].split(), strict=True):
@@ -88,19 +91,17 @@ def test_perplexities_are_what_was_written_down(tra: SweepData, shared: Path) ->
     assert tra.lengths("extrapolation", "perplexity") == [128]
 
 
-def listed_values(shared: Path, source: str) -> list[dict[str, str]]:
+def listed_values(source: str) -> list[dict[str, str]]:
     """The rows of the list of printed values that are of one source."""
-    file = shared / "paper" / "rivals-missing.csv"
-    if not file.is_file():
-        pytest.skip("needs ../shared/paper/rivals-missing.csv")
+    file = optional_data("paper/rivals-missing.csv")
     with file.open(newline="", encoding="utf-8") as lines:
         return [row for row in csv.DictReader(lines) if row["paper"].startswith(source)]
 
 
-def test_threshold_means_and_spreads_are_the_printed_ones(tra: SweepData, shared: Path) -> None:
+def test_threshold_means_and_spreads_are_the_printed_ones(tra: SweepData) -> None:
     """Every mean and deviation that was taken down later, as both commands and tables read them."""
     sets = {"IID": "iid", "OOD sparse": "sparse", "OOD dense": "dense"}
-    rows = listed_values(shared, "Threshold Relative Attention")
+    rows = listed_values("Threshold Relative Attention")
     for row in rows:
         if row["where"] == "Table 1":
             state, column = cell(tra, f"{NAMES[row['name']]}-flipflop"), share(exact(sets[row["setting"]]))
@@ -121,11 +122,11 @@ def test_no_cell_of_a_printed_table_is_empty(tra: SweepData) -> None:
     assert len(tra.values) == 2 * (27 + 9)
 
 
-def test_wall_page_facts_are_the_printed_ones(shared: Path) -> None:
+def test_wall_page_facts_are_the_printed_ones() -> None:
     settings, recipes = paper.rows("wall-settings"), paper.rows("wall-recipes")
     scores = {row["name"]: row["hellaswag"] for row in paper.rows("wall-hellaswag")}
     in_text = {row["setting"]: row["printed"] for row in settings if row["where"] == "text"}
-    for row in listed_values(shared, "Wall Attention"):
+    for row in listed_values("Wall Attention"):
         if row["where"].startswith("Figure 5"):
             assert scores.pop(row["name"]) == row["value"]
         elif row["where"] == "App. B":
@@ -142,9 +143,9 @@ def test_wall_page_facts_are_the_printed_ones(shared: Path) -> None:
     assert len(recipes) == 14
 
 
-def test_atlas_settings_are_the_printed_ones(shared: Path) -> None:
+def test_atlas_settings_are_the_printed_ones() -> None:
     shipped = [row["printed"] for row in paper.rows("atlas-settings")]
-    values = listed_values(shared, "ATLAS blog")
+    values = listed_values("ATLAS blog")
     for printed, row in zip(shipped, values, strict=True):
         assert printed == row["value"] or printed.startswith(f"{row['value']} {row['unit']}"), row
 
@@ -183,8 +184,8 @@ def test_the_bars_of_the_blog_and_their_averages(tmp_path: Path) -> None:
     assert sum(value for value in fox if value is not None) - 0.504 == pytest.approx(4 * 0.50475)
 
 
-def test_blog_end_points_match_the_notes(tmp_path: Path, shared: Path) -> None:
-    (line,) = [item for item in (shared / "RIVALS.md").read_text().splitlines() if "blog's end points" in item]
+def test_blog_end_points_match_the_notes(tmp_path: Path) -> None:
+    (line,) = [item for item in (optional_data("RIVALS.md")).read_text().splitlines() if "blog's end points" in item]
     targets = re.search(r"end points ([\d.]+) \(ATLAS, ([\d.]+) h\) and ([\d.]+) \(transformer, half the time\)", line)
     assert targets is not None
     atlas, hours, transformer = map(float, targets.groups())

@@ -260,7 +260,9 @@ def test_commands_on_a_full_disk(run: Run, tmp_path: Path, sound: bytes) -> None
     full.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(full)], capture_output=True)
     if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode(errors='replace').strip()}")
+        pytest.skip(
+            f"needs the right to mount, in a container --privileged: {mounted.stderr.decode(errors='replace').strip()}"
+        )
     try:
         (full / "atma.db").write_bytes(sound)
         with (full / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):

@@ -169,7 +169,7 @@ ENDINGS = [(what, "answer") for what in WRITES] + [
 @pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 12))
 def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how: Any) -> None:
     if postgres.SERVER_URL is not None:
-        pytest.skip("the proxy speaks to a server's socket")
+        pytest.skip("needs PostgreSQL of its own, behind a proxy: unset ATMA_TEST_POSTGRES")
     write = WRITES[what]
     with desk_on() as (desk, _):
         expected = write(desk), desk.rows()
@@ -181,7 +181,7 @@ def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how:
 
 def test_create_database_survives_a_lost_answer(postgres_url: str) -> None:
     if postgres.SERVER_URL is not None:
-        pytest.skip("the proxy speaks to a server's socket")
+        pytest.skip("needs PostgreSQL of its own, behind a proxy: unset ATMA_TEST_POSTGRES")
     with Proxy(postgres_url) as proxy:
         proxy.lose = 1
         store = open_store(proxy.url, create=True)

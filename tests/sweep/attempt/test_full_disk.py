@@ -36,7 +36,7 @@ def endings(store: Store, cell: str) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs root's /dev/full, as Linux has it")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: writes to /dev/full")
 def test_error_is_recorded_even_if_printing_fails(room: Callable[..., Room]) -> None:
     """Whatever the attempt prints meets a full disk; what went wrong stands in the database."""
     ours = room()
@@ -67,7 +67,7 @@ def test_full_runs_folder_costs_an_attempt_but_no_results(
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], capture_output=True).returncode:
-        pytest.skip("cannot mount a tmpfs here")
+        pytest.skip("needs the right to mount, in a container --privileged")
     try:
         ours = room_of(grid, tmp_path)
         ours.runs = small

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 MIB = 2**20
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells another process's peak")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads another process's peak of memory")
 def test_run_measured_reports_memory_of_the_command(tmp_path):
     ballast = b"x" * (400 * MIB)
     held = "x = b'x' * (150 << 20); import time; time.sleep(0.3); print(len(x))"

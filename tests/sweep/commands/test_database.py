@@ -65,7 +65,7 @@ def test_export_writes_a_table(run: Run, tmp_path: Path) -> None:
 
 
 def test_export_writes_a_tensorboard_folder(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install -e '.[trackers]'")
     code, out, _ = run("export", "--sweep", "printed-v1", "--to", "tensorboard")
     assert (code, out) == (0, "printed-v1-tensorboard: 100 cells of sweep printed-v1\n")
     assert len(list((tmp_path / "printed-v1-tensorboard").glob("*/*tfevents*"))) == 100

@@ -48,7 +48,7 @@ def test_calibrating_a_missing_gpu_is_refused(command: Command) -> None:
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+        pytest.skip("needs no GPU: CUDA_VISIBLE_DEVICES= hides it")
     code, _, err = command("plan", "full", "--calibrate", "--only", "attn_type=polar")
     assert code == 3
     assert "no usable CUDA GPU" in err

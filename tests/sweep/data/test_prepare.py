@@ -26,6 +26,7 @@ from atma_sweep.sweep.data.prepare import PrepareProgress, prepare_in_memory
 from atma_sweep.sweep.data.sources import StdlibSource
 from atma_sweep.sweep.errors import MachineError
 from copies import finepdfs, prose, wikitext
+from optional_data import optional_data
 from patience import PATIENCE_S
 from prepared import (
     EOT,
@@ -164,9 +165,9 @@ def test_prepare_writes_wide_shards_for_large_vocabulary(tmp_path: Path) -> None
     assert again.name == corpus.tokenizer
 
 
-def test_prepare_with_gpt2_tokenizer(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+def test_prepare_with_gpt2_tokenizer(gpt2: Any, tmp_path: Path) -> None:
     copy = tmp_path / "g.tiktoken"
-    copy.write_bytes((shared / "data/gpt2/gpt2.tiktoken").read_bytes())
+    copy.write_bytes((optional_data("data/gpt2/gpt2.tiktoken")).read_bytes())
     texts = [f"Document {n}: 12345 <|endoftext|>" for n in range(25)]
     put(tmp_path / "t", texts)
     corpus = prepare_corpus(files(tmp_path / "t", tokenizer="gpt2", tokenizer_file=str(copy)), tmp_path / "c")

@@ -13,6 +13,7 @@ from atma_sweep.sweep.data.builtin import hub
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import MachineError
 from copies import published_shard
+from optional_data import optional_data
 from prepared import document, preparation_error, prepare_corpus, put, rederived, stream
 from refusals import refused
 
@@ -56,10 +57,10 @@ def test_ready_shards_reject_too_few_tokens(tmp_path: Path) -> None:
     )
 
 
-def test_ready_shards_with_uint32_tokens(tmp_path: Path, shared: Path) -> None:
+def test_ready_shards_with_uint32_tokens(tmp_path: Path) -> None:
     published_shard(tmp_path / "s" / "a_train_0.bin", [50256, 5, 6], wide=True)
     published_shard(tmp_path / "s" / "deep" / "a_val_0.bin", [50256, 7])
-    file = str(shared / "data/gpt2/gpt2.tiktoken")
+    file = str(optional_data("data/gpt2/gpt2.tiktoken"))
     prepared_corpus = prepare_corpus(ready(tmp_path / "s", tokenizer="gpt2", tokenizer_file=file), tmp_path / "c")
     assert [shard.tolist() for shard in [*prepared_corpus.train, prepared_corpus.validation]] == [
         [50256, 5, 6],

@@ -30,6 +30,7 @@ from atma_sweep.sweep.data.tokenizer import (
     store_tokenizer,
 )
 from atma_sweep.sweep.errors import MachineError, SweepError
+from optional_data import optional_data
 from prepared import word_level
 from refusals import refused
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -168,23 +169,23 @@ def test_gpt2_token_bytes_join_to_text(gpt2: Any, text: str) -> None:
     assert joined(gpt2, gpt2.encode(text)).decode() == text
 
 
-def test_gpt2_loads_authors_files_and_saved_copy(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+def test_gpt2_loads_authors_files_and_saved_copy(gpt2: Any, tmp_path: Path) -> None:
     for name in ("vocab.bpe", "encoder.json"):
-        shutil.copy(shared / "data" / "gpt2" / name, tmp_path / name)
+        shutil.copy(optional_data(f"data/gpt2/{name}"), tmp_path / name)
     tokenizer = Gpt2Tokenizer(tmp_path / "vocab.bpe")
     assert [tokenizer.encode(text).tolist() for text in TEXTS] == [gpt2.encode(text).tolist() for text in TEXTS]
     facts = json.loads(json.dumps(store_tokenizer(tokenizer, tmp_path)))
-    assert facts["sha256"] == hashlib.sha256((shared / "data/gpt2/gpt2.tiktoken").read_bytes()).hexdigest()
+    assert facts["sha256"] == hashlib.sha256((optional_data("data/gpt2/gpt2.tiktoken")).read_bytes()).hexdigest()
     assert {name: facts[name] for name in ("kind", "file", "end_of_text", "vocabulary")} == {
         "kind": "gpt2", "file": "gpt2.tiktoken", "end_of_text": None, "vocabulary": 50257,
     }  # fmt: skip
     assert load_saved_tokenizer(facts, tmp_path).encode(TEXTS[2]).tolist() == gpt2.encode(TEXTS[2]).tolist()
 
 
-def test_gpt2_loads_from_tiktoken_cache(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_loads_from_tiktoken_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("vocab.bpe", "encoder.json"):
         address = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
-        shutil.copy(shared / "data" / "gpt2" / name, tmp_path / hashlib.sha1(address.encode()).hexdigest())
+        shutil.copy(optional_data(f"data/gpt2/{name}"), tmp_path / hashlib.sha1(address.encode()).hexdigest())
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.load.read_file", lambda address: pytest.fail(f"asks for {address}"))
     assert Gpt2Tokenizer().encode("Hello world").tolist() == [15496, 995]
@@ -210,8 +211,8 @@ def test_gpt2_reports_failed_download(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-def test_gpt2_rejects_foreign_ranks(shared: Path, tmp_path: Path) -> None:
-    lines = (shared / "data/gpt2/gpt2.tiktoken").read_bytes().splitlines(keepends=True)
+def test_gpt2_rejects_foreign_ranks(tmp_path: Path) -> None:
+    lines = (optional_data("data/gpt2/gpt2.tiktoken")).read_bytes().splitlines(keepends=True)
     first, second = (line.split()[0] for line in lines[-2:])
     swapped = [*lines[:-2], second + b" 50254\n", first + b" 50255\n"]
     for name, changed in (("swapped", swapped), ("short", lines[:-1]), ("small", [base64.b64encode(b"a") + b" 0\n"])):
@@ -248,14 +249,14 @@ def test_gpt2_rejects_missing_rank_files(tmp_path: Path) -> None:
     )
 
 
-def test_gpt2_reads_repaired_files_again(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_reads_repaired_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of tiktoken is keyed by file name, and would return the earlier contents."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("vocab.bpe", "encoder.json"):
         (tmp_path / name).write_text("{}")
     assert "holds no byte-pair ranks" in refused(lambda: Gpt2Tokenizer(tmp_path / "vocab.bpe"))
     for name in ("vocab.bpe", "encoder.json"):
-        shutil.copy(shared / "data" / "gpt2" / name, tmp_path / name)
+        shutil.copy(optional_data(f"data/gpt2/{name}"), tmp_path / name)
     assert Gpt2Tokenizer(tmp_path / "vocab.bpe").encode("Hello world").tolist() == [15496, 995]
 
 
@@ -400,8 +401,8 @@ def test_load_saved_tokenizer_rejects_changed_copy(tmp_path: Path) -> None:
     assert issubclass(TokenizerError, SweepError)
 
 
-def test_gpt2_as_json_file_matches_tiktoken(gpt2: Any, shared: Path, tmp_path: Path) -> None:
-    files = (str(shared / "data/gpt2/encoder.json"), str(shared / "data/gpt2/vocab.bpe"))
+def test_gpt2_as_json_file_matches_tiktoken(gpt2: Any, tmp_path: Path) -> None:
+    files = (str(optional_data("data/gpt2/encoder.json")), str(optional_data("data/gpt2/vocab.bpe")))
     model = tokenizers.Tokenizer(models.BPE.from_file(*files))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()

@@ -365,7 +365,7 @@ def test_warm_attempt_is_described_by_its_folder(tmp_path: Path) -> None:
         process.communicate()
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks, as Linux has it")
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux: reads /proc/locks")
 def test_gpu_check_names_the_sweep_that_locked_it(driver: Any, look: Any) -> None:
     driver(gpus=TWO, plain=PLAIN)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, "aaaa"], stdout=subprocess.PIPE, text=True)

@@ -105,7 +105,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
     Closing its executor kills what still runs.
     """
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[train]'")
     folder, name = tmp_path_factory.mktemp("stage"), str(request.param)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
         patch.setattr(hardware, "cores", lambda: 4)
@@ -221,7 +221,7 @@ def test_attempts_of_a_dead_supervisor_are_ended(stage: Stage) -> None:
 def test_cluster_surveys_a_node_again_that_failed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[train]'")
     near, far = facts_of_node("near", cpus=1), facts_of_node("far", cpus=8)
     first: Any = {"silent": [], "blind": [replace(far, sees_runs=False)], "full disk": OSError(28, "No space left")}
     monkeypatch.setattr(hardware, "cores", lambda: 8)

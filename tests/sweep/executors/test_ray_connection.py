@@ -11,7 +11,7 @@ from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.executors import source_snapshot
 from bench import Bench
 
-pytest.importorskip("ray")
+pytest.importorskip("ray", reason="needs Ray: pip install -e '.[train]'")
 from atma_sweep.sweep.executors import node_info as look
 from atma_sweep.sweep.executors import ray_connection
 from atma_sweep.sweep.executors.ray_connection import ClusterAddressError, NodeFacts

@@ -49,13 +49,13 @@ def deaf(code: str) -> subprocess.Popen[str]:
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads /proc")
 def test_daemons_end_as_soon_as_ray_asks_them() -> None:
     """SIGTERM never reaches them, so nothing else ends them.
 
     Processes that were not asked live on, except their children.
     """
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[train]'")
     from atma_sweep.sweep.executors.ray_local import daemons_killed_promptly
 
     sleep = "import time; print(flush=True); time.sleep(3600)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ from atma_sweep.sweep.external_models.hub_tokenizer import HubTokenizer, passage
 from atma_sweep.sweep.external_models.subject import ChunkedScorer, NativeSubject, OpenWeightSubject, TextPairedSubject
 from atma_sweep.sweep.external_models.tiny import save_tokenizer
 from atma_sweep.sweep.probes.subject import run_probe
+from optional_data import optional_data
 
 pytestmark = pytest.mark.thorough
 PIECES = "the model reads a long row of text and guesses — naïve as it is — what comes next: 中文, café".split()
@@ -176,12 +176,12 @@ def test_text_paired_subject_does_not_score_ends_of_text(hub_tokenizer: HubToken
 
 
 @pytest.fixture(scope="module")
-def gpt2_hub_tokenizer(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
+def gpt2_hub_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
     """GPT-2's tokenizer in the form of a checkpoint's files."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    source = shared / "data" / "gpt2"
+    source = optional_data("data/gpt2")
     model = Tokenizer(models.BPE.from_file(str(source / "encoder.json"), str(source / "vocab.bpe")))
     model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     folder = tmp_path_factory.mktemp("gpt2")

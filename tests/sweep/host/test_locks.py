@@ -59,7 +59,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-@pytest.mark.skipif(sys.platform != "linux", reason="names without files exist on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: sockets with names but no files")
 def test_users_of_a_host_share_locks_but_no_file() -> None:
     """In /tmp, since another user cannot enter pytest's folder."""
     with tempfile.TemporaryDirectory(dir="/tmp") as outer:

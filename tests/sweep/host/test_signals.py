@@ -255,7 +255,7 @@ cli.main(command)
 process."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="uses glibc's mutex")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: locks glibc's mutex")
 def test_signals_end_a_main_thread_in_native_code(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", BLOCKED], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

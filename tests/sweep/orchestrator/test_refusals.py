@@ -99,7 +99,9 @@ def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None =
     if os.geteuid() == 0:
         prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
         if shutil.which(prefix[0]) is None:
-            pytest.skip("root is bound by no permission, and there is no setpriv to change that")
+            pytest.skip(
+                "needs setpriv (apt-get install util-linux) or another user than root, whom no permission binds"
+            )
     done = subprocess.run(
         [*prefix, *COMMAND, *arguments], cwd=bench.folder, env=bench.env, capture_output=True, text=True, timeout=PATIENCE_S,
         preexec_fn=before,

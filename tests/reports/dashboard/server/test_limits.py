@@ -207,7 +207,7 @@ def rss_kib(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads /proc")
 @pytest.mark.parametrize("files", [60, 1024])
 def test_attacked_process_stays_small_and_silent(tmp_path: Path, files: int) -> None:
     """With 60 descriptors it runs out of them; its memory grows by less than 48 MiB.
