@@ -32,6 +32,7 @@ MIN_PAIRS, MAX_PAIRS = 3, 256
 PAIRS = (3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_NAMED_LINES = 10
 """Largest number of strata that are all labelled; with more, those of most and of least noise are."""
+RANGE_BAR_AT, MAX_RANGE_BAR = (0.03, 0.07), 0.35  # foot of the bar in shares of a panel, and its largest height
 BOUND_WIDTH = 0.6  # points in the style `paper`, width of a line that is a lower bound
 MAX_POINTS = 100.0  # percentage points: no share differs by more
 
@@ -95,8 +96,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 def _uncertainty_text(df: int) -> str:
     """Return the 95 % range of a standard deviation with `df` degrees of freedom as factors, by the chi-square law."""
-    low, high = (math.sqrt(df / chdtri(df, tail)) for tail in (0.025, 0.975))
-    return f"a line may be off by factors of {low:.2f} to {high:.2f}, its 95 % range"
+    low, high = _range_of_sd(df)
+    return f"a line may be off by factors of {low:.2f} to {high:.2f}, its 95 % range, as the bar shows"
+
+
+def _range_of_sd(df: int) -> tuple[float, float]:
+    """Return the ends of the 95 % range of a standard deviation with `df` degrees of freedom, as factors of it."""
+    return math.sqrt(df / chdtri(df, 0.025)), math.sqrt(df / chdtri(df, 0.975))
 
 
 def _coinciding_note(frame: pd.DataFrame) -> list[str]:
@@ -228,8 +234,29 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
     low = min(low, high / 10)
     axes.set_ylim(low, high)
     drawing.log_ticks(axes.yaxis, None)
+    _draw_range_bar(axes, int(panel_rows["df"].min()))
     axes.set_xlabel("matched pairs")
     axes.set_ylabel(f"detectable difference, {unit.replace(*POINTS)}")
+
+
+def _draw_range_bar(axes: Axes, df: int) -> None:
+    """Draw the 95 % range of every line as an upright bar in the lower left corner, below the lines.
+
+    Args:
+        axes: The panel, with its limits.
+        df: Least degrees of freedom of the lines.
+    """
+    low, high = axes.get_ylim()
+    least, most = _range_of_sd(df)
+    length = math.log(most / least) / math.log(high / low)
+    if length > MAX_RANGE_BAR:
+        return
+    foot = RANGE_BAR_AT[1]
+    look: dict[str, Any] = {"color": drawing.INK, "linewidth": drawing.line_width(0.8), "transform": axes.transAxes}
+    look |= {"label": "_guide"}
+    axes.plot([RANGE_BAR_AT[0]] * 2, [foot, foot + length], marker="_", markersize=drawing.line_width(4), **look)
+    side: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "bbox": drawing.BACKING}
+    drawing.note(axes, "95 % range\nof a line", (RANGE_BAR_AT[0], foot + length / 2), (4, 0), linespacing=1.0, **side)
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str, styles: dict[Stratum, dict[str, Any]]) -> None:

@@ -79,7 +79,12 @@ class TestPower:
         assert [axes.get_title() for axes in figure.axes] == ["validation loss", "needle accuracy, 64K"]
         for axes, measure in zip(figure.axes, ("Val", "Ndl@64K"), strict=True):
             measure_rows = power.frame[power.frame["measure"] == measure]
-            drawn_lines = {tuple(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"}
+            data_lines = [line for line in axes.lines if line.get_label() != "_guide"]
+            (bar,) = (line for line in axes.lines if line.get_label() == "_guide")
+            # the 95 % range of a standard deviation of 12 degrees of freedom: chi-square quantiles 4.4038 and 23.3367
+            foot, top = axes.transData.inverted().transform(axes.transAxes.transform(bar.get_xydata()))[:, 1]
+            assert top / foot == pytest.approx(math.sqrt(23.3367 / 4.4038), rel=1e-4)
+            drawn_lines = {tuple(line.get_ydata()) for line in data_lines if line.get_linestyle() != "None"}
             assert drawn_lines == {tuple(line["detectable"]) for _, line in measure_rows.groupby("stratum")}
             assert len(drawn_lines) == 5 + (measure == "Val"), "nothing of rope moves at 64K, with or without memory"
             rings = [line for line in axes.lines if line.get_marker() == "o"]
@@ -87,7 +92,7 @@ class TestPower:
             texts = {text.get_text() for text in axes.texts}
             # all runs of rope are at 0 % at 64K: the sampling error of the trials counts
             assert {"PoLAR, with memory", "RoPE, no memory" + " *" * (measure != "Val")} <= texts
-        assert "28 percentage points\nwith 10 pairs" in texts
+        assert "PoLAR, with memory:\n28 percentage points with 10 pairs" in texts
 
     @pytest.mark.thorough
     def test_constant_number_is_omitted(self, replicated: Store) -> None:
@@ -175,7 +180,9 @@ class TestItems:
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert labels[0] == "PoLAR, with memory, seed 0"
         means = [text.get_text() for text in axes.texts]
-        assert means == [*["40.0%"] * 3, *["25.0%"] * 5, "26.7% of 3 trials", *["15.0%"] * 3]
+        # trials of shares 1, 0.4, 0.2, 0 have a standard error of 0.432 / 2
+        memory = [*["40 ± 22 %"] * 3, *["25 ± 25 %"] * 3, *["25 ± 13 %"] * 2, "27 ± 18 % of 3 trials"]
+        assert means == [*memory, *["15 ± 15 %"] * 3]
         assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "3", "0", "1"]
 
     @pytest.mark.thorough

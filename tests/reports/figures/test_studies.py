@@ -62,7 +62,7 @@ class TestHistory:
         assert "Not drawn: trial 39, not finished." in notes
         beyond = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
         legend = [text.get_text() for text in figure_of(figure_data).legends[0].get_texts()]
-        assert ("beyond the axis" in legend) == bool(beyond)
+        assert ("pruned, beyond the axis" in legend) == bool(beyond)
 
     @pytest.mark.thorough
     def test_maximised_objective_has_highest_as_best(self, studies: Store) -> None:
@@ -102,7 +102,7 @@ class TestFront:
         front = figure_data.frame[figure_data.frame["front"]].sort_values("x_value")
         (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
         assert list(line.get_xdata()) == list(front["x_value"])
-        assert {text.get_text() for text in axes.texts} == {f"#{number}" for number in front["number"]}
+        assert {text.get_text() for text in axes.texts} == {"better", *(f"#{number}" for number in front["number"])}
 
     def test_front_labels_cover_no_trial(self, studies: Store) -> None:
         figure_data = make_figure("front", studies, "both")
@@ -294,7 +294,7 @@ class TestPruned:
         assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
         assert_texts_apart(figure_of(figure_data))
         if name == "importance":
-            assert figure_data.notes[0].startswith("PED-ANOVA of 20 trials, ")
+            assert figure_data.notes[0].startswith("PED-ANOVA of 20 trials: ")
             return
         values = dict(zip(figure_data.frame["number"], figure_data.frame["value"], strict=True))
         assert values == pytest.approx({n: loss(studied.drawn(SEARCH, n)) + 0.5 for n in range(20)})
