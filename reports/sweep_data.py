@@ -471,14 +471,18 @@ def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int
     return {attempt: origin for attempt in attempts if (origin := cache[attempt]) is not None}
 
 
-def cached_result(key: Hashable, compute: Callable[[], Result]) -> Result:
-    """Return what the function computes; within `cached_reads` it is called once per key."""
+def cached_result(owner: object, name: Hashable, compute: Callable[[], Result]) -> Result:
+    """Return what the function computes about an object; within `cached_reads` it is called once per name.
+
+    The object is retained as long as its result, so that no other one has its identity meanwhile.
+    """
     cache = _reading.get()
     if cache is None:
         return compute()
+    key = (id(owner), name)
     if key not in cache:
-        cache[key] = compute()
-    result: Result = cache[key]
+        cache[key] = owner, compute()
+    result: Result = cache[key][1]
     return result
 
 

@@ -73,7 +73,7 @@ def audit_differences(
         ReportError: Nothing was measured at one of `lengths`.
     """
     data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
-    return list(cached_result((id(data), "audit"), lambda: _difference_lines(store, data)))
+    return list(cached_result(data, "audit", lambda: _difference_lines(store, data)))
 
 
 def _difference_lines(store: Store, data: SweepData) -> list[str]:

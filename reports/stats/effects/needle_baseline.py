@@ -56,7 +56,7 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
         measured = (value for value in values if value is not None)
         return constant_answer_scores(measured, data.sweep in paper.SWEEPS).get(length)
 
-    return cached_result((id(data), "constant answer", length), largest_score)
+    return cached_result(data, ("constant answer", length), largest_score)
 
 
 def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:
