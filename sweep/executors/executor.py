@@ -288,9 +288,10 @@ def kill_process(child: psutil.Process, *, dump: bool) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [child, *child.children(recursive=True)] if child.pid not in processes.own_and_ancestor_pids() else []
         if dump and family:
-            for member in family:  # each rank has a log of its own
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    member.send_signal(signal.SIGUSR1)
+            for member in family:  # each rank has a log of its own; the signal would end other children, as compilers
+                with contextlib.suppress(psutil.Error):
+                    if member == child or "--rank" in member.cmdline():
+                        member.send_signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
