@@ -506,6 +506,9 @@ PRIVATE = {
     "tests/reports/dashboard/server/test_access_guard.py": "the database that a running server reads",
     "tests/reports/dashboard/server/test_page_cache.py": "the lock of a page that is being made",
     "tests/reports/dashboard/server/test_serve.py": "a failure between the address and the first page",
+    "tests/reports/figures/test_studies.py": "predictions between trials, of which the figure draws contours",
+    "tests/sweep/executors/test_ray_local.py": "attempts that run, without Ray",
+    "tests/sweep/grid/test_designs.py": "the smallest share that a fraction may be",
     "tests/reports/figures/test_probe_figures.py": "the scale that maps share",
     "tests/reports/live/test_watch.py": "events as lines, without a terminal",
     "tests/reports/tables/test_published.py": "rows of the printed tables before they are joined",
@@ -549,10 +552,10 @@ def test_private_names_are_used_by_listed_tests_alone() -> None:
 DOCUMENTED = {"_asdict", "_replace", "_fields", "_exit", "_mapping"}
 """Names that are part of a public interface in spite of their underscore (namedtuple, os, Row of SQLAlchemy)."""
 FOREIGN = {
-    "torch": {"_scaled_mm", "_pytree", "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "_C",
+    "torch": {"_scaled_mm", "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "_C",
               "_cuda_endAllocateToPool", "_foreach_copy_", "_foreach_lerp_", "_foreach_lerp", "_foreach_mul_", "_foreach_add_"},
     "ray": {"_raylet", "_private"},
-    "optuna": {"_storage", "_study_id", "_trial_id", "_contains"},
+    "optuna": {"_contains"},
 }  # fmt: skip
 """Private names of other packages that the product uses; each package has an upper bound in pyproject.toml for them."""
 

@@ -122,10 +122,10 @@ def test_a_text_may_not_outgrow_its_row() -> None:
 
 def test_freeing_a_slot_twice_is_an_error() -> None:
     ours = book()
-    slot, other = ours.allocate(5), ours.allocate(5)
+    slot, second = ours.allocate(5), ours.allocate(5)
     ours.free(slot)
     with pytest.raises(ValueError, match=f"slot {slot} holds no sequence"):
         ours.free(slot)
     assert ours.num_used_pages == 2
     assert ours.allocate(5) == slot
-    assert ours.allocate(5) not in (slot, other)
+    assert ours.allocate(5) not in (slot, second)

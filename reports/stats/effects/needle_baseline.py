@@ -48,6 +48,7 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
         )
 
     def largest_score() -> float | None:
+        """Return the largest score of a constant answer at the length; None if the sweep has none."""
         values = (
             data.values.get((cell.cell_id, *key, length))
             for cell in data.cells

@@ -159,13 +159,13 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
         has_single_side = (minus == 0) | (minus == n)
         minus[has_single_side] = n / 2
         # in place: new arrays would take as long as the arithmetic
-        one = np.subtract(total, sums)
-        one *= 0.5 / minus
+        minus_theta = np.subtract(total, sums)
+        minus_theta *= 0.5 / minus
         sums += total
         sums *= 0.5 / (n - minus)
         low, high = lows[:, start : start + SIGN_BLOCK], highs[:, start : start + SIGN_BLOCK]
-        np.minimum(one, sums, out=low)
-        np.maximum(one, sums, out=high)
+        np.minimum(minus_theta, sums, out=low)
+        np.maximum(minus_theta, sums, out=high)
         low[:, has_single_side], high[:, has_single_side] = -np.inf, np.inf
     rank = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - ROUNDING_TOLERANCE) - 1
     lows.partition(rank - 1, axis=1)

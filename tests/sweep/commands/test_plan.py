@@ -100,7 +100,7 @@ def test_calibrated_price_matches_launch_and_budget_resumes(tmp_path: Path) -> N
     (3, ["id0  new          cell-0", "id1  done         cell-1", "id2  new          cell-2"]),
     (120, ["    60 new              cell-0 to cell-118", "    60 done             cell-1 to cell-119", "--list shows every cell"]),
 ])  # fmt: skip
-def test_dry_run_folds_cells_of_one_standing(count: int, shown: list[str]) -> None:
+def test_dry_run_folds_cells_of_equal_standing(count: int, shown: list[str]) -> None:
     cells = [SimpleNamespace(id=f"id{index}", slug=f"cell-{index}") for index in range(count)]
     standings = {cell.id: "done" if index % 2 else "new" for index, cell in enumerate(cells)}
     plan: Any = SimpleNamespace(cells=cells, standings=standings)

@@ -36,7 +36,7 @@ class Drawings:
         return name.encode()
 
 
-def test_figures_are_drawn_once_a_version_and_one_at_a_time() -> None:
+def test_figures_are_drawn_once_per_version_in_turn() -> None:
     drawings = Drawings()
     cache = FigureCache(drawings)
 
@@ -67,13 +67,13 @@ def test_figures_are_drawn_once_a_version_and_one_at_a_time() -> None:
     assert len(drawings.names) == 3
 
 
-def test_error_of_a_drawing_reaches_who_asked() -> None:
+def test_error_of_a_drawing_reaches_its_request() -> None:
     cache = FigureCache(Drawings())
     with pytest.raises(ValueError, match="cannot be drawn"):
         asyncio.run(cache.block(1, "loss"))
 
 
-def test_gallery_lists_figures_and_says_why_one_is_missing() -> None:
+def test_gallery_lists_figures_and_reasons() -> None:
     store = open_published()
     titles = figure_titles(store, "printed-v2")
     assert {"needle", "loss"} <= set(titles)
