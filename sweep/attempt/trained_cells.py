@@ -59,9 +59,7 @@ class LoadedModel:
     """Trained model with its tokenizer and config."""
 
     model: Backbone
-    """Network in evaluation mode, on the requested device. `model(tokens)`: int64 [B, T] to float32 logits [B, T, V].
-
-    """
+    """Network in evaluation mode, on the requested device: `model(tokens)` maps int64 [B, T] to float32 [B, T, V]."""
     tokenizer: Tokenizer
     config: CellConfig
     cell: str
