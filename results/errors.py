@@ -34,7 +34,7 @@ def install_hint(module: str) -> str:
             return "pip install --upgrade atma-sweep"
         command = f"pip install 'atma-sweep[{extra[1]}]'"
         if name == "torch" and sys.platform == "linux":
-            return f"{command} (without a GPU, pip install torch --index-url {CPU_INDEX} before it saves several GB)"
+            return f"{command} (without a GPU, first: pip install torch --index-url {CPU_INDEX})"
         return command
     return f"pip install {name}"
 
