@@ -129,7 +129,7 @@ def test_reports_on_all_cells_refuse_filters(published: Store, command_line: Com
     assert (code, "the comparison of two sweeps needs all cells; remove --only" in err) == (2, True)
 
 
-def test_figure_with_compare_shows_named_cells(published: Store, command_line: Command) -> None:
+def test_compared_figure_shows_filtered_cells(published: Store, command_line: Command) -> None:
     options = ["report", "--sweep", "printed-v2", "--only", "memory=on", "--compare", "printed-v1"]
     code, _, err = command_line(*options, "--figure", "needle")
     assert (code, "figure needle does not take --compare; figures that do: loss" in err) == (2, True)

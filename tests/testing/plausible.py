@@ -144,8 +144,8 @@ def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Ran
         for order, layer in enumerate(LAYERS):
             for head in range(HEADS):
                 half_life = 2 ** (1.5 + 2.2 * order + 1.1 * head + draw.gauss(0, 0.8))
-                kept = 1.0 if (order, head) == (len(LAYERS) - 1, HEADS - 1) else 0.5 ** (1 / half_life)
-                examples.append(Example(probe="gates", metric=metric, item=layer, position=head, value=kept))
+                retained = 1.0 if (order, head) == (len(LAYERS) - 1, HEADS - 1) else 0.5 ** (1 / half_life)
+                examples.append(Example(probe="gates", metric=metric, item=layer, position=head, value=retained))
         recorder.examples(examples)
         mean = sum(float(example.value or 0) for example in examples) / len(examples)
         _write(recorder, "gates", 0, len(examples), **{metric: mean})

@@ -169,8 +169,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     columns = min(len(titles), 2 if figure.get_figwidth() < drawing.NARROW_WIDTH else 3)
     for axes, title in zip(grid, titles, strict=True):
         _draw_panel(axes, frame[frame["measure"] == title], order, styles)
-        panel_title = str(frame[frame["measure"] == title]["words"].iloc[0])
-        set_panel_title(axes, panel_title, (figure.get_figwidth() - labels) / columns - SD_WIDTH)
+        title_text = str(frame[frame["measure"] == title]["words"].iloc[0])
+        set_panel_title(axes, title_text, (figure.get_figwidth() - labels) / columns - SD_WIDTH)
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
     grid[0].set_yticks(range(len(order)), [names[stratum] for stratum in order])
     grid[0].set_ylim(len(order) - 0.45, -0.55)

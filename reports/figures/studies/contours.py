@@ -231,7 +231,7 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
     for column, x_edges in enumerate(edges[0]):
         for row, y_edges in enumerate(edges[1]):
             point = np.array([[middles[0][column], middles[1][row]]])
-            value = _interpolated(coordinates, values, point, x, y)
+            value = interpolated_values(coordinates, values, point, x, y)
             if np.isfinite(value).all():
                 axes.pcolormesh(x_edges, y_edges, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
 
@@ -255,7 +255,7 @@ def _averaged(panel_rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return points[["x_place", "y_place"]].to_numpy(dtype=float), points["value"].to_numpy(dtype=float)
 
 
-def _interpolated(coordinates: np.ndarray, values: np.ndarray, at: np.ndarray, x: Scale, y: Scale) -> np.ndarray:
+def interpolated_values(coordinates: np.ndarray, values: np.ndarray, at: np.ndarray, x: Scale, y: Scale) -> np.ndarray:
     """Return linearly interpolated values at positions [m, 2]; NaN outside of the trials.
 
     Between two settings of numbers triangles of neighbours count; with levels, the trials of the same level along the
@@ -313,7 +313,9 @@ def _with_skill(rows: pd.DataFrame, x: Scale, y: Scale) -> pd.DataFrame:
     for fold in range(FOLDS):
         held_out = np.arange(len(values)) % FOLDS == fold
         if held_out.any() and not held_out.all():
-            predicted[held_out] = _interpolated(coordinates[~held_out], values[~held_out], coordinates[held_out], x, y)
+            predicted[held_out] = interpolated_values(
+                coordinates[~held_out], values[~held_out], coordinates[held_out], x, y
+            )
     inside = np.isfinite(predicted)
     spread = ((values[inside] - values.mean()) ** 2).sum()
     errors = ((predicted - values)[inside] ** 2).sum()

@@ -17,7 +17,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.canvas.scales import Scale
 from atma_sweep.reports.figures.files import rendered
-from atma_sweep.reports.figures.studies.contours import _interpolated
+from atma_sweep.reports.figures.studies.contours import interpolated_values
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
@@ -185,11 +185,11 @@ class TestPositions:
         levels, numbers = Scale(levels=("a", "b")), Scale(0, 1)
         coordinates, values = np.array([[0, 0.0], [0, 1.0], [1, 0.5]]), np.array([2.0, 4.0, 9.0])
         at = np.array([[0, 0.25], [0, 1.0], [1, 0.5], [1, 0.6]])
-        assert _interpolated(coordinates, values, at, levels, numbers).tolist()[:3] == [2.5, 4.0, 9.0]
-        assert np.isnan(_interpolated(coordinates, values, at, levels, numbers)[3])
+        assert interpolated_values(coordinates, values, at, levels, numbers).tolist()[:3] == [2.5, 4.0, 9.0]
+        assert np.isnan(interpolated_values(coordinates, values, at, levels, numbers)[3])
         both = np.array([[0, 1.0], [1, 0.0]])
         twice = np.array([[0, 1.0], [0, 1.0], [1, 1.0]])
-        assert _interpolated(twice, np.array([1.0, 2.0, 5.0]), both, levels, levels)[0] == 1.5
+        assert interpolated_values(twice, np.array([1.0, 2.0, 5.0]), both, levels, levels)[0] == 1.5
 
     @pytest.mark.parametrize(("sweep", "levels"), [("tuned", 4), ("both", 4)])
     def test_parallel_lines_of_a_level_follow_the_value(self, studies: Store, sweep: str, levels: int) -> None:
