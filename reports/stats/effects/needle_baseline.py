@@ -48,6 +48,7 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
         )
 
     def largest_score() -> float | None:
+        """Return the score from the values of all cells at the length."""
         values = (
             data.values.get((cell.cell_id, *key, length))
             for cell in data.cells
