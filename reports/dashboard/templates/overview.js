@@ -13,7 +13,7 @@ function buildAnswer() {
     make("div", { id: "progress" }),
     panel("needle", "Needle accuracy over context length", needleRows, wide),
     panel("effects-matrix", "Effect of each factor", matrixRows, {
-      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its strata and pairs.",
+      hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its pairs.",
     }),
     panel("loss", "Validation loss over training", lossRows, { more: make("label", { class: "small" }, "Colour ", color) }),
     panel("parallel", "All configurations, factor by factor and measure by measure", parallelRows, {
