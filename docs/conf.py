@@ -98,7 +98,7 @@ def mark_code(app: Sphinx, what: str, name: str, obj: object, options: object, l
         lines: Lines of the docstring, which are changed.
     """
     for index in reversed(range(1, len(lines))):
-        is_code = lines[index].startswith("    ") and not lines[index - 1].strip()
+        is_code = lines[index].startswith("    ") and lines[index].strip() and not lines[index - 1].strip()
         previous = next((line for line in reversed(lines[:index]) if line.strip()), "")
         if is_code and previous and not previous.startswith(" ") and not previous.endswith("::"):
             lines[index:index] = ["::", ""]

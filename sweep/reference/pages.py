@@ -199,7 +199,7 @@ attempt, and `new` without any.
 
 {markdown_table(["column", "meaning"], ((code(name), doc) for name, doc in _view_columns()))}"""
     for model in Base.__subclasses__():
-        table = model.__table__
+        table = Base.metadata.tables[model.__tablename__]
         rows = (
             (code(column.name), _column_type(column), "yes" if column.nullable else "", _column_key(column), column.doc or "")
             for column in table.columns
