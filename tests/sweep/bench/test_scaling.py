@@ -16,7 +16,7 @@ def cell(cells: Callable[..., list[Cell]]) -> Cell:
     return cells("set: {train.micro_batch: 1}\n")[0]
 
 
-def test_speedup_refers_to_one_gpu(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speedup_refers_to_a_single_gpu(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {1: [1.0, 1.2, 0.9], 2: [0.5, 0.6, 0.4], 4: [0.25, 0.25, 0.25]}
     facts = {"card": "NVIDIA H100", "optimizer": 0.0125, "first_step": 31.0, "peak_memory": 3 * 2**30}
     monkeypatch.setattr(scaling, "_time_cell", lambda cell, size, *_: facts | {"seconds": seconds[size]})
