@@ -1,4 +1,4 @@
-"""Several processes of one attempt, one per GPU: their group, shared decisions, and collective sums.
+"""Processes (ranks) of one attempt: group, decisions, divided sums and work.
 
 May import errors.py; training, probes, attempts and the launcher of processes import it. Start reading in group.py.
 """
