@@ -38,8 +38,8 @@ def test_prefetcher_moves_the_micro_batches_of_its_share() -> None:
     assert step.marked is not None
     assert share.marked is not None
     assert len(share.marked) == 2
-    for ours, whole in zip(share.marked, (step.marked[1], step.marked[4]), strict=True):
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, whole, strict=True))
+    for ours, complete in zip(share.marked, (step.marked[1], step.marked[4]), strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, complete, strict=True))
 
 
 def test_steps_of_several_ranks_are_not_captured() -> None:
