@@ -111,7 +111,7 @@ def test_id_field_list_is_complete() -> None:
     listed |= {f"model.{section}" for section in SETTINGS} | {f"{part.section}.{part.source}" for part in PLUGGABLE}
     # and what needs another setting beside it
     listed |= {setting.split(": ")[0] for _, setting in OUTSIDE_SETTINGS}
-    listed.add("train.graphs")  # which is outside
+    listed |= {"train.graphs", "train.recompute"}  # which are outside
     listed.add("train.precision")  # which needs a GPU, below
     listed.add("train.loss_on")  # which needs a corpus of its own: training/test_marks.py
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
