@@ -314,7 +314,8 @@ def _follow(options: argparse.Namespace) -> int:
         job = Job.read(folder)
         ranks = join(options.rank, options.ranks, options.rendezvous, _rank_device(job, options.rank))
         try:
-            CellRunner(job, options.runs, NullWriter(), StopFlag(handles_signals=False), ranks).run(began)
+            writer = NullWriter()  # type: ignore[abstract]  # the empty methods of the protocol are its own
+            CellRunner(job, options.runs, writer, StopFlag(handles_signals=False), ranks).run(began)
             ranks.close()
         except Stopped:
             code = EXIT_STOPPED

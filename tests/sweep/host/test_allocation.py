@@ -64,7 +64,7 @@ def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
     assert allocator.find_allocation(wants(share)) == allocation
 
 
-def test_parts_leave_entire_gpus_free() -> None:
+def test_parts_leave_other_gpus_whole() -> None:
     allocator = MachineAllocator(TWO)
     assert [
         allocation.gpus
@@ -120,19 +120,19 @@ def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:
 
 
 def test_several_gpus_are_of_the_same_model_and_unused() -> None:
-    rest = [Gpu(str(n), f"GPU-{n}", SECOND.name) for n in (2, 3)]
-    allocator = MachineAllocator(Machine(8, 32.0, (FIRST, SECOND, *rest)))
+    same = [Gpu(str(n), f"GPU-{n}", SECOND.name) for n in (2, 3)]
+    allocator = MachineAllocator(Machine(8, 32.0, (FIRST, SECOND, *same)))
     assert allocator.find_allocation(wants(4)) is None, "four GPUs, but not of one model"
     assert allocator.find_allocation(wants(2, gpu_type="H200")) is None
     three = allocate(allocator, wants(3))
-    assert three == Allocation(1, 0.0, (SECOND, *rest), 10_000)
+    assert three == Allocation(1, 0.0, (SECOND, *same), 10_000)
     assert visible_device(three) == "1,2,3"
     allocator.release(three)
     allocate(allocator, wants(0.25, gpu_type="L40S"))
     assert allocator.find_allocation(wants(3)) is None, "a share of the third GPU is in use"
     two = allocator.find_allocation(wants(2))
     assert two is not None
-    assert two.gpus == tuple(rest)
+    assert two.gpus == tuple(same)
 
 
 # --- what never fits ------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_refused_launch_names_all_lacks(
 
 
 def test_more_gpus_than_the_machine_has_are_lacking() -> None:
-    """GPUs of a cell have one model: an H200 beside an L4 is no pair."""
+    """An H200 beside an L4 is no pair."""
     machine = Machine(8, 64.0)
 
     def texts(gpus: float, names: Sequence[str], gpu_type: str | None = None) -> list[tuple[str, str]]:

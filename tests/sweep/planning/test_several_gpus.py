@@ -56,9 +56,9 @@ def test_speed_of_several_gpus_is_assumed_until_it_is_measured(store: Store, cel
     assert measured.token.likely == pytest.approx(0.3e-4, rel=1e-3)
     assert measured.assumed_ranks == 0
     # the FLOP/s per GPU that four GPUs reached are no reference for twice the speed on one
-    second = cells((GRID % 1).replace("micro_batch: 1", "micro_batch: 2"))[0]
+    wider = cells((GRID % 1).replace("micro_batch: 1", "micro_batch: 2"))[0]
     table = SpeedTable(TargetMachine("NVIDIA H200"), store.training_timings(), [])
-    by_flops = table.lookup(second.config)["FLOPs"].token.likely
+    by_flops = table.lookup(wider.config)["FLOPs"].token.likely
     assert by_flops == pytest.approx(1e-4, rel=0.2)
 
 

@@ -38,7 +38,7 @@ def extra(ours: Room, attempt: Any) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_attempt_on_ranks_records_what_a_process_does(room: Callable[..., Room]) -> None:
+def test_attempt_on_ranks_records_the_same(room: Callable[..., Room]) -> None:
     alone, several = room(), room()
     expected, _ = attempt_on(alone, 1)
     ours, ends = attempt_on(several, 2)
@@ -46,13 +46,13 @@ def test_attempt_on_ranks_records_what_a_process_does(room: Callable[..., Room])
     assert ours.state == "done"
     curve, reference = several.curve(ours), alone.curve(expected)
     assert [point[0] for point in curve] == list(range(1, STEPS + 1))
-    for point, second in zip(curve, reference, strict=True):
-        assert point == pytest.approx(second, rel=2e-3)
-    mine, rest = measurements(several, ours), measurements(alone, expected)
-    assert mine.keys() == rest.keys()
-    for key, (value, n) in rest.items():
+    for point, expected_point in zip(curve, reference, strict=True):
+        assert point == pytest.approx(expected_point, rel=2e-3)
+    mine, theirs = measurements(several, ours), measurements(alone, expected)
+    assert mine.keys() == theirs.keys()
+    for key, (value, n) in theirs.items():
         assert mine[key][1] == n
-        # a value that is missing in one is missing in the second
+        # a value that is missing in one is missing in the other
         assert mine[key][0] == (None if value is None else pytest.approx(value, rel=2e-3)), key
     assert extra(several, ours)["ranks"] == 2
     assert extra(several, ours)["steps"].startswith("as they come: 2 ranks")

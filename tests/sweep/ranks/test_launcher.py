@@ -38,10 +38,10 @@ Abandoned = list[FirstFault]
 
 def started(folder: Path, size: int, program: str) -> tuple[RankProcesses, Abandoned]:
     """Start ranks that run a program, once they all have begun; the list receives the fault if the attempt is abandoned."""
-    peers, abandoned = RankProcesses(size, folder), Abandoned()
-    peers.start([sys.executable, "-c", RANK + program], dict(os.environ), abandoned.append)
+    processes, abandoned = RankProcesses(size, folder), Abandoned()
+    processes.start([sys.executable, "-c", RANK + program], dict(os.environ), abandoned.append)
     until(lambda: all((folder / f"ready-{rank}").exists() for rank in range(1, size)), "the ranks")
-    return peers, abandoned
+    return processes, abandoned
 
 
 def own(error: Exception, cause: str = "mine") -> RankFault:
@@ -55,19 +55,19 @@ wait_for("go")
 if rank == 1: time.sleep(0.5); report(MemoryError("no memory"), "host_oom")
 report(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"))
 """
-    peers, abandoned = started(tmp_path, 3, program)
+    processes, abandoned = started(tmp_path, 3, program)
     (tmp_path / "go").touch()
     until(launcher.error_path(tmp_path, 2).exists, "the report of rank 2")
-    fault = peers.first_fault(own(RuntimeError("NCCL error: remote process exited")))
+    fault = processes.first_fault(own(RuntimeError("NCCL error: remote process exited")))
     assert (fault.rank, fault.failure, fault.cause, fault.is_consequence) == (1, "host_oom", "no memory", False)
     assert str(FirstFault(fault, 3)) == "rank 1 of 3: no memory"
     assert not abandoned
 
 
 def test_own_error_of_rank_0_is_the_first(tmp_path: Path) -> None:
-    peers, _ = started(tmp_path, 2, 'wait_for("never")')
+    processes, _ = started(tmp_path, 2, 'wait_for("never")')
     mine = own(ValueError("broken"))
-    assert peers.first_fault(mine) is mine
+    assert processes.first_fault(mine) is mine
 
 
 @pytest.mark.parametrize(("end", "cause", "code"), [
@@ -75,13 +75,13 @@ def test_own_error_of_rank_0_is_the_first(tmp_path: Path) -> None:
     ("os._exit(7)", "ended with exit code 7", 7),
 ])  # fmt: skip
 def test_rank_without_a_report_is_judged_by_its_end(tmp_path: Path, end: str, cause: str, code: int) -> None:
-    peers, _ = started(tmp_path, 2, f'wait_for("go"); {end}')
+    processes, _ = started(tmp_path, 2, f'wait_for("go"); {end}')
     (tmp_path / "go").touch()
-    fault = peers.first_fault(own(RuntimeError("Connection closed by peer")))
+    fault = processes.first_fault(own(RuntimeError("Connection closed by peer")))
     assert (fault.rank, fault.cause, fault.exit_code, fault.failure) == (1, cause, code, None)
 
 
-def test_lost_connection_is_infrastructure_or_a_hang(tmp_path: Path) -> None:
+def test_lost_connection_without_a_cause_has_a_class(tmp_path: Path) -> None:
     assert own(RuntimeError("gloo: Connection closed by peer")).failure == "infrastructure"
     assert own(RuntimeError("Watchdog caught collective operation timeout: NCCL ran for 1800000 ms")).failure == "hang"
     assert own(RuntimeError("gloo: Timed out waiting 1800000ms for recv operation to complete")).failure == "hang"
@@ -95,21 +95,21 @@ def test_blocked_rank_0_is_abandoned_after_the_fault_of_another(
     """Rank 1 dies, rank 2 waits: both are gone, and the attempt is abandoned once, with rank 1 as its cause."""
     monkeypatch.setattr(launcher, "SETTLE_S", 0.2)
     monkeypatch.setattr(launcher, "ABANDON_S", 0.7)
-    peers, abandoned = started(tmp_path, 3, 'wait_for("go")\nif rank == 1: os._exit(5)\nwait_for("never")')
-    peers.has_joined = True
+    processes, abandoned = started(tmp_path, 3, 'wait_for("go")\nif rank == 1: os._exit(5)\nwait_for("never")')
+    processes.has_joined = True
     (tmp_path / "go").touch()
     until(lambda: abandoned, "the end")
     assert [(str(fault), fault.fault.exit_code) for fault in abandoned] == [("rank 1 of 3: ended with exit code 5", 5)]
-    assert all(child.poll() is not None for child in peers.children.values())
+    assert all(child.poll() is not None for child in processes.children.values())
 
 
 def test_ends_of_ranks_after_rank_0_has_finished_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 ends by itself, rank 2 never would."""
     monkeypatch.setattr(launcher, "END_S", 0.5)
-    peers, abandoned = started(tmp_path, 3, 'if rank == 2: wait_for("never")')
-    peers.end()
+    processes, abandoned = started(tmp_path, 3, 'if rank == 2: wait_for("never")')
+    processes.end()
     time.sleep(4 * launcher.CHECK_INTERVAL_S)
-    assert [child.returncode for child in peers.children.values()] == [0, -signal.SIGKILL]
+    assert [child.returncode for child in processes.children.values()] == [0, -signal.SIGKILL]
     assert not abandoned
 
 
@@ -120,8 +120,8 @@ import os, sys
 sys.path[:0] = {sys.path!r}
 from test_launcher import started
 from pathlib import Path
-peers, _ = started(Path({str(tmp_path)!r}), 3, 'time.sleep(3600)')
-print(*(child.pid for child in peers.children.values()), flush=True)
+processes, _ = started(Path({str(tmp_path)!r}), 3, 'time.sleep(3600)')
+print(*(child.pid for child in processes.children.values()), flush=True)
 sys.stdin.read()
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
@@ -146,19 +146,19 @@ sys.stdin.read()
 def test_faults_survive_the_file(tmp_path: Path) -> None:
     fault = own(ValueError("a\nb"), cause="a b (file.py:3)")
     launcher.write_fault(tmp_path, fault)
-    peers = RankProcesses(2, tmp_path)
-    assert peers.reported_fault(0) == fault
+    processes = RankProcesses(2, tmp_path)
+    assert processes.reported_fault(0) == fault
     launcher.error_path(tmp_path, 0).write_text('{"rank": 0')
-    assert peers.reported_fault(0) is None
+    assert processes.reported_fault(0) is None
 
 
 def test_a_single_thread_ends_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watching thread decides first; the main thread's decision then never returns, and this process would end."""
     monkeypatch.setattr(launcher, "SETTLE_S", 0.0)
-    peers, abandoned = started(tmp_path, 2, "os._exit(3)")
+    processes, abandoned = started(tmp_path, 2, "os._exit(3)")
     until(lambda: abandoned, "the end")
     decided: list[Callable[[], None]] = []
-    threading.Thread(target=lambda: decided.append(peers.end()), daemon=True).start()  # type: ignore[func-returns-value, arg-type]
+    threading.Thread(target=lambda: decided.append(processes.end()), daemon=True).start()  # type: ignore[func-returns-value, arg-type]
     time.sleep(0.3)
     assert not decided
 
@@ -177,17 +177,17 @@ if rank == 2:
     wait_for("go"); os.abort()
 wait_for("never")
 """
-    peers, _ = started(tmp_path, 3, program)
+    processes, _ = started(tmp_path, 3, program)
     (tmp_path / "go").touch()
-    until(lambda: peers.look_for_faults(), "the end of rank 2")
-    (fault,) = peers.look_for_faults()
+    until(lambda: processes.look_for_faults(), "the end of rank 2")
+    (fault,) = processes.look_for_faults()
     assert (fault.rank, fault.is_consequence, fault.failure) == (2, True, "hang")
     mine = own(ValueError("broken"))
-    assert peers.first_fault(mine) is mine
+    assert processes.first_fault(mine) is mine
 
 
 def test_error_of_every_rank_is_reported_without_a_rank(tmp_path: Path) -> None:
-    peers, _ = started(tmp_path, 2, 'report(ValueError("mine"))')
+    processes, _ = started(tmp_path, 2, 'report(ValueError("mine"))')
     until(launcher.error_path(tmp_path, 1).exists, "the report")
     mine = own(ValueError("mine"))
-    assert peers.first_fault(mine) is mine
+    assert processes.first_fault(mine) is mine

@@ -54,7 +54,7 @@ def assert_equal(ours: dict[str, Any], reference: dict[str, Any]) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_train_as_a_process_does(case: str, size: int) -> None:
+def test_ranks_train_like_a_single_process(case: str, size: int) -> None:
     model, training = CASES[case]
     reference = train(SINGLE, model, CALM | training)
     assert len(reference["points"]) == STEPS
@@ -66,7 +66,7 @@ def test_ranks_train_as_a_process_does(case: str, size: int) -> None:
     assert max(ours["owned"] for ours in ranks) < reference["owned"]
 
 
-def test_two_ranks_train_as_a_process_does() -> None:
+def test_two_ranks_train_like_a_process() -> None:
     reference = train(SINGLE, {}, CALM)
     for ours in run_ranks(2, train, {}, CALM):
         assert_equal(ours, reference)
@@ -106,7 +106,7 @@ def test_more_ranks_than_micro_batches_are_refused() -> None:
 
 
 @pytest.mark.thorough
-def test_overflow_on_a_rank_skips_the_step_on_all() -> None:
+def test_overflow_on_a_rank_skips_the_step() -> None:
     """Rank 2 alone has an infinite gradient, of a parameter that one of the three owns."""
     for applied, scale, moved in run_ranks(3, overflow):
         assert not applied
