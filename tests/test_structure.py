@@ -506,7 +506,6 @@ PRIVATE = {
     "tests/reports/dashboard/server/test_access_guard.py": "the database that a running server reads",
     "tests/reports/dashboard/server/test_page_cache.py": "the lock of a page that is being made",
     "tests/reports/dashboard/server/test_serve.py": "a failure between the address and the first page",
-    "tests/reports/figures/test_studies.py": "predictions between trials, of which the figure draws contours",
     "tests/sweep/executors/test_ray_local.py": "attempts that run, without Ray",
     "tests/sweep/grid/test_designs.py": "the smallest share that a fraction may be",
     "tests/reports/figures/test_probe_figures.py": "the scale that maps share",

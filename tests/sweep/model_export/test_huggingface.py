@@ -19,6 +19,7 @@ from atma_sweep.sweep.model_export.huggingface import write_model_folder
 from atma_sweep.sweep.model_export.tokenizer_files import tokenizer_files
 from bench import Bench
 from factories import cell_record, fingerprint
+from optional_data import optional_data
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -158,10 +159,10 @@ TEXTS = (
 
 
 @pytest.mark.parametrize("kind", ["bytes", "flipflop", "mqar", "gpt2", "json"])
-def test_tokenizers_give_the_same_ids(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+def test_tokenizers_give_the_same_ids(tmp_path: Path, kind: str) -> None:
     texts: tuple[str, ...] = TEXTS
     if kind == "gpt2":
-        tokenizer = Gpt2Tokenizer(request.getfixturevalue("shared") / "data" / "gpt2" / "vocab.bpe")
+        tokenizer = Gpt2Tokenizer(optional_data("data/gpt2/vocab.bpe"))
     elif kind == "json":
         file = tmp_path / "trained.json"
         file.write_text(_trained_tokenizer())
