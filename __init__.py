@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from .api import Sweep
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .api import Sweep
     from .sweep.attempt.trained_cells import LoadedModel
 
 __all__ = ["Sweep", "__version__", "load"]
 __version__: str
 
 
-def __getattr__(name: str) -> str:
-    """Return `__version__`, the version of the installed package; "unknown" in a source tree that is not installed.
+def __getattr__(name: str) -> Any:
+    """Return `Sweep`, or `__version__`, the version of the installed package ("unknown" in an uninstalled source tree).
+
+    They are imported only now, so that `import atma_sweep` loads nothing.
 
     Raises:
         AttributeError: The package has no attribute of that name.
     """
+    if name == "Sweep":
+        from .api import Sweep
+
+        return Sweep
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Imported only now, so that `import atma_sweep` loads nothing heavy.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

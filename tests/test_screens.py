@@ -20,6 +20,7 @@ from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measu
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.checkpoints import storage
+from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.doctor.context import Check
 from atma_sweep.sweep.orchestrator.display import ProgressDisplay, SafeConsole
 
@@ -178,7 +179,7 @@ def running_launch(width: int, height: int = 40) -> ProgressDisplay:
 
     def task(slug: str) -> Any:
         train = SimpleNamespace(steps=100, batch_tokens=20_000)
-        cell = SimpleNamespace(id=slug, slug=slug, config=SimpleNamespace(train=train))
+        cell = SimpleNamespace(id=slug, slug=slug, config=SimpleNamespace(train=train, resources=Resources()))
         return SimpleNamespace(cell=cell, kind="train")
 
     def attempt(key: int, **changes: Any) -> Any:

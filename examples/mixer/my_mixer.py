@@ -18,7 +18,8 @@ class Fade(Mixer):
     def forward(self, q, k, v, *, window):
         # q [B, T, heads, size]; k, v [B, T, kv heads, size]; returns [B, T, heads, size]
         steps = torch.arange(v.size(1), device=v.device)
-        weights = (self.config.keep ** (steps[:, None] - steps[None, :]).clamp(min=0)).tril().to(v.dtype)
+        distance = (steps[:, None] - steps[None, :]).clamp(min=0)
+        weights = (self.config.keep**distance).tril().to(v.dtype)
         if window is not None:
             weights = weights.triu(1 - window)
         weights = weights / weights.sum(-1, keepdim=True)

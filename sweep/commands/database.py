@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,7 +135,7 @@ def track(
         interval (SECONDS): Time between two looks at the database.
         until_end: Exit when no process runs the sweep and everything was sent.
     """
-    from ...results.errors import StoreError
+    from ...results.errors import StoreError, SweepUnknown
     from ...results.exchange.trackers.live import TRACKED_LAUNCH, Follower, default_target, follow, watch_owner
     from ...results.store.store import open_store
 
@@ -146,8 +146,10 @@ def track(
     name = sweep or store.default_sweep()
     target = out or default_target(name, tracker)
     memory = make_tracking_folder(runs_folder(runs, db)) / f"{safe_file_name(name)}-{tracker}.json"
+    with contextlib.suppress(SweepUnknown):  # its launch may not have recorded it yet
+        store.cell_states(name)  # a damaged database is refused here, before anything is sent
     echo_text(f"{name}: sending to {tracker}, {target}", err=True)
-    with closing(Follower(store, name, tracker, target, memory)) as follower:
+    with contextlib.closing(Follower(store, name, tracker, target, memory)) as follower:
         follow(
             follower, watch_owner(store, name, os.environ.get(TRACKED_LAUNCH)), interval=interval, until_end=until_end,
             tell=lambda line: echo_text(f"{tracker}: {line}", err=True),

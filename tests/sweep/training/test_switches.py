@@ -25,7 +25,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "distractor_count": (3, {"distractor": True}),
 }  # fmt: skip
 """Setting -> another value, and what must be set beside it."""
-SAME_WEIGHTS = {"deterministic", "compile", "graphs", "kernels", "regularizer_source"}
+SAME_WEIGHTS = {"deterministic", "compile", "graphs", "recompute", "kernels", "regularizer_source"}
 """Four choose between ways to the same numbers, on the CPU to the same bits; one is no setting but a hash."""
 ELSEWHERE = {"loss_on", "activations", "precision"}
 """What needs a corpus of its own, test_marks.py, a whole attempt, test_runner.py, or a GPU, test_precision.py."""
