@@ -1,4 +1,4 @@
-"""Every recipe of docs/how-to/add-a-part.md, followed letter by letter on a copy: one file and one line, and the part is there."""
+"""Every recipe of docs/how-to/add-a-part.md, followed letter by letter on a copy: one file and one line, or a plugin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from patience import PATIENCE_S
 GRID = """
 name: new
 extends: tiny
+plugins: [weight_rms.py]
 axes:
   attn_type: [near]
   memory: [mean]
@@ -33,7 +34,11 @@ def test_every_kind_of_part_has_its_recipe() -> None:
     assert list(recipes.recipes()) == PARTS
 
 
-@pytest.mark.parametrize("title", list(recipes.recipes()))
+def test_the_probe_is_a_plugin() -> None:
+    assert [(block.path, block.plugin) for block in recipes.recipes()["Probe"]] == [("weight_rms.py", True)]
+
+
+@pytest.mark.parametrize("title", [part for part in PARTS if part != "Probe"])
 def test_recipe_is_a_file_and_a_line(title: str) -> None:
     file, line = recipes.recipes()[title]
     assert (file.registry, line.registry != "", line.text.count("\n")) == ("", True, 1)
@@ -43,11 +48,11 @@ def test_recipe_is_a_file_and_a_line(title: str) -> None:
 def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
     """The recipes work together: the new executor trains a cell of the new parts on the new corpus and reports it."""
     root = recipes.copy(tmp_path)
-    for recipe in recipes.recipes().values():
-        for block in recipe:
-            recipes.follow(block, root)
     folder = tmp_path / "place"
     folder.mkdir()
+    for recipe in recipes.recipes().values():
+        for block in recipe:
+            recipes.follow(block, folder if block.plugin else root)
     (folder / "new.yaml").write_text(GRID)
     environment = {key: value for key, value in os.environ.items() if key != "ATMA_DB"} | {"PYTHONPATH": str(tmp_path)}
 

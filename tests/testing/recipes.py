@@ -10,17 +10,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
-    r"^```(?:python|yaml)\n# ([\w./]+)(?:, (?:in (\w+)|(at the end)))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^```(?:python|yaml)\n# ([\w./]+)(?:, (?:in (\w+)|(at the end)|(a plugin)))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """Block of a recipe: a new file, lines for a registry, or lines for the end of a file."""
+    """Block of a recipe: a new file, lines for a registry, lines for the end of a file, or a plugin beside the grid."""
 
     path: str
     registry: str
     at_the_end: bool
+    plugin: bool
     text: str
 
 
@@ -29,7 +30,9 @@ def recipes() -> dict[str, list[Block]]:
     by_title: dict[str, list[Block]] = {}
     page = (ROOT / "docs" / "how-to" / "add-a-part.md").read_text()
     for section in re.split(r"\n##+ ", page)[1:]:
-        blocks = [Block(path, name, bool(end), text) for path, name, end, text in BLOCK.findall(section)]
+        blocks = [
+            Block(path, name, bool(end), bool(plugin), text) for path, name, end, plugin, text in BLOCK.findall(section)
+        ]
         if blocks:
             by_title[section.splitlines()[0]] = blocks
     return by_title
@@ -55,7 +58,8 @@ def follow(block: Block, root: Path) -> None:
         file.write_text(f"{file.read_text()}\n\n{block.text}")
     elif block.registry:
         lines = file.read_text().splitlines(keepends=True)
-        (at,) = [i for i, line in enumerate(lines) if re.match(rf"{block.registry}\b.*[{{(\[]$", line.rstrip())]
+        (start,) = [i for i, line in enumerate(lines) if re.match(rf"{block.registry}\b.*[{{(\[]$", line.rstrip())]
+        at = next(i for i in range(start, len(lines)) if lines[i].rstrip().endswith(("{", "[")))
         file.write_text("".join([*lines[: at + 1], block.text, *lines[at + 1 :]]))
     else:
         assert not file.exists(), f"{block.path} exists"
