@@ -108,6 +108,12 @@ def test_architecture_draws_the_layers_in_force() -> None:
     assert layers.PAGE.read_text() == layers.page(), "draw it anew: python -m tests.testing.layers"
 
 
+@pytest.mark.parametrize("index", sorted(ROOT.glob("docs/*/index.md")), ids=lambda index: index.parent.name)
+def test_each_index_links_the_pages_of_its_folder(index: Path) -> None:
+    linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text())}
+    assert set(index.parent.glob("*.md")) - {index} == linked
+
+
 PATH = re.compile(r"`((?:sweep|model|kernels|results|reports|grids|tests|docs|\.ci)/[\w./-]+|cli\.py)`")
 
 
