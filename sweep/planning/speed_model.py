@@ -22,7 +22,7 @@ from ...results.store.records import TrainingTiming
 from ..config import CellConfig
 from ..grid.cell import canonical_json, model_identity, train_identity
 from ..host.allocation import is_shared
-from ..probes import bound
+from ..probes import PROBES, bound
 from ..training import flops
 
 
@@ -545,12 +545,12 @@ def validation_tokens(config: CellConfig) -> int:
 def _probes(runs: Sequence[_TimedRun]) -> dict[tuple[str, int], float]:
     """Return (probe, context length) -> median seconds per token over the runs that measured the pair.
 
-    Probes that a run's config does not request are skipped.
+    Probes that a run's config does not request are skipped, and those of a plugin that this process has not loaded.
     """
     samples: dict[tuple[str, int], list[float]] = {}
     for run in runs:
         for (name, length), seconds in run.timed.probes.items():
-            if name in run.config.eval.probes:
+            if name in run.config.eval.probes and name in PROBES:
                 tokens = bound(name, run.config).tokens(length)
                 samples.setdefault((name, length), []).append(seconds / max(tokens, 1))
     return {key: median(rates) for key, rates in samples.items()}

@@ -21,7 +21,7 @@ from atma_sweep.sweep.orchestrator.supervisor import job_config
 from atma_sweep.sweep.planning import cost_estimate, planner, render, speed_model
 from atma_sweep.sweep.planning.ordering import ordered
 from atma_sweep.sweep.planning.speed_model import Calibration, ThreePointEstimate
-from atma_sweep.sweep.probes import requested
+from atma_sweep.sweep.probes import PROBES, requested
 from atma_sweep.sweep.training import flops
 from factories import record_sweep
 
@@ -207,6 +207,17 @@ def test_price_of_probes_is_proportional_to_tokens(store: Store, cells: Cells, r
     assert longer[0].config.eval.documents == 2 * every[0].config.eval.documents
     cost = cost_estimate.machine_prices(longer, tmp_path, store).full_costs(longer[0].config)["measured"]
     assert cost.parts["probing"].likely == pytest.approx(2 + 2 * (1 + 3))
+
+
+def test_price_skips_timed_probes_that_are_not_loaded(
+    store: Store, cells: Cells, recorded: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database holds times of a probe that this grid's plugins do not register."""
+    record_training(store, recorded()[0], gpu="NVIDIA H200")
+    others = cells(grid_text().replace("probes: [val, clean]", "probes: [val]"))
+    monkeypatch.delitem(PROBES._targets, "clean")
+    cost = cost_estimate.machine_prices(others, tmp_path, store).full_costs(others[0].config)["measured"]
+    assert cost.parts["probing"].likely == pytest.approx(2)
 
 
 def test_price_from_flops_of_a_large_network(cells: Cells, tmp_path: Path) -> None:
