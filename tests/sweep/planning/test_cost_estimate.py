@@ -214,9 +214,9 @@ def test_price_skips_timed_probes_that_are_not_loaded(
 ) -> None:
     """The database holds times of a probe that this grid's plugins do not register."""
     record_training(store, recorded()[0], gpu="NVIDIA H200")
-    others = cells(grid_text().replace("probes: [val, clean]", "probes: [val]"))
+    cheaper = cells(grid_text().replace("probes: [val, clean]", "probes: [val]"))
     monkeypatch.delitem(PROBES._targets, "clean")
-    cost = cost_estimate.machine_prices(others, tmp_path, store).full_costs(others[0].config)["measured"]
+    cost = cost_estimate.machine_prices(cheaper, tmp_path, store).full_costs(cheaper[0].config)["measured"]
     assert cost.parts["probing"].likely == pytest.approx(2)
 
 
