@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 GRID = """
 name: new
 extends: tiny
-plugins: [weight_rms.py]
+plugins: [weight_rms.py, late_nats.py]
 axes:
   attn_type: [near]
   memory: [mean]
@@ -23,22 +23,23 @@ set:
   model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, positions: sine}
   data: {corpus: multiples, heldout_tokens: 400}
   train: {tokens: 512, seq_len: 32, batch_tokens: 128, micro_batch: 2}
-  eval: {lengths: [32], documents: 2, junk_rows: 2, needle_trials: 2, validation_tokens: 256, probes: [val, weight_rms]}
+  eval: {lengths: [32], documents: 2, junk_rows: 2, needle_trials: 2, validation_tokens: 256, probes: [val, weight_rms, late_nats]}
 """
 
 
-PARTS = "Mixer,Memory,Regularizer,Position scheme,Probe,Corpus,Table,Figure,Executor".split(",")
+PARTS = "Mixer,Memory,Regularizer,Position scheme,Probe,Probe that reads text,Corpus,Table,Figure,Executor".split(",")
 
 
 def test_every_kind_of_part_has_its_recipe() -> None:
     assert list(recipes.recipes()) == PARTS
 
 
-def test_the_probe_is_a_plugin() -> None:
-    assert [(block.path, block.plugin) for block in recipes.recipes()["Probe"]] == [("weight_rms.py", True)]
+@pytest.mark.parametrize(("title", "file"), [("Probe", "weight_rms.py"), ("Probe that reads text", "late_nats.py")])
+def test_the_probe_is_a_plugin(title: str, file: str) -> None:
+    assert [(block.path, block.plugin) for block in recipes.recipes()[title]] == [(file, True)]
 
 
-@pytest.mark.parametrize("title", [part for part in PARTS if part != "Probe"])
+@pytest.mark.parametrize("title", [part for part in PARTS if not part.startswith("Probe")])
 def test_recipe_is_a_file_and_a_line(title: str) -> None:
     file, line = recipes.recipes()[title]
     assert (file.registry, line.registry != "", line.text.count("\n")) == ("", True, 1)
@@ -69,7 +70,9 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
         return done.stdout
 
     assert "near-centred" in run("launch", "new.yaml", "--executor", "alone") + run("status", "--json")
-    assert "weight_rms" in run("show", "near-centred-d0-mmean-w0-s0")
+    shown = run("show", "near-centred-d0-mmean-w0-s0")
+    assert "weight_rms" in shown
+    assert "nats (nats/token, n=32, plugin " in shown  # 16 targets of two documents
     assert "near" in run("report", "--table", "6")
     assert "near" in run("report", "--table", "speed")
     run("report", "--figure", "speed", "--out", "speed.svg")
