@@ -22,6 +22,7 @@ are.
 """
 MIN_PAIRS = 2  # pairs that an interval takes
 MIN_PANEL = 0.76  # inches, least width of a panel at the font size of the style `paper`
+LETTER_WIDTH = 0.2  # inches, panel letter and its distance from the title
 STRATUM_SIZE = 0.8  # size of the marks of a stratum relative to those of the average
 
 
@@ -124,7 +125,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     figure = drawing.page(1.0, 7.2 if len(measures) > 2 else 5.2)
     labels = forest.text_width([row.label for row in rows if row.key], drawing.size("ytick.labelsize")) + 0.1
     width = figure.get_figwidth()
-    fitting = max(1, int((width - labels) / (MIN_PANEL * drawing.current_options().scale)))
+    # a panel is as wide as the longest word of its title and the letter beside it
+    title_parts = [part for label in frame["words"].unique() for part in label.replace(",", " ").split()]
+    title_width = forest.text_width(title_parts, drawing.size("axes.titlesize")) + LETTER_WIDTH
+    fitting = max(1, int((width - labels) / max(MIN_PANEL * drawing.current_options().scale, title_width)))
     columns = next(
         n for n in range(1, len(measures) + 1) if n >= fitting or -(-len(measures) // n) == -(-len(measures) // fitting)
     )
