@@ -291,7 +291,7 @@ def load_grid(
         raise GridError(name, None, "", "no such grid file", shipped(), Path(name).stem)
     document = load(path)
     # Plugins first: their mixers are levels that the rest of the file may name.
-    plugins = (*_plugins(document), *installed_plugins(_mentioned_names(document, sets)))
+    plugins = (*_plugins(document), *installed_plugins(lambda: _mentioned_names(document, sets)))
     file = _validated(document)
     layers = _layers(document, file)
     custom_axes = settings.named_axes(document, file.axes)

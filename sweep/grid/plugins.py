@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,29 +157,30 @@ def _load_installed(path: str, sha256: str | None) -> Plugin:
     return Plugin(path=path, sha256=part.sha256)
 
 
-def installed_plugins(texts: Iterable[str]) -> list[Plugin]:
-    """Import the parts of installed packages whose names are among these texts, and return them as plugins.
+def installed_plugins(mentioned: Callable[[], Container[str]]) -> list[Plugin]:
+    """Import the parts of installed packages that a grid mentions, and return them as plugins.
 
     This program's own parts, and those that plugin files have registered, are preferred to installed ones.
+
+    Args:
+        mentioned: Function that returns the names of parts that may be meant; called only if packages provide any.
 
     Raises:
         InstalledPartError: If two packages provide a part, or its import fails.
     """
-    texts = set(texts)
-    plugins = []
+    available = {group: installed_names(group) for group in REGISTRIES}
+    if not any(available.values()):
+        return []
+    names, plugins = mentioned(), []
     for group, registry in REGISTRIES.items():
-        for name in installed_names(group):
-            owner = registry.owner(name)
-            if name in texts and (name not in registry or owner in _installed_owners):
-                part = installed_part(group, name)
-                assert part is not None
+        for name in available[group]:
+            if name not in names or (name in registry and registry.owner(name) is None):
+                continue
+            part = installed_part(group, name)
+            assert part is not None
+            if name not in registry or registry.owner(name) == _module(part.sha256):
                 plugins.append(load_plugin(Path(f"{PACKAGE}{part.package}=={part.version}:{group}.{name}")))
-                _installed_owners.add(_module(part.sha256))
     return plugins
-
-
-_installed_owners: set[str] = set()
-"""Module names under which this process has registered parts of installed packages."""
 
 
 def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
