@@ -13,6 +13,7 @@ from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..ranks.group import join
 from ..ranks.spawned import MeasurementFailed, run_in_ranks
+from ..training import flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class ScalingRow:
     """Building, compiling and the first optimizer step."""
     peak_memory: int
     """Largest peak of any GPU."""
+    mfu: float | None
+    """Ratio of the model's FLOP/s to the matrix products that the GPUs reach together; None if either is unknown."""
 
     @property
     def efficiency(self) -> float:
@@ -102,9 +105,17 @@ def run(
             base = base or rate / size
             low, high = tokens / max(timed["seconds"]), tokens / min(timed["seconds"])
             facts = {name: timed[name] for name in ("card", "optimizer", "first_step", "peak_memory")}
+            model_flops = flops.training_flops(cell.config.model, cell.config.train.seq_len)
             rows.append(
                 ScalingRow(
-                    cell=cell.slug, gpus=size, tokens_per_s=rate, low=low, high=high, speedup=rate / base, **facts
+                    cell=cell.slug,
+                    gpus=size,
+                    tokens_per_s=rate,
+                    low=low,
+                    high=high,
+                    speedup=rate / base,
+                    **facts,
+                    mfu=flops.mfu(model_flops, rate, timed["limit"]),
                 )
             )
             tell(f"{cell.slug} on {size}: {rate:,.0f} tokens/s")
@@ -114,6 +125,8 @@ def run(
 def _time_cell(cell: Cell, size: int, kind: str, rounds: int, steps: int) -> dict[str, Any]:
     """Return the timing of a cell by `size` processes: rank 0's, with the largest optimizer time and peak of all.
 
+    `limit` is the sum of the matrix-product rates of all GPUs in FLOP/s, None without CUDA.
+
     Raises:
         MachineError: A process failed; the message has its error.
     """
@@ -122,13 +135,18 @@ def _time_cell(cell: Cell, size: int, kind: str, rounds: int, steps: int) -> dic
     except MeasurementFailed as error:
         raise MachineError(f"cell {cell.slug} on {size} GPUs cannot be timed: {error}") from error
     largest = {name: max(answer[name] for answer in answers) for name in ("optimizer", "peak_memory")}
-    return answers[0] | largest
+    limit = None if kind != "cuda" else sum(answer["limit"] for answer in answers)
+    return answers[0] | largest | {"limit": limit}
 
 
 def _time_rank(rank: int, size: int, address: str, cell: Cell, kind: str, rounds: int, steps: int) -> dict[str, Any]:
-    """Train as one rank and return seconds (per step, of each round), optimizer, first_step, peak_memory and card."""
+    """Train as one rank and return seconds (per step, of each round), optimizer, first_step, peak_memory, card, limit.
+
+    The limit is this GPU's matrix-product rate in FLOP/s, measured first while the others measure theirs.
+    """
     import torch
 
+    from .ceilings import ceilings
     from .train import TimedCell
 
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -137,6 +155,11 @@ def _time_rank(rank: int, size: int, address: str, cell: Cell, kind: str, rounds
     else:
         torch.set_num_threads(1)
     ranks = join(rank, size, address, device)
+    limit = None
+    if kind == "cuda":
+        ranks.barrier()
+        limit = ceilings(device).flops
+        torch.cuda.empty_cache()
     timed = TimedCell(cell, device, ranks)
     seconds = []
     for _ in range(rounds):
@@ -151,6 +174,7 @@ def _time_rank(rank: int, size: int, address: str, cell: Cell, kind: str, rounds
     ranks.barrier()
     return {
         "seconds": seconds, "optimizer": optimizer, "first_step": timed.first_step, "card": card, "peak_memory": timed.peak,
+        "limit": limit,
     }  # fmt: skip
 
 
@@ -159,12 +183,12 @@ def table(rows: Sequence[ScalingRow]) -> str:
     lines = [
         f"card: {', '.join(dict.fromkeys(row.card for row in rows))}",
         "",
-        "| cell | GPUs | tokens/s | range | per GPU | speed-up | efficiency | optimizers (ms) | peak GiB | first step (s) |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| cell | GPUs | tokens/s | range | per GPU | speed-up | efficiency | of matrix product | optimizers (ms) | peak GiB | first step (s) |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row.cell} | {row.gpus} | {row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | "
-        f"{row.tokens_per_s / row.gpus:,.0f} | {row.speedup:.2f} | {row.efficiency:.1%} | {1e3 * row.optimizer:.1f} | "
+        f"{row.tokens_per_s / row.gpus:,.0f} | {row.speedup:.2f} | {row.efficiency:.1%} | {'n/a' if row.mfu is None else f'{row.mfu:.1%}'} | {1e3 * row.optimizer:.1f} | "
         f"{row.peak_memory / 2**30:.1f} | {row.first_step:.1f} |"
         for row in rows
     ]

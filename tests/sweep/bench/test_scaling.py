@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from atma_sweep.sweep.bench import scaling
 from atma_sweep.sweep.errors import MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.training import flops
 
 
 @pytest.fixture
@@ -18,14 +20,19 @@ def cell(cells: Callable[..., list[Cell]]) -> Cell:
 
 def test_speedup_refers_to_a_single_gpu(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {1: [1.0, 1.2, 0.9], 2: [0.5, 0.6, 0.4], 4: [0.25, 0.25, 0.25]}
-    facts = {"card": "NVIDIA H100", "optimizer": 0.0125, "first_step": 31.0, "peak_memory": 3 * 2**30}
+    facts: dict[str, Any] = {"card": "NVIDIA H100", "optimizer": 0.0125, "first_step": 31.0, "peak_memory": 3 * 2**30}
+    per_token = flops.training_flops(cell.config.model, cell.config.train.seq_len)
+    assert per_token is not None
+    facts["limit"] = 8192 * per_token
     monkeypatch.setattr(scaling, "_time_cell", lambda cell, size, *_: facts | {"seconds": seconds[size]})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     rows = scaling.run([cell], [1, 2, 4], tell=lambda line: None)
     assert [row.speedup for row in rows] == pytest.approx([1.0, 2.0, 4.0])
     lines = scaling.table(rows).splitlines()
     assert lines[0] == "card: NVIDIA H100"
-    assert lines[-1] == f"| {cell.slug} | 4 | 4,096 | 4,096 to 4,096 | 1,024 | 4.00 | 100.0% | 12.5 | 3.0 | 31.0 |"
+    assert (
+        lines[-1] == f"| {cell.slug} | 4 | 4,096 | 4,096 to 4,096 | 1,024 | 4.00 | 100.0% | 50.0% | 12.5 | 3.0 | 31.0 |"
+    )
     with pytest.raises(MachineError, match="--gpus 8 needs as many GPUs, and this machine has 4"):
         scaling.run([cell], [8])
     with pytest.raises(SweepError, match="has only 8 micro-batches per step to divide"):
