@@ -76,7 +76,7 @@ def run(
         cells: Cells to time.
         counts: Numbers of GPUs, in ascending order.
         rounds: Timed rounds.
-        steps: Optimizer steps per round.
+        steps: Optimizer steps per round and GPU, so that rounds of all numbers of GPUs take about as long.
         kind: "cuda", or "cpu" to time processes without GPUs.
         tell: Called with a line per measurement.
 
@@ -99,7 +99,7 @@ def run(
     for cell in cells:
         base: float | None = None
         for size in counts:
-            timed = _time_cell(cell, size, kind, rounds, steps)
+            timed = _time_cell(cell, size, kind, rounds, steps * size)
             tokens = cell.config.train.batch_tokens
             rate = tokens / statistics.median(timed["seconds"])
             base = base or rate / size
@@ -150,10 +150,9 @@ def _time_rank(rank: int, size: int, address: str, cell: Cell, kind: str, rounds
     from .train import TimedCell
 
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    torch.set_num_threads(max(1, cell.config.resources.cpus // size))  # as in an attempt
     if kind == "cuda":
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
     ranks = join(rank, size, address, device)
     limit = None
     if kind == "cuda":

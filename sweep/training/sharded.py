@@ -17,6 +17,10 @@ from .optimizers import Muon, Optimizers
 ADAM_COST = 5_000
 """Cost of AdamW's update of one number in FLOPs of a matrix product that take as long (28 bytes at 3 TB/s)."""
 
+GROUP = 1 << 23
+"""Elements of matrices that a rank orthogonalises together: large enough to occupy a GPU, small enough that the exchange
+of weights starts early."""
+
 
 def newton_schulz_flops(shape: torch.Size, iterations: int) -> int:
     """Return the FLOPs of orthogonalising a parameter of this shape, whose last two axes are a matrix.
@@ -110,8 +114,8 @@ class ShardedOptimizers(Optimizers):
     def update(self) -> None:
         """Update the parameters that this rank owns, and exchange updated weights with all ranks.
 
-        AdamW's weights and those of each matrix shape start to travel as soon as they are updated, the next shape being
-        computed meanwhile.
+        AdamW's weights travel first. Matrices of one shape are updated in groups of up to `GROUP` elements per rank; the
+        weights of a group travel while the next one is computed.
         """
         if self.scaling is not None and not self.scaling.update_scale():
             return
@@ -126,11 +130,21 @@ class ShardedOptimizers(Optimizers):
                 by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
                 for p in group["params"]:
                     by_shape[p.shape].append(p)
-                # the last shape's weights travel while nothing is computed, so it is the smallest
+                # the last group's weights travel while nothing is computed, so it is of the smallest shape
                 for params in sorted(by_shape.values(), key=lambda params: -len(params) * params[0].numel()):
-                    muon.update_shape([p for p in params if p.grad is not None], group)
-                    self._send(exchange, params)
+                    for part in self._equal_parts(params):
+                        muon.update_shape([p for p in part if p.grad is not None], group)
+                        self._send(exchange, part)
         exchange.finish()
+
+    def _equal_parts(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Divide parameters of one shape into parts in which every rank owns about as many, at most `GROUP` elements."""
+        by_owner: dict[int, list[nn.Parameter]] = defaultdict(list)
+        for p in params:
+            by_owner[self.owner_of[p]].append(p)
+        most = max(1, GROUP // params[0].numel())
+        count = max(-(-len(owned) // most) for owned in by_owner.values())
+        return [[p for owned in by_owner.values() for p in owned[index::count]] for index in range(count)]
 
     def _send(self, exchange: WeightExchange, params: list[nn.Parameter]) -> None:
         exchange.start((p, self.owner_of[p]) for p in params)

@@ -12,6 +12,7 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.data.batches import Batches
 from atma_sweep.sweep.ranks.group import Ranks
+from atma_sweep.sweep.training import sharded
 from atma_sweep.sweep.training.loop import Stopped, Trainer
 from atma_sweep.sweep.training.sharded import build_optimizers
 from small_training import CPU, MARKS, STREAM, recipe
@@ -20,6 +21,8 @@ MODEL = {
     "d_model": 8, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "vocab_size": 29, "window_size": 5,
     "init": "llama",
 }  # fmt: skip
+
+sharded.GROUP = 128  # two 8 x 8 matrices, so that those of one shape are updated in several groups
 
 
 class Recorder:
