@@ -238,25 +238,32 @@ class TimedCell:
         self.step += 1
 
     def optimizer_seconds(self) -> float:
-        """Return the seconds of clipping and all optimizers, timed once on gradients of ones, at learning rate 0.
+        """Run one optimizer step and return the seconds of its end: clipping and all optimizers.
 
-        The gradients are overwritten, and the optimizers' states change. With several ranks the time has the exchange
-        of weights, but not clipping, which first waits for the gradients of the others.
+        On CUDA it is the device's time while the host queues work ahead, as in training. With several ranks the time has
+        the wait for gradients that are still on their way, and the exchange of weights.
         """
-        optimizers = self.trainer.optimizers
-        for p in optimizers.parameters:
-            p.grad = torch.ones_like(p)
-        is_alone = self.trainer.ranks.size == 1
-        if not is_alone:
-            optimizers.expect_gradients()
-            optimizers.clip(1.0)
+        runner = self.trainer.step_runner
+        finish, seconds = runner.finish_step, [0.0]
+        if self.cuda:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def finish_timed(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+            """Finish the step as `OptimizerSteps.finish_step` does, and note the time that it takes."""
+            began = time.perf_counter()
+            if self.cuda:
+                begin.record()
+            done = finish(factor)
+            if self.cuda:
+                end.record()
+            seconds[0] = time.perf_counter() - began
+            return done
+
+        runner.finish_step = finish_timed  # type: ignore[method-assign]
+        self.advance()
         self.wait()
-        began = time.perf_counter()
-        if is_alone:
-            optimizers.clip(1.0)
-        optimizers.step(0.0)
-        self.wait()
-        return time.perf_counter() - began
+        runner.finish_step = finish  # type: ignore[method-assign]
+        return begin.elapsed_time(end) / 1e3 if self.cuda else seconds[0]
 
     def profile(self) -> list[Kernel]:
         """Run one optimizer step on CUDA and return its kernels, the longest total time first.

@@ -90,6 +90,23 @@ class Ranks:
         """Start copying the tensor of rank `owner` into that of every other rank; returns as `reduce_async` does."""
         return None
 
+    def reduce_scatter_async(self, output: Tensor, parts: Tensor) -> Work | None:
+        """Start adding the tensors of all ranks, and give rank r the sum of part r; returns as `reduce_async` does.
+
+        Args:
+            output: Tensor that receives this rank's part.
+            parts: Contiguous tensor whose first axis is the rank, [size, ...].
+        """
+        return None
+
+    def all_gather_async(self, parts: Tensor) -> Work | None:
+        """Start copying part r of rank r's tensor into that of every rank; returns as `reduce_async` does.
+
+        Args:
+            parts: Contiguous tensor whose first axis is the rank, [size, ...]; this rank's part is its input.
+        """
+        return None
+
     def gather_objects(self, value: Value) -> list[Value]:
         """Return the values of all ranks in rank order, on every rank; they must be picklable."""
         return [value]
@@ -190,6 +207,20 @@ class ProcessRanks(Ranks):
         import torch.distributed as dist
 
         return dist.broadcast(tensor, src=owner, async_op=True)
+
+    def reduce_scatter_async(self, output: Tensor, parts: Tensor) -> Work | None:
+        """Start adding the tensors of all ranks, and give rank r the sum of part r."""
+        import torch.distributed as dist
+
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # renamed in torch 2.13
+        return scatter(output.view(-1), parts.view(-1), async_op=True)
+
+    def all_gather_async(self, parts: Tensor) -> Work | None:
+        """Start copying part r of rank r's tensor into that of every rank."""
+        import torch.distributed as dist
+
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
+        return gather(parts.view(-1), parts[self.rank].view(-1), async_op=True)
 
     def gather_objects(self, value: Value) -> list[Value]:
         """Return the values of all ranks in rank order, through gloo."""

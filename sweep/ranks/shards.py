@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
 LARGE = 1 << 18
-"""Elements from which a tensor travels by itself, without a copy; smaller ones of an owner are packed."""
-PACKED = 1 << 22
-"""Maximum number of elements of a pack."""
+"""Elements from which a weight is broadcast by itself, without a copy; smaller ones of an owner travel together."""
+BUCKET = 1 << 25
+"""Elements after which a bucket of gradients is full, and from which a gradient is reduced by itself."""
 
 
 def assign_owners(costs: Sequence[int], size: int) -> list[int]:
@@ -47,36 +47,63 @@ def reduction_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass
 class _Bucket:
-    """Parameters of one owner and type whose gradients are reduced together."""
+    """Parameters of one type whose gradients are reduced together, each into its owner."""
 
-    owner: int
     parameters: list[nn.Parameter]
+    owners: list[int]
+    """Owner of each parameter."""
     ready: int = 0
     """Number of parameters whose gradient is complete in this step."""
-    flat: Tensor | None = None
-    """Gradients on their way, one-dimensional; None if none has started."""
+    sums: Tensor | None = None
+    """Sums on their way to this rank; None if none has started."""
     has_gradient: list[bool] = field(default_factory=list)
     work: Work | None = None
 
-    def flatten(self) -> Tensor:
-        """Return the gradients as one tensor of the reduction's type; the gradient itself if it is alone and fits.
+    def offsets(self) -> list[int]:
+        """Return for each parameter the number of elements that its owner has before it in this bucket."""
+        before: dict[int, int] = defaultdict(int)
+        starts = []
+        for parameter, owner in zip(self.parameters, self.owners, strict=True):
+            starts.append(before[owner])
+            before[owner] += parameter.numel()
+        return starts
 
-        Missing gradients count as zero. Remembers which parameters have one.
-        """
+    def start(self, ranks: Ranks) -> None:
+        """Start adding the gradients over ranks. Missing ones count as zero; which parameters have one is remembered."""
         gradients = [parameter.grad for parameter in self.parameters]
         self.has_gradient = [gradient is not None for gradient in gradients]
         first, dtype = gradients[0], reduction_dtype(self.parameters[0].dtype)
         if len(gradients) == 1 and first is not None and first.dtype == dtype and first.is_contiguous():
-            return first.view(-1)
-        flat = torch.zeros(
-            sum(parameter.numel() for parameter in self.parameters), dtype=dtype, device=self.parameters[0].device
-        )
-        views = flat.split([parameter.numel() for parameter in self.parameters])
-        pairs = [(view, g) for view, g in zip(views, gradients, strict=True) if g is not None]
+            self.sums = first.view(-1)
+            self.work = ranks.reduce_async(self.sums, self.owners[0])
+            return
+        starts = self.offsets()
+        ends = [start + parameter.numel() for start, parameter in zip(starts, self.parameters, strict=True)]
+        flat = torch.zeros(ranks.size, max(ends), dtype=dtype, device=self.parameters[0].device)
+        pairs = [
+            (flat[owner, start:end].view_as(gradient), gradient)
+            for owner, start, end, gradient in zip(self.owners, starts, ends, gradients, strict=True)
+            if gradient is not None
+        ]
         if pairs:
             # private to torch, so pyproject.toml bounds torch's version
-            torch._foreach_copy_([view.view_as(g) for view, g in pairs], [g for _, g in pairs])
-        return flat
+            torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
+        self.sums = torch.empty_like(flat[0])
+        self.work = ranks.reduce_scatter_async(self.sums, flat)
+
+    def deliver(self, rank: int) -> None:
+        """Wait for the sums and give owners theirs as gradients, in the type of the parameters; others have none."""
+        if self.work is not None:
+            self.work.wait()
+        assert self.sums is not None
+        for parameter, owner, start, has_gradient in zip(
+            self.parameters, self.owners, self.offsets(), self.has_gradient, strict=True
+        ):
+            parameter.grad = None
+            if owner == rank and has_gradient:
+                own = self.sums[start : start + parameter.numel()]
+                parameter.grad = own.view_as(parameter).to(parameter.dtype)
+        self.sums = self.work = None
 
 
 class GradientReducer:
@@ -97,19 +124,19 @@ class GradientReducer:
         self._ranks = ranks
         self.buckets: list[_Bucket] = []
         self._armed, self._next = False, 0
-        packs: dict[tuple[int, torch.dtype], _Bucket] = {}
+        open_buckets: dict[torch.dtype, _Bucket] = {}
         bucket_of: dict[nn.Parameter, _Bucket] = {}
         for parameter, owner in reversed(list(zip(parameters, owners, strict=True))):
-            key = owner, parameter.dtype
-            bucket = packs.get(key)
-            if parameter.numel() >= LARGE or bucket is None or _elements(bucket) + parameter.numel() > PACKED:
-                bucket = _Bucket(owner, [])
+            bucket = open_buckets.get(parameter.dtype)
+            if parameter.numel() >= BUCKET or bucket is None or _elements(bucket) >= BUCKET:
+                bucket = _Bucket([], [])
                 self.buckets.append(bucket)
-                if parameter.numel() < LARGE:
-                    packs[key] = bucket
+                if parameter.numel() < BUCKET:
+                    open_buckets[parameter.dtype] = bucket
             bucket.parameters.append(parameter)
+            bucket.owners.append(owner)
             bucket_of[parameter] = bucket
-        # a pack is complete with its last parameter, and must not hold up buckets that are complete before
+        # a bucket is complete with its last parameter, and must not hold up those that are complete before
         last = {parameter: index for index, parameter in enumerate(reversed(parameters))}
         self.buckets.sort(key=lambda bucket: last[bucket.parameters[-1]])
         for parameter, bucket in bucket_of.items():
@@ -143,27 +170,15 @@ class GradientReducer:
             self._start(self.buckets[self._next])
         self._armed = False
         for bucket in self.buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-            self._deliver(bucket)
-            bucket.flat = bucket.work = None
+            bucket.deliver(self._ranks.rank)
 
     def discard(self) -> None:
         """End an armed reduction that has not started; gradients stay as they are."""
         self._armed = False
 
     def _start(self, bucket: _Bucket) -> None:
-        bucket.flat = bucket.flatten()
-        bucket.work = self._ranks.reduce_async(bucket.flat, bucket.owner)
+        bucket.start(self._ranks)
         self._next += 1
-
-    def _deliver(self, bucket: _Bucket) -> None:
-        """Give an owner the sums as gradients, in the type of its parameters, and take other ranks' gradients away."""
-        is_owner = bucket.owner == self._ranks.rank
-        assert bucket.flat is not None
-        views = bucket.flat.split([parameter.numel() for parameter in bucket.parameters])
-        for parameter, view, has_gradient in zip(bucket.parameters, views, bucket.has_gradient, strict=True):
-            parameter.grad = view.view_as(parameter).to(parameter.dtype) if is_owner and has_gradient else None
 
 
 def _elements(bucket: _Bucket) -> int:
@@ -189,8 +204,8 @@ class WeightExchange:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._works: list[Work] = []
-        self._packs: list[tuple[Tensor, list[Tensor]]] = []
-        """Packs on their way to this rank, with the tensors that they replace."""
+        self._received: list[tuple[Tensor, Tensor]] = []
+        """(tensor of this rank, part of a pack on its way that replaces it)."""
 
     @torch.no_grad()
     def start(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
@@ -209,10 +224,32 @@ class WeightExchange:
             flat = torch.cat([tensor.reshape(-1) for tensor in members])
             self._send(flat, owner)
             if owner != self._ranks.rank:
-                self._packs.append((flat, members))
+                views = flat.split([tensor.numel() for tensor in members])
+                self._received += [(tensor, view.view_as(tensor)) for tensor, view in zip(members, views, strict=True)]
+
+    @torch.no_grad()
+    def gather(self, by_owner: Sequence[Sequence[Tensor]]) -> None:
+        """Start copying tensors of one shape and type from their owners to all others, in one operation.
+
+        Args:
+            by_owner: Tensors of each rank, the same on every rank; the largest number sets the size of what travels.
+        """
+        most = max(map(len, by_owner))
+        sample = next(tensor for owned in by_owner for tensor in owned)
+        stack = sample.new_empty(len(by_owner), most, *sample.shape)
+        for owner, owned in enumerate(by_owner):
+            views = list(stack[owner].unbind())[: len(owned)]
+            if owner != self._ranks.rank:
+                self._received += zip(owned, views, strict=True)
+            elif owned:
+                # private to torch, so pyproject.toml bounds torch's version
+                torch._foreach_copy_(views, list(owned))
+        self._keep(self._ranks.all_gather_async(stack))
 
     def _send(self, tensor: Tensor, owner: int) -> None:
-        work = self._ranks.broadcast_async(tensor, owner)
+        self._keep(self._ranks.broadcast_async(tensor, owner))
+
+    def _keep(self, work: Work | None) -> None:
         if work is not None:
             self._works.append(work)
 
@@ -221,12 +258,10 @@ class WeightExchange:
         """Wait for all copies (on CUDA the stream waits, not the host) and unpack what this rank received."""
         for work in self._works:
             work.wait()
-        for flat, members in self._packs:
-            views = flat.split([tensor.numel() for tensor in members])
-            pairs = [(tensor, view.view_as(tensor)) for tensor, view in zip(members, views, strict=True)]
+        if self._received:
             # private to torch, so pyproject.toml bounds torch's version
-            torch._foreach_copy_([tensor for tensor, _ in pairs], [view for _, view in pairs])
-        self._works, self._packs = [], []
+            torch._foreach_copy_([tensor for tensor, _ in self._received], [view for _, view in self._received])
+        self._works, self._received = [], []
 
 
 def broadcast_model(ranks: Ranks, model: nn.Module) -> None:

@@ -123,7 +123,8 @@ class ShardedOptimizers(Optimizers):
             self._device_rates.refresh()
         exchange = WeightExchange(self.ranks)
         self.by_name["adam"].step()
-        self._send(exchange, [p for group in self.by_name["adam"].param_groups for p in group["params"]])
+        adam = [p for group in self.by_name["adam"].param_groups for p in group["params"]]
+        exchange.start((p, self.owner_of[p]) for p in adam)
         muon = self.by_name.get("muon")
         if isinstance(muon, Muon):
             for group in muon.param_groups:
@@ -132,22 +133,20 @@ class ShardedOptimizers(Optimizers):
                     by_shape[p.shape].append(p)
                 # the last group's weights travel while nothing is computed, so it is of the smallest shape
                 for params in sorted(by_shape.values(), key=lambda params: -len(params) * params[0].numel()):
-                    for part in self._equal_parts(params):
-                        muon.update_shape([p for p in part if p.grad is not None], group)
-                        self._send(exchange, part)
+                    for by_owner in self._equal_parts(params):
+                        own = by_owner[self.ranks.rank]
+                        muon.update_shape([p for p in own if p.grad is not None], group)
+                        exchange.gather(by_owner)
         exchange.finish()
 
-    def _equal_parts(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Divide parameters of one shape into parts in which every rank owns about as many, at most `GROUP` elements."""
-        by_owner: dict[int, list[nn.Parameter]] = defaultdict(list)
+    def _equal_parts(self, params: list[nn.Parameter]) -> list[list[list[nn.Parameter]]]:
+        """Divide parameters of one shape into parts of at most `GROUP` elements per rank; a part has a list per rank."""
+        by_owner: list[list[nn.Parameter]] = [[] for _ in range(self.ranks.size)]
         for p in params:
             by_owner[self.owner_of[p]].append(p)
         most = max(1, GROUP // params[0].numel())
-        count = max(-(-len(owned) // most) for owned in by_owner.values())
-        return [[p for owned in by_owner.values() for p in owned[index::count]] for index in range(count)]
-
-    def _send(self, exchange: WeightExchange, params: list[nn.Parameter]) -> None:
-        exchange.start((p, self.owner_of[p]) for p in params)
+        count = max(-(-len(owned) // most) for owned in by_owner)
+        return [[owned[index::count] for owned in by_owner] for index in range(count)]
 
     def discard(self) -> None:
         """End the step without an update and drop its gradients, none of which may be on their way."""
