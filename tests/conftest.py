@@ -34,6 +34,8 @@ CHAOS = CHECKOUT / "tests" / "chaos"
 
 
 def pytest_configure() -> None:
+    # ten thousand tests are collected: what is imported and built until they run is never garbage
+    gc.disable()
     # a shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,11 +47,37 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return cores + 1 if cores <= 4 and "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ else None
 
 
+def _named_paths(config: pytest.Config) -> set[Path]:
+    """Return files and folders that the command line names."""
+    return {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+
+
 def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
     """Return whether a thorough test runs: the command line names its mark, its file or the folder of storms."""
-    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    named = _named_paths(config)
     is_named = item.path in named or (item.path.parent == CHAOS and CHAOS in named)
     return is_named or "thorough" in config.option.markexpr
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without a test of this tier unread: their imports take longer than a search for the mark.
+
+    It stands in a file itself, in fixtures of its folders, or in tests/testing/tiers.py. `.ci/run` counts the tests of both tiers.
+    """
+    if config.option.markexpr not in ("", "thorough") or not collection_path.match("test_*.py"):
+        return None
+    if not config.option.markexpr:
+        is_thorough = "\npytestmark = pytest.mark.thorough\n" in collection_path.read_text(encoding="utf-8")
+        return True if is_thorough and CHAOS not in _named_paths(config) else None
+    folders = [folder for folder in collection_path.parents if CHECKOUT / "tests" in folder.parents]
+    files = [collection_path, *(folder / "conftest.py" for folder in folders)]
+    text = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    return None if "mark.thorough" in text or "tiers import" in text else True
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
