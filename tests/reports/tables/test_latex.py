@@ -91,7 +91,7 @@ class TestCompiled:
     @pytest.mark.thorough
     @pytest.mark.usefixtures("few_deals")
     def test_appendix_of_the_paper_has_sixteen_pages(self, published, tmp_path, monkeypatch):
-        monkeypatch.setattr(report_folder, "FORMATS", ("pdf",))  # what LaTeX includes
+        monkeypatch.setattr(report_folder, "FORMATS", ("pdf", "png"))  # what LaTeX and the index show
         write_report_folder(published, "printed-v2", out=tmp_path, formats=["tex"], reference="printed-v2")
         text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text(), runs=3)
         log = (tmp_path / "document.log").read_text(errors="replace")
