@@ -33,7 +33,21 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 CHAOS = CHECKOUT / "tests" / "chaos"
 
 
-def pytest_configure() -> None:
+NAMED = pytest.StashKey[set[Path]]()
+"""Files and folders that the command line names."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # ten thousand tests are collected: what is imported and built until they run is never garbage
+    gc.disable()
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    config.stash[NAMED] = set(named)
+    # each process of a fresh clone begins elsewhere, and then finds what the others compiled, instead of all compiling all
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and named == [CHECKOUT / "tests"]:
+        folders = [str(path) for path in sorted(named[0].iterdir()) if path.is_dir() and path.name[0] not in "._"]
+        start = len(folders) * int(worker["workerid"][2:]) // worker["workercount"]
+        config.args = [*folders[start:], *map(str, sorted(named[0].glob("test_*.py"))), *folders[:start]]
     # a shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,9 +61,30 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
     """Return whether a thorough test runs: the command line names its mark, its file or the folder of storms."""
-    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    named = config.stash[NAMED]
     is_named = item.path in named or (item.path.parent == CHAOS and CHAOS in named)
     return is_named or "thorough" in config.option.markexpr
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without a test of this tier unread: their imports take longer than a search for the mark.
+
+    It stands in a file itself, in fixtures of its folders, or in tests/testing/tiers.py. `.ci/run` counts the tests of both tiers.
+    """
+    if config.option.markexpr not in ("", "thorough") or not collection_path.match("test_*.py"):
+        return None
+    if not config.option.markexpr:
+        is_thorough = "\npytestmark = pytest.mark.thorough\n" in collection_path.read_text(encoding="utf-8")
+        return True if is_thorough and CHAOS not in config.stash[NAMED] else None
+    folders = [folder for folder in collection_path.parents if CHECKOUT / "tests" in folder.parents]
+    files = [collection_path, *(folder / "conftest.py" for folder in folders)]
+    text = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    return None if "mark.thorough" in text or "tiers import" in text else True
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -66,7 +101,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     # what takes long starts first, so that no process is left with it at the end; short tests fill the gaps
     items[:] = sorted(
-        (item for item in items if item not in apart), key=lambda item: item.get_closest_marker("slow") is None
+        (item for item in items if item not in apart),
+        key=lambda item: (item.get_closest_marker("slow") is None, item.path.as_posix()),
     )
 
 

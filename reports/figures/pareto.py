@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ...results.console.text import counted
@@ -351,7 +352,7 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
 
 
 def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
-    """Return [lengths below, lengths above] of the error bars of each point, by "xerr" and "yerr".
+    """Return lengths [below and above, points] of the error bars, by "xerr" and "yerr".
 
     A direction without any positive standard deviation is left out. Bars of needle accuracy end at 0 and 100.
 
@@ -364,7 +365,7 @@ def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
         sd = part[name].fillna(0)
         if (sd > 0).any():
             most = (value, 100 - value) if share and axis == "yerr" else (sd, sd)
-            bars[axis] = [sd.clip(upper=most[0]), sd.clip(upper=most[1])]
+            bars[axis] = np.array([sd.clip(upper=end) for end in most])
     return bars
 
 

@@ -89,7 +89,8 @@ class Documented:
     def __init__(self, function: Callable[..., None]) -> None:
         """Wrap a command function, and split its docstring into the help and the entries of `Args:`."""
         functools.update_wrapper(self, function)
-        self.__doc__, _, self._entries = (function.__doc__ or "").partition("\n    Args:\n")
+        # Python 3.13 and later remove the indentation of docstrings, earlier versions keep it
+        self.__doc__, _, self._entries = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
         self._function = function
 
     def __call__(self, *values: Any, **named: Any) -> None:
@@ -107,7 +108,7 @@ class Documented:
 
         entries = {
             name: (metavar or None, re.sub(r"\{([A-Z_]+)\}", constant, " ".join(text.split())))
-            for name, metavar, text in re.findall(r"^ {8}(\w+)(?: \((.+?)\))?: (.*(?:\n {12}.*)*)", self._entries, re.M)
+            for name, metavar, text in re.findall(r"^ {4}(\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", self._entries, re.M)
         }
         signature = inspect.signature(self._function, eval_str=True)
         described = (

@@ -681,7 +681,12 @@ def folders(root: Path) -> list[Path]:
     Their order is that of the manifests' modification times. Unfinished preparations (*.part) are left out. The
     manifests are not read.
     """
-    manifests = [path for path in root.glob("*/manifest.json") if path.parent.suffix != ".part"]
+    try:
+        # not glob, which from Python 3.13 on hides that a path is too long or may not be read
+        manifests = [folder / "manifest.json" for folder in root.iterdir() if folder.suffix != ".part"]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    manifests = [path for path in manifests if path.is_file()]
     return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime)]
 
 

@@ -16,7 +16,7 @@ from atma_sweep.model.compilation import MIX_ORDER_FLAG, CompileError, compile_f
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
-from tiers import every_nth, long_form, only_long, shared_out
+from tiers import long_form, only_long, shared_out
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -337,9 +337,10 @@ def test_compile_error_has_heading_and_debug_context() -> None:
         compile_full_graph(odd, "eager")(torch.ones(3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "regularizer"),
-    every_nth([("nope", "none", "baseline"), ("polar", "gated_delta", "zipfian"), ("rope", "none", "strong")], 3),
+    [("nope", "none", "baseline"), ("polar", "gated_delta", "zipfian"), ("rope", "none", "strong")],
 )
 def test_a_graph_for_each_kind_of_block_gives_the_eager_numbers(
     attn_type: str, memory: str, regularizer: str, wake: Callable[[Backbone], None]

@@ -17,7 +17,6 @@ from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData, collected
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
-from atma_sweep.reports.figures.files import read_trace, renderings
 from atma_sweep.reports.render import SUFFIXES
 from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.report_spec import ReportSpec
@@ -26,24 +25,9 @@ from atma_sweep.reports.table import Table
 from atma_sweep.reports.table_builder import TableRow, build_table
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.store import Store
-from tiers import every_nth
 from typer.testing import CliRunner
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
-
-
-@pytest.mark.usefixtures("few_deals")
-@pytest.mark.parametrize("name", every_nth(FIGURES, 7))
-def test_every_figure_is_written_in_every_format_and_checked(
-    shown: Callable[[str], Store], tmp_path: Path, name: str
-) -> None:
-    store = shown(name)
-    figure = make_figure(name, store)
-    assert figure.name == name, "the name under which the trace finds it again"
-    for format, content in renderings(figure).items():
-        assert read_trace(content, format)["figure"] == name
-        (tmp_path / f"x.{format}").write_bytes(content)
-    assert check_file(tmp_path / "x.svg", store) == []
 
 
 @pytest.mark.parametrize(("listed", "maker"), [(TABLES, make_table), (FIGURES, make_figure)])

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,20 @@ def unread_output(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         finally:
             stream.close()
             os.close(writer)
+
+
+@contextmanager
+def narrow_output(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """Let both output streams of this process, as the command line sets them up, take ASCII alone; yield what was written."""
+    streams = [io.TextIOWrapper(io.BytesIO(), "ascii", NEAREST_ASCII, write_through=True) for _ in range(2)]
+
+    def written() -> str:
+        return "".join(stream.buffer.getvalue().decode("ascii") for stream in streams)  # type: ignore[attr-defined]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", streams[0])
+        patch.setattr(sys, "stderr", streams[1])
+        yield written
 
 
 @contextmanager

@@ -7,12 +7,13 @@ counts down.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,11 +37,13 @@ Finding = tuple[str, str, int, str]
 """Rule, file, line, text."""
 
 
+@functools.cache
 def rules() -> dict[str, list[str]]:
     """Return the lists of words of tests/testing/language.toml."""
     return tomllib.loads(RULES.read_text(encoding="utf-8"))["words"]
 
 
+@functools.cache
 def limits() -> dict[str, int]:
     """Return the recorded counts of tests/testing/language.toml, by rule."""
     return tomllib.loads(RULES.read_text(encoding="utf-8"))["counts"]
@@ -51,9 +54,9 @@ def parts_of(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
 
 
-def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def bound_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of every function, class, parameter, variable and attribute that a file binds."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield node.lineno, name
@@ -71,12 +74,12 @@ def findings_of_code(file: str, text: str) -> Iterator[Finding]:
     """
     rule_lists = rules()
     side = "tests" if file.startswith(("tests/", "examples/")) else "product"
-    tree = ast.parse(text)
-    for line, name in bound_names(tree):
+    nodes = list(ast.walk(ast.parse(text)))
+    for line, name in bound_names(nodes):
         if name.strip("_") not in rule_lists["terms"] and set(parts_of(name)) & set(rule_lists["identifiers"]):
             yield f"{side} identifiers", file, line, name
     opening = re.compile(rf"({'|'.join(rule_lists['openings'])})\b")
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node) or ""
             if opening.match(docstring):
@@ -142,9 +145,8 @@ def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
     defined: dict[str, list[tuple[str, int]]] = {}
     for file, text in files.items():
         if file.endswith(".py") and not file.startswith(("tests/", "examples/")):
-            for node in ast.parse(text).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    defined.setdefault(node.name, []).append((file, node.lineno))
+            for match in re.finditer(r"^class ([^\W_]\w*)", text, re.MULTILINE):
+                defined.setdefault(match[1], []).append((file, text.count("\n", 0, match.start()) + 1))
     for name, uses in sorted(defined.items()):
         if len(uses) > 1:
             yield "class names", *uses[0], f"{name}, also in {', '.join(file for file, _ in uses[1:])}"

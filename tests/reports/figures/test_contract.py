@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import FIGURES, make_figure, redraw
 from atma_sweep.reports.figures.canvas.base import frame_sha256
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
@@ -214,13 +215,18 @@ def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: st
 
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize("figure", every_nth(FIGURES, 6))
-def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(shown: Callable[[str], Store], figure: str) -> None:
+def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(
+    shown: Callable[[str], Store], tmp_path: Path, figure: str
+) -> None:
     store = shown(figure)
     figure_data, again = make_figure(figure, store), make_figure(figure, store)
     pictures = renderings(figure_data, FORMATS)
+    (tmp_path / "x.svg").write_bytes(pictures["svg"])
+    assert check_file(tmp_path / "x.svg", store) == []
     assert renderings(again, FORMATS) == pictures
     for format, content in pictures.items():
         trace = read_trace(content, format)
+        assert trace["figure"] == figure_data.name == figure
         assert trace.pop("drawn_with") == redraw.drawing_versions()
         assert trace.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
         assert trace == json.loads(json.dumps(figure_data.trace))

@@ -95,7 +95,7 @@ def means_by_hand(frame: pd.DataFrame) -> list[float]:
 
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize(("figure", "sweep"), shared_out(PAIRS, lambda pair: pair in DAILY))
-def test_layout_at_three_widths(store_of: Callable[[str], Store], figure: str, sweep: str) -> None:
+def test_layout_at_two_widths(store_of: Callable[[str], Store], figure: str, sweep: str) -> None:
     """Texts lie inside, apart, at 5 points or more, with a contrast of 4.5:1; plotted numbers are in the data."""
     try:
         figure_data = make_figure(figure, store_of(sweep), sweep)
@@ -108,9 +108,11 @@ def test_layout_at_three_widths(store_of: Callable[[str], Store], figure: str, s
         assert f"sweep {sweep}" in reason
         assert "\n" not in reason
         return
-    looks = [FigureOptions(style="nature", width_mm=width, title=False) for width in WIDTHS]
+    narrow, *wider = (FigureOptions(style="nature", width_mm=width, title=False) for width in WIDTHS)
+    # the narrowest column is the hardest; the wider ones and the screen take turns over the sweeps of a figure
+    looks = (narrow, [*wider, FigureOptions()][PAIRS.index((figure, sweep)) % 3])
     faults = {}
-    for look in (*looks, FigureOptions()):
+    for look in looks:
         drawn = figure_of(figure_data, look)
         faults[look.width_mm] = layout_faults(drawn)
         if look.width_mm == WIDTHS[0]:

@@ -26,6 +26,7 @@ def published() -> Store:
     return open_published()
 
 
+@pytest.mark.thorough
 def test_pgf_has_texts_and_trace(published: Store, tmp_path: Path) -> None:
     """Braces are balanced, every text of the picture is there, and the file is checked like others."""
     figure_data = make_figure("needle", published, "printed-v2")

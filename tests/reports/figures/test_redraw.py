@@ -51,7 +51,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("what", every_nth(CHANGES, 6))
+@pytest.mark.parametrize("what", every_nth(CHANGES, 10))
 def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems: Any, what: str) -> None:
     assert problems(pictures["svg"], "svg") == []
     changed = replaced(pictures["svg"], *CHANGES[what])

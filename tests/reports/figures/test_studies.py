@@ -363,6 +363,7 @@ def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path,
     assert {"study.csv", "figure-history.svg"} <= {path.name for path in study.files}
 
 
+@pytest.mark.usefixtures("few_deals")
 def test_importance_bars_have_their_values(studies: Store) -> None:
     figure_data = make_figure("importance", studies, "tuned")
     (axes,) = figure_of(figure_data).axes

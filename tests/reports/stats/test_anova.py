@@ -19,7 +19,6 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats
 from statsmodels.stats.anova import anova_lm
-from tiers import every_nth
 
 NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
 VAL = Column("Val", "val", "val_loss", 3)
@@ -49,7 +48,8 @@ def anova_frame(data, column):
 
 
 class TestPublished:
-    @pytest.mark.parametrize("column", every_nth([VAL, NEEDLE_64K], 2))
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("column", [VAL, NEEDLE_64K])
     def test_complete_design_equals_statsmodels(self, published, column):
         data = load_sweep_data(published, "printed-v2")
         table, _ = anova_frame(data, column)

@@ -145,7 +145,7 @@ def test_edited_rows_end_in_no_traceback(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_edited_rows_end_in_no_traceback_at_length(folder: Path, tmp_path: Path) -> None:
-    assert fuzz(folder, tmp_path / "work", seed=2, n_edits=400, n_commands=2, share=0.1) > 0
+    assert fuzz(folder, tmp_path / "work", seed=2, n_edits=150, n_commands=2, share=0.1) > 0
 
 
 NAMED: list[tuple[str, str, Any, tuple[str, ...], str]] = [

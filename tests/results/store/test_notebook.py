@@ -19,13 +19,14 @@ for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
     if cell["cell_type"] == "code":
         exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
 print(json.dumps({
-    "sweep": space["frames"].sweep,
+    "sweep": space["sweep"].name,
     "cells": list(space["cells"]["cell"]),
     "by_memory": [[*index, value] for index, value in space["by_memory"].stack().dropna().items()],
     "by_length": [[*index, value] for index, value in space["by_length"].stack().dropna().items()],
     "effect": space["effect"][["count", "mean"]].tolist(),
     "by_step": space["by_step"].to_dict("list"),
     "wide": list(space["wide"].columns),
+    "table": space["table"].frame.iloc[:, 0].tolist(),
     "curves": [[line.get_label(), list(map(int, line.get_xdata())), list(map(float, line.get_ydata()))] for line in space["axes"].lines],
 }))
 """
@@ -64,6 +65,7 @@ def test_without_a_database_it_reads_the_published_numbers(tmp_path):
     drawn = {label: list(zip(x, y, strict=True)) for label, x, y in cells["curves"]}
     assert drawn.pop("chance level") == [(0, 10), (1, 10)]
     assert (drawn, len(drawn)) == (accuracy, 6)
+    assert sorted(set(cells["table"])) == sorted({row["attn_type"] for row in printed})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -88,6 +90,6 @@ def test_notebook_is_stored_without_outputs():
     book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert book["nbformat"] == 4
-    assert len(code) == 9
+    assert len(code) == 10
     assert [cell["id"] for cell in code if cell["outputs"] or cell["execution_count"] is not None] == []
     assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])

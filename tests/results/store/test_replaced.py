@@ -62,6 +62,7 @@ def test_a_replaced_database_is_the_cause(used: Store, tmp_path: Path) -> None:
     used.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_launch_names_the_removed_database(tmp_path: Path) -> None:
     bench = Bench(tmp_path)

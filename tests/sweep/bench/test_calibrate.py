@@ -86,6 +86,7 @@ def test_calibration_times_compiled_cell_in_second_process(
     ]
 
 
+@pytest.mark.thorough
 def test_run_in_subprocess_returns_or_raises() -> None:
     assert calibrate.run_in_subprocess("it", os.getpid) != os.getpid()
     # an interrupt ends the one that waits, and leaves no traceback of the other

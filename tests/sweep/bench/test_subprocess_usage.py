@@ -48,6 +48,7 @@ def test_rows_of_child_says_why_it_failed(tmp_path, monkeypatch):
     assert rows_of_child([name], PATIENCE_S) == ([[]], "the timing process ended with exit code 9")
 
 
+@pytest.mark.thorough
 def test_rows_of_child_ends_it_and_its_compilers_in_time(tmp_path, monkeypatch):
     code = """
 compiler = subprocess.Popen(["sleep", "986"])

@@ -19,7 +19,6 @@ import pytest
 from copies import article, fineweb_edu, prose, published_shard, table, wikitext
 from patience import PATIENCE_S, until
 from prepared import naive, number_of, put
-from tiers import shared_out
 
 
 def packed(path: Path, texts: list[str]) -> Path:
@@ -79,9 +78,8 @@ KILLED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("corpus", "make", "how", "settings", "deaths"), shared_out(KILLED, lambda case: case[1] is tables)
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("corpus", "make", "how", "settings", "deaths"), KILLED)
 def test_killed_preparation_resumes_to_same_corpus(
     tmp_path: Path, corpus: str, make: Callable[[Path], Path], how: Any, settings: Any, deaths: int
 ) -> None:

@@ -61,6 +61,7 @@ def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> N
     assert (check.state, check.found.endswith("6.0 GiB for 2 running at once")) == ("bad", True)
 
 
+@pytest.mark.thorough
 def test_disk_needs_equal_those_of_launch(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
     chosen = cells("seeds: 3\naxes:\n  attn_type: [polar, nope]\nset:\n  checkpoint.keep: weights\n")
     path = tmp_path / "work" / "atma.db"

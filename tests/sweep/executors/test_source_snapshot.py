@@ -57,6 +57,7 @@ def test_fingerprint_covers_names_and_contents(package: Path) -> None:
     assert fingerprint(package) not in (before, changed)
 
 
+@pytest.mark.thorough
 def test_modules_that_are_compiled_meanwhile_are_none_of_it(package: Path) -> None:
     before, ended, rounds = fingerprint(package), threading.Event(), 0
     compiled = package / "kernels" / "__pycache__"

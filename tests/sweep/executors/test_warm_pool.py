@@ -113,6 +113,7 @@ def test_warm_process_with_failed_import_restarts_as_attempt(tmp_path: Path) -> 
     assert "job.json" in log, "the first thing that an attempt looks for, which here is not there"
 
 
+@pytest.mark.thorough
 def test_warm_process_without_its_folder_is_a_machine_failure(tmp_path: Path) -> None:
     assert become(tmp_path) == EXIT_MACHINE
 

@@ -59,6 +59,7 @@ def ids(bench: Bench) -> dict[str, str]:
     return {cell["attn_type"]: cell["cell"] for cell in json.loads(out)["cells"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_installed_mixer_probe_and_table_work(bench: Bench) -> None:
     assert run(bench, "launch", "micro.yaml", "--executor", "local")[0] == 0

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid import yaml_document
 from atma_sweep.sweep.grid.grid import load_grid, parse_value
@@ -91,8 +90,9 @@ SOURCES = st.lists(
 @given(SOURCES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_yaml_merge_keys_follow_yaml_1_1(write: Write, drawn: list[tuple[list[str], list[int], bool]]) -> None:
-    """Every value is its own line number, so the other reader's values give the expected lines."""
+    """By the rule itself: a mapping's own keys win, then the merged mapping that is listed first. Every value is its line number."""
     lines: list[str] = []
+    expected: dict[str, dict[str, int]] = {}
     for index, (own, merged, first) in enumerate(drawn):
         names = [f"*m{anchor}" for anchor in merged if anchor < index]
         merge = [f"  <<: {names[0] if len(names) == 1 else '[' + ', '.join(names) + ']'}"] if names else []
@@ -101,9 +101,13 @@ def test_yaml_merge_keys_follow_yaml_1_1(write: Write, drawn: list[tuple[list[st
             lines.append(line.replace("LINE", str(len(lines) + 1)))
         if lines[-1].startswith("m"):
             lines[-1] += " {}"
-    text = "\n".join(lines) + "\n"
-    document = yaml_document.load(write(text))
-    assert document.data == yaml.safe_load(text)
+        own_lines = {key: len(lines) - len(own) + number for number, key in enumerate(own, 1)}
+        if not first and merge:
+            own_lines = {key: line - 1 for key, line in own_lines.items()}
+        merged_lines = [item for name in reversed(names) for item in expected[name[1:]].items()]
+        expected[f"m{index}"] = dict(merged_lines) | own_lines
+    document = yaml_document.load(write("\n".join(lines) + "\n"))
+    assert document.data == expected
     for name, mapping in document.data.items():
         assert {key: document.line(name, key) for key in mapping} == mapping
 

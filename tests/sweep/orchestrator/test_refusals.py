@@ -134,6 +134,7 @@ def test_unwritable_database_is_refused(tmp_path: Path) -> None:
         second.chmod(0o755)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_file_size_limit_is_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)

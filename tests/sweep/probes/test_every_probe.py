@@ -155,7 +155,8 @@ def test_probe_lengths_and_batches_are_independent(name: str, able: Callable[...
     assert together == {
         key: n for length in lengths_of(name)[::-1] for key, n in numbers(name, again, (length,)).items()
     }
-    for chunk in (1, 40, 10**6):
+    # a token at a time only where texts are short
+    for chunk in (40, 10**6) if name in LENGTHS else (1, 40, 10**6):
         assert numbers(name, able(name, chunk_tokens=chunk)) == pytest.approx(together, rel=1e-9, abs=1e-9), chunk
 
 

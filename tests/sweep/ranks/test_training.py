@@ -72,6 +72,7 @@ def test_two_ranks_train_like_a_process() -> None:
         assert_equal(ours, reference)
 
 
+@pytest.mark.thorough
 def test_saved_optimizers_do_not_depend_on_ranks() -> None:
     reference = train(SINGLE, {}, CALM)["saved"]
     ours = run_ranks(3, train, {}, CALM)[0]["saved"]

@@ -138,6 +138,7 @@ def test_unread_response_is_cut_off(site: Site, quick: None) -> None:
     served_again(site)
 
 
+@pytest.mark.thorough
 def test_response_that_is_read_slowly_arrives(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says that it has room again once 170 KiB are read, here four times in the deadline."""
     monkeypatch.setattr(module, "CLIENT_TIMEOUT_S", 1.0)

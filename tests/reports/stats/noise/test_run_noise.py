@@ -22,7 +22,6 @@ from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import CellRecord, Measurement
 from atma_sweep.results.store.store import Store
 from scipy import stats
-from statsmodels.stats.power import TTestPower
 
 NEEDLE = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
 VAL = Column("Val", "val", "val_loss", 3)
@@ -116,8 +115,9 @@ def test_one_pair_is_held_against_the_spread() -> None:
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 6, 10, 20, 65, 400])
-def test_detectable_factor_equals_statsmodels(pairs: int) -> None:
-    """With a known sd, the reference is statsmodels' paired t test."""
-    expected = TTestPower().solve_power(nobs=pairs, power=0.8, alpha=0.05) * math.sqrt(2)
-    assert detectable_factor(pairs, 10**7) == pytest.approx(expected, rel=1e-4)
+def test_detectable_factor_has_the_power_of_noncentral_t(pairs: int) -> None:
+    """With a known sd, the t statistic of the pairs is noncentral t."""
+    threshold = stats.t.ppf(0.975, pairs - 1)
+    shift = detectable_factor(pairs, 10**7) * math.sqrt(pairs / 2)
+    assert stats.nct.sf(threshold, pairs - 1, shift) == pytest.approx(0.8, abs=1e-4)
     assert detectable_factor(pairs, 12) > detectable_factor(pairs, 10**7)
