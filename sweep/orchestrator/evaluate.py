@@ -25,9 +25,15 @@ from ..host import processes
 from ..host.signals import Interrupted
 from ..planning.planner import Task
 from ..probes import PROBES, bound, requested, with_settings
+from ..probes.downstream import load_harness
 from . import supervisor
 from .launch import run_tasks
 from .supervisor import Listener
+
+
+ProbeSettings = Mapping[str, Mapping[str, Any]]
+"""Settings by name of the probe."""
+NO_SETTINGS: ProbeSettings = {}
 
 
 class CellNotListed(SweepError):
@@ -67,7 +73,7 @@ def _format_value(value: MeasuredValue) -> str:
 
 def plan(
     store: Store, cell_names: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
-    sweep: str | None = None,
+    sweep: str | None = None, settings: ProbeSettings = NO_SETTINGS,
 ) -> dict[str, list[Task]]:  # fmt: skip
     """Return the evaluation tasks by the name of the sweep that has to be claimed for them. Writes nothing.
 
@@ -81,6 +87,7 @@ def plan(
         probes: Probes to run instead of those of the cells' configs; empty to keep these.
         lengths: Context lengths in tokens, 2 at least, instead of those of the configs; empty to keep these.
         sweep: Sweep to evaluate within; None for the writable one, launched last, that lists the cell.
+        settings: Settings of probes that replace those of the configs, by name of the probe.
 
     Raises:
         GridError: A probe is unknown, or a length cannot be measured.
@@ -105,7 +112,7 @@ def plan(
     cells_by_sweep = _cells_by_sweep(store) if sweep is None else {}
     tasks_by_sweep: dict[str, list[Task]] = {}
     for trained_cell in {trained_cell.cell.id: trained_cell for trained_cell in trained}.values():
-        cell = with_requested_probes(trained_cell.cell, probes, lengths)
+        cell = with_requested_probes(trained_cell.cell, probes, lengths, settings)
         corpus = corpora.open_verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
             check_lengths(cell, corpus)
@@ -152,6 +159,38 @@ def _cells_by_sweep(store: Store) -> dict[str, set[str]]:
     return {name: {state.cell_id for state in store.cell_states(name)} for name in names}
 
 
+def task_settings(
+    tasks: Sequence[str], *, include_path: str | None, shots: int | None, limit: int | None
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of the probe downstream for an evaluation, after loading the data of its tasks.
+
+    Args:
+        tasks: Tasks, groups or tags of lm-evaluation-harness; each item may hold several, separated by commas.
+        include_path: Folder with further task files; None: none.
+        shots: Solved examples before each question; None: as the task says.
+        limit: Number of questions of each task; None: all.
+
+    Returns:
+        The settings by name of the probe; empty without tasks.
+
+    Raises:
+        SweepError: No task is named, but an option of tasks, or a task does not exist or is not supported.
+        MachineError: The data of a task can neither be read nor downloaded.
+        PackageMissing: lm-evaluation-harness is not installed.
+    """
+    names = tuple(dict.fromkeys(name.strip() for item in tasks for name in item.split(",") if name.strip()))
+    if not names:
+        options = {"--include-path": include_path, "--shots": shots, "--limit": limit}
+        if given := [option for option, value in options.items() if value is not None]:
+            raise SweepError(f"{given[0]}: applies to downstream tasks only; name some with --tasks")
+        if tasks:
+            raise SweepError("--tasks: names no task; write names such as blimp,hellaswag")
+        return {}
+    folder = None if include_path is None else str(Path(include_path).expanduser().resolve())
+    load_harness().check_tasks(names, folder)
+    return {"downstream": {"tasks": names, "include_path": folder, "shots": shots, "limit": limit}}
+
+
 def check_probes(setting: str, names: Sequence[str]) -> None:
     """Raise GridError for a name that is no registered probe; `setting` is the option or key that named it."""
     for name in names:
@@ -159,7 +198,9 @@ def check_probes(setting: str, names: Sequence[str]) -> None:
             raise GridError(setting, None, name, "no such probe", list(PROBES), name)
 
 
-def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
+def with_requested_probes(
+    cell: Cell, probes: Sequence[str], lengths: Sequence[int], settings: ProbeSettings = NO_SETTINGS
+) -> Cell:
     """Return the cell with these probes and lengths in its config; its id stays the same.
 
     Neither probes nor lengths are part of the id. Duplicates are dropped; probes keep their order, lengths are sorted.
@@ -169,22 +210,25 @@ def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[i
         cell: Trained cell; it is not changed.
         probes: Names of probes; empty to keep those of the config.
         lengths: Context lengths in tokens; empty to keep those of the config.
+        settings: Settings of probes that replace those of the config, by name of the probe.
 
     Raises:
         GridError: A probe is unknown, or the stored settings of the probes are invalid.
     """
-    probe_update: dict[str, Any] = {"probes": tuple(dict.fromkeys(probes))} if probes else {}
+    probe_update: dict[str, Any] = {"settings": {**cell.config.eval.settings, **settings}}
+    if probes:
+        probe_update["probes"] = tuple(dict.fromkeys(probes))
     config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=probe_update)})
     check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
     try:
         # settings derived from lengths are derived from the grid's lengths
-        settings = with_settings(config.eval)
+        evaluation = with_settings(config.eval)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
         problem = f"{message}; launch its grid again to store valid ones"
         raise GridError(f"settings of the probes of cell {cell.id}", None, "", problem) from error
     length_update = {"lengths": tuple(sorted(set(lengths)))} if lengths else {}
-    return replace(cell, config=config.model_copy(update={"eval": settings.model_copy(update=length_update)}))
+    return replace(cell, config=config.model_copy(update={"eval": evaluation.model_copy(update=length_update)}))
 
 
 def run(
