@@ -12,7 +12,9 @@ import torch
 from ...results.store.records import Provenance
 from .job import Job
 
-PACKAGES = "atma-sweep torch triton fla-core flash-linear-attention numpy ray sqlalchemy pydantic safetensors lm_eval".split()
+PACKAGES = (
+    "atma-sweep torch triton fla-core flash-linear-attention numpy ray sqlalchemy pydantic safetensors lm_eval".split()
+)
 
 
 def package_versions() -> dict[str, str]:

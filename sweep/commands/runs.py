@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ...model.bounds import MAX_LENGTH
+from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_SHOTS
 from ...results import runs_folder
 from ...results.console import completion
 from ...results.console.command_line import (
@@ -159,6 +159,7 @@ def evaluate(
             echo_text(line, err=True)
     else:
         shares = evaluate.plan(store, cells, **plan_options)
+    evaluate.check_tasks(settings)
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
     with display.ProgressDisplay(console, sum(map(len, shares.values()))) as screen:
         measured = evaluate.run(store, shares, screen, runs=runs_path, executor=executor, revisions=revisions)

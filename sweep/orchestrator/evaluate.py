@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...results.metrics import STDERR_SUFFIX
 from ...results.store.records import MeasuredValue, NewRevision
 from ...results.store.store import Store
 from ..attempt import trained_cells
@@ -60,15 +61,23 @@ class CellMeasurements:
     def text(self) -> str:
         """Return one line, "SLUG: PROBE METRIC [LENGTH] VALUE, ...", with all measurements in order.
 
-        Values have six significant digits. A missing value shows its reason code, the part of the reason before ":".
+        Values have six significant digits. A missing value shows its reason code, the part of the reason before ":". A
+        value with a standard error is followed by "± ERROR".
         """
-        return f"{self.cell.slug}: {', '.join(map(_format_value, self.values))}"
+        errors = {value.metric: value.value for value in self.values if value.metric.endswith(STDERR_SUFFIX)}
+        texts = [
+            _format_value(value, errors.get(value.metric + STDERR_SUFFIX))
+            for value in self.values
+            if value.metric not in errors
+        ]
+        return f"{self.cell.slug}: {', '.join(texts)}"
 
 
-def _format_value(value: MeasuredValue) -> str:
+def _format_value(value: MeasuredValue, error: float | None) -> str:
+    """Return a measurement as `CellMeasurements.text` shows it; `error` is its standard error, None for none."""
     labels = [value.probe, value.metric, *([str(value.length)] if value.length else [])]
     number = f"{value.value:.6g}" if value.value is not None else (value.reason or "").partition(":")[0]
-    return " ".join([*labels, number])
+    return " ".join([*labels, number, *([f"± {error:.2g}"] if error is not None else [])])
 
 
 def plan(
@@ -162,7 +171,7 @@ def _cells_by_sweep(store: Store) -> dict[str, set[str]]:
 def task_settings(
     tasks: Sequence[str], *, include_path: str | None, shots: int | None, limit: int | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of the probe downstream for an evaluation, after loading the data of its tasks.
+    """Return the settings of the probe downstream for an evaluation; nothing is loaded.
 
     Args:
         tasks: Tasks, groups or tags of lm-evaluation-harness; each item may hold several, separated by commas.
@@ -174,9 +183,7 @@ def task_settings(
         The settings by name of the probe; empty without tasks.
 
     Raises:
-        SweepError: No task is named, but an option of tasks, or a task does not exist or is not supported.
-        MachineError: The data of a task can neither be read nor downloaded.
-        PackageMissing: lm-evaluation-harness is not installed.
+        SweepError: No task is named, but an option of tasks.
     """
     names = tuple(dict.fromkeys(name.strip() for item in tasks for name in item.split(",") if name.strip()))
     if not names:
@@ -187,8 +194,19 @@ def task_settings(
             raise SweepError("--tasks: names no task; write names such as blimp,hellaswag")
         return {}
     folder = None if include_path is None else str(Path(include_path).expanduser().resolve())
-    load_harness().check_tasks(names, folder)
     return {"downstream": {"tasks": names, "include_path": folder, "shots": shots, "limit": limit}}
+
+
+def check_tasks(settings: ProbeSettings) -> None:
+    """Load the data of the tasks in `settings`, as `task_settings` returns them, so that every problem ends here.
+
+    Raises:
+        SweepError: A task does not exist or is not supported.
+        MachineError: The data of a task can neither be read nor downloaded.
+        PackageMissing: lm-evaluation-harness is not installed.
+    """
+    if named := settings.get("downstream"):
+        load_harness().check_tasks(named["tasks"], named["include_path"])
 
 
 def check_probes(setting: str, names: Sequence[str]) -> None:

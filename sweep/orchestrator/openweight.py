@@ -126,7 +126,9 @@ def plan(
     requested_pairs = requested(_with_probes(config, [name for name in config.eval.probes if name in applicable]).eval)
     config = _with_probes(config, probes or [name for name in config.eval.probes if name in applicable])
     cells = [
-        evaluate.with_requested_probes(resolve_cell(resolve_checkpoint(word, revision), config, pairing), (), lengths, settings)
+        evaluate.with_requested_probes(
+            resolve_cell(resolve_checkpoint(word, revision), config, pairing), (), lengths, settings
+        )
         for word in model_names
     ]
     if lengths:

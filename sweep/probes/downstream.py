@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
-from ...model.bounds import MAX_COUNT
+from ...model.bounds import MAX_COUNT, MAX_SHOTS
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.errors import PackageMissing
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TOKENS_PER_TASK = 100_000
 """Assumed tokens of a task, for estimates of cost."""
-MAX_SHOTS = 1000
 MODULE = "lm_eval"
 """Package of lm-evaluation-harness."""
 

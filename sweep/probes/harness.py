@@ -109,7 +109,9 @@ class SubjectModel(LM):  # type: ignore[misc]
         }
         if sampled:
             raise UnreadableTasks(sampled)
-        limits = {id(request): int(options["max_gen_toks"]) for request, options in zip(requests, settings, strict=True)}
+        limits = {
+            id(request): int(options["max_gen_toks"]) for request, options in zip(requests, settings, strict=True)
+        }
         prompts = self._encoded(
             requests,
             lambda request: [(self.subject.encode_prompt(request.args[0]), np.zeros(limits[id(request)] + 1))],
