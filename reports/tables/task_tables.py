@@ -196,7 +196,8 @@ def downstream_models(store: Store, data: SweepData) -> list[ExternalModel]:
 
 def downstream_entry(data: SweepData, cells: Sequence[CellState], task: DownstreamTask) -> TableEntry:
     """Return the mean score of a task over cells of one configuration, also if the grid did not request the probe."""
-    return measured_entry(replace(data, everything=True), cells, task.column)
+    entry = measured_entry(replace(data, everything=True), cells, task.column)
+    return entry if entry.value is not None or entry.reason else measured_entry(data, cells, task.column)
 
 
 def _score_entry(data: SweepData, cells: Sequence[CellState], task: DownstreamTask) -> TableEntry:

@@ -31,7 +31,6 @@ from . import supervisor
 from .launch import run_tasks
 from .supervisor import Listener
 
-
 ProbeSettings = Mapping[str, Mapping[str, Any]]
 """Settings by name of the probe."""
 NO_SETTINGS: ProbeSettings = {}

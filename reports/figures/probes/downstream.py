@@ -128,7 +128,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for axes, metric in zip(group, tasks, strict=True):
         _draw_panel(axes, frame[frame["metric"] == metric], labels, inks)
     for axes in group:
-        for label, text in zip(axes.get_yticklabels(), labels, strict=True):
+        # panels that share their rows have labels at the left alone
+        for label, text in zip(axes.get_yticklabels(), labels, strict=False):
             label.set_fontweight("bold" if text in bold else "normal")
     return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
