@@ -187,8 +187,8 @@ def task_settings(
     names = tuple(dict.fromkeys(name.strip() for item in tasks for name in item.split(",") if name.strip()))
     if not names:
         options = {"--include-path": include_path, "--shots": shots, "--limit": limit}
-        if given := [option for option, value in options.items() if value is not None]:
-            raise SweepError(f"{given[0]}: applies to downstream tasks only; name some with --tasks")
+        for option in (option for option, value in options.items() if value is not None):
+            raise SweepError(f"{option}: applies to downstream tasks only; name some with --tasks")
         if tasks:
             raise SweepError("--tasks: names no task; write names such as blimp,hellaswag")
         return {}

@@ -29,7 +29,8 @@ class DownstreamConfig(ProbeConfig):
 
     tasks: tuple[str, ...] = knob((), "Tasks, groups or tags of lm-evaluation-harness, by name.")
     include_path: str | None = knob(
-        None, "Folder with further task files (YAML), whose relative paths of data start in it; null: none."
+        None,
+        "Absolute path of a folder with further task files (YAML); relative paths of data start in it; null: none.",
     )
     shots: Int | None = knob(None, "Solved examples before each question; null: as the task says.", ge=0, le=MAX_SHOTS)
     limit: Int | None = knob(None, "Number of questions of each task, the first ones; null: all.", ge=1, le=MAX_COUNT)

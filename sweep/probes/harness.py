@@ -213,22 +213,16 @@ def _open_tasks(names: Sequence[str], include_path: str | None) -> TaskManager:
     If the folder has all the names, only its files are read, which is faster.
 
     Raises:
-        SweepError: The folder does not exist, or a name is unknown.
+        SweepError: The folder does not exist.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # warnings of files that nobody named
     if include_path is not None:
         if not Path(include_path).is_dir():
             raise SweepError(f"--include-path {include_path}: no such folder; name one with task files (YAML)")
         manager = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= set(manager.all_tasks) and not set(names) & set(manager.all_groups):
+        if set(names) <= set(manager.all_subtasks):
             return manager
-    manager = TaskManager(include_path=include_path)
-    for name in names:
-        if name not in manager.task_index:
-            nearest = did_you_mean(name, manager.all_tasks, most=SHOWN_NEAREST)
-            hint = nearest or "; `lm-eval ls tasks` lists them, and --include-path adds those of a folder"
-            raise SweepError(f"task {name!r}: lm-evaluation-harness has no such task{hint}")
-    return manager
+    return TaskManager(include_path=include_path)
 
 
 class LoadedTask:
@@ -239,9 +233,13 @@ class LoadedTask:
 
         Raises:
             MachineError: The data cannot be read, which includes a machine without a network.
-            SweepError: The task runs code that a model wrote, or needs pictures.
+            SweepError: There is no such task, it runs code that a model wrote, or it needs pictures.
         """
         self.name = name
+        if name not in manager.task_index:
+            nearest = did_you_mean(name, manager.all_tasks, most=SHOWN_NEAREST)
+            hint = nearest or "; `lm-eval ls tasks` lists them, and --include-path adds those of a folder"
+            raise SweepError(f"task {name!r}: lm-evaluation-harness has no such task{hint}")
         try:
             with _inside(include_path):
                 loaded = manager.load([name])
@@ -294,7 +292,7 @@ def measure_tasks(subject: Subject, settings: DownstreamConfig, probe: str) -> l
         probe: Name of the probe.
 
     Raises:
-        SweepError: A task is unknown.
+        SweepError: The folder of tasks does not exist.
     """
     manager = _open_tasks(settings.tasks, settings.include_path)
     loaded, scores = [], []
@@ -406,9 +404,12 @@ def _score(
     if unit == FRACTION:
         low, high = max(0.0, low), min(1.0, high)
     yield Measurement(**fields, value=value, low=low, high=high, description=description)
-    words = f"Standard error of {label}, over the questions."
     fields["metric"] = label + STDERR_SUFFIX
-    yield Measurement(**fields, value=float(stderr), description={"words": words, "task": facts["task"]})
+    yield Measurement(
+        **fields,
+        value=float(stderr),
+        description={"words": f"Standard error of {label}, over the questions.", "task": facts["task"]},
+    )
 
 
 def _chance(task: Any) -> float | None:
@@ -424,9 +425,9 @@ def _group_chance(group: Any, metric: str, chances: Mapping[str, float | None], 
     """Return the chance level of a group's metric, weighted as the group weights its tasks; None if one has none."""
     names = [task.task_name for task in group.get_all_tasks()]
     levels = [chances.get(name) for name in names]
-    known = [level for level in levels if level is not None]
-    if len(known) < len(levels) or not known:
+    shares = [level for level in levels if level is not None]
+    if len(shares) < len(levels) or not shares:
         return None
     by_size = any(entry.metric == metric and entry.weight_by_size for entry in group.aggregate_metric_list or ())
     sizes = [len({request.doc_id for request in loaded.tasks[name].instances}) if by_size else 1 for name in names]
-    return sum(level * size for level, size in zip(known, sizes, strict=True)) / sum(sizes)
+    return sum(level * size for level, size in zip(shares, sizes, strict=True)) / sum(sizes)
