@@ -76,7 +76,8 @@ class Downstream(Probe):
             if not self.settings.tasks:
                 yield [self.missing("n/a: no tasks; list some in eval.settings.downstream.tasks")], []
                 continue
-            scores = load_harness().measure_tasks(subject, self.settings, self.name)
+            options = self.settings.model_dump(include={"include_path", "shots", "limit"})
+            scores = load_harness().measure_tasks(subject, self.name, self.settings.tasks, **options)
             n_measured = sum(score.value is not None and not score.metric.endswith("_stderr") for score in scores)
             reason = next((score.reason for score in scores if score.reason), "n/a: no task has a number")
             total = self.value("tasks", float(len(self.settings.tasks))) if n_measured else self.missing(reason)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import httpx
 import numpy as np
+from datasets import disable_progress_bars
 from datasets.exceptions import DatasetsError
 from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
@@ -30,7 +31,6 @@ from ..errors import MachineError, SweepError
 from .base import Prompt
 
 if TYPE_CHECKING:
-    from .downstream import DownstreamConfig
     from .subject import Subject
 
 CHOICE_METRICS = ("acc_norm", "acc", "acc_bytes", "acc_mutual_info")
@@ -215,7 +215,10 @@ def _open_tasks(names: Sequence[str], include_path: str | None) -> TaskManager:
     Raises:
         SweepError: The folder does not exist.
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # warnings of files that nobody named
+    # warnings of files that nobody named, and of every retry
+    for library in ("lm_eval", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    disable_progress_bars()
     if include_path is not None:
         if not Path(include_path).is_dir():
             raise SweepError(f"--include-path {include_path}: no such folder; name one with task files (YAML)")
@@ -279,8 +282,16 @@ def check_tasks(names: Sequence[str], include_path: str | None) -> None:
                 raise SweepError(f"task {task} belongs to {owners[task]} and to {name}; name one of them")
 
 
-def measure_tasks(subject: Subject, settings: DownstreamConfig, probe: str) -> list[Measurement]:
-    """Return the scores of all tasks of the settings, with their standard errors, and reasons for those without.
+def measure_tasks(
+    subject: Subject,
+    probe: str,
+    names: Sequence[str],
+    *,
+    include_path: str | None,
+    shots: int | None,
+    limit: int | None,
+) -> list[Measurement]:
+    """Return the scores of tasks, with their standard errors, and reasons for those without.
 
     Metrics are TASK/METRIC, and TASK/METRIC_stderr for the standard error; METRIC is "acc" or "acc,FILTER". A value has
     the number of questions and the 95 % interval of the normal distribution. Descriptions hold task, version, shots,
@@ -288,34 +299,36 @@ def measure_tasks(subject: Subject, settings: DownstreamConfig, probe: str) -> l
 
     Args:
         subject: Model to be measured.
-        settings: Tasks and options.
         probe: Name of the probe.
+        names: Tasks, groups or tags.
+        include_path: Folder with further task files; None: none.
+        shots: Solved examples before each question; None: as the task says.
+        limit: Number of questions of each task; None: all.
 
     Raises:
         SweepError: The folder of tasks does not exist.
     """
-    manager = _open_tasks(settings.tasks, settings.include_path)
+    manager = _open_tasks(names, include_path)
     loaded, scores = [], []
-    for name in settings.tasks:
+    for name in names:
         try:
-            loaded.append(LoadedTask(name, manager, settings.include_path))
+            loaded.append(LoadedTask(name, manager, include_path))
         except SweepError as error:
             scores.append(_missing(probe, name, f"no-data: {error}"))
     while loaded:
         try:
             results = simple_evaluate(
                 model=SubjectModel(subject), tasks=[item for task in loaded for item in task.specification],
-                num_fewshot=settings.shots, limit=settings.limit, task_manager=manager, log_samples=False,
+                num_fewshot=shots, limit=limit, task_manager=manager, log_samples=False,
             )  # fmt: skip
         except UnreadableTasks as error:
             unreadable = [task for task in loaded if set(task.tasks) & set(error.reasons)]
             for task in unreadable:
                 reason = next(error.reasons[name] for name in task.tasks if name in error.reasons)
                 scores.append(_missing(probe, task.name, reason))
-            names = [task.name for task in loaded if task not in unreadable]
-            loaded = [LoadedTask(name, manager, settings.include_path) for name in names]
+            loaded = [LoadedTask(task.name, manager, include_path) for task in loaded if task not in unreadable]
             continue
-        scores += [score for task in loaded for score in _task_scores(task, results, settings, probe)]
+        scores += [score for task in loaded for score in _task_scores(task, results, limit, probe)]
         break
     return scores
 
@@ -329,14 +342,14 @@ def _missing(probe: str, name: str, reason: str) -> Measurement:
 
 
 def _task_scores(
-    loaded: LoadedTask, results: Mapping[str, Any], settings: DownstreamConfig, probe: str
+    loaded: LoadedTask, results: Mapping[str, Any], limit: int | None, probe: str
 ) -> Iterator[Measurement]:
     """Yield the scores of a requested task, group or tag and of its parts, each followed by its standard error.
 
     Args:
         loaded: The task.
         results: Results of `simple_evaluate`.
-        settings: Settings of the probe.
+        limit: Number of questions of each task; None: all.
         probe: Name of the probe.
     """
     has_total = loaded.name in loaded.groups and any("," in key for key in results["results"].get(loaded.name, ()))
@@ -353,7 +366,7 @@ def _task_scores(
                 "shots": results["n-shot"].get(name),
                 "main": key == main and (name == loaded.name or not has_total),
                 **({"part_of": loaded.name} if name != loaded.name else {}),
-                **({"limit": settings.limit} if settings.limit is not None else {}),
+                **({"limit": limit} if limit is not None else {}),
             }  # fmt: skip
             if metric in CHOICE_METRICS:
                 facts["chance"] = _group_chance(group, metric, chances, loaded) if group else chances[name]
