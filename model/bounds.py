@@ -31,6 +31,8 @@ MAX_WRITTEN = 2**20
 """Tokens of a text that a model writes; the cache of their keys and values is allocated at once."""
 MAX_COMPUTED_ROW = 2**17
 """Tokens of a row that a corpus computes; published ones have up to 2^13. Its fingerprint makes 64 rows in memory."""
+MAX_SHOTS = 1000
+"""Solved examples before a question; published ones have up to 32."""
 MAX_COUNT = 10**9
 """Rows, sequences, trials and documents; the largest shipped number is 1,600,000."""
 MAX_DIGITS = 1000

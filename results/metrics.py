@@ -25,6 +25,8 @@ SD_SUFFIX = "_sd"
 It is the sample standard deviation between the `n` runs whose mean is the metric without the suffix. Published numbers
 have such pairs.
 """
+STDERR_SUFFIX = "_stderr"
+"""Suffix of a metric's name: the standard error of a downstream task's score over its questions."""
 PEAK_MEMORY = "peak_memory"
 """Metric that every probe over context lengths has."""
 

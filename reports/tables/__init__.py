@@ -56,7 +56,7 @@ TABLES: SpecRegistry[ReportSpec] = SpecRegistry("tables", {
         "task_tables:extrapolation_table", "perplexity over context lengths", probes=("extrapolation",)
     ),
     "downstream": ReportSpec(
-        "task_tables:downstream_table", "four downstream tasks and their average", takes=(), probes=("downstream",)
+        "task_tables:downstream_table", "downstream tasks", takes=(), probes=("downstream",)
     ),
     "effects": ReportSpec(
         "effects:effects_table", "effect of each factor, by matched pairs", takes=("lengths", "all_rows")

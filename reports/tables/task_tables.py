@@ -8,6 +8,7 @@ has Wilson's interval over the sequences of one seed in addition, since every se
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,7 +18,7 @@ from scipy import special
 
 from ...results import metrics, paper
 from ...results.intervals import wilson_of_trials
-from ...results.store.records import AXES, CellState
+from ...results.store.records import AXES, CellState, MeasuredValue
 from ...results.store.store import Store
 from ..number_format import BARE, Column, column_of, format_length, format_number
 from ..result_columns import AXIS_HEADINGS
@@ -37,6 +38,7 @@ from ..table_builder import (
     seed_notes,
     sweep_note,
 )
+from .open_weight import ExternalModel, external_model_notes, external_models
 from .paper_rows import published_facts
 
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
@@ -112,7 +114,106 @@ def extrapolation_table(store: Store, data: SweepData) -> Table:
 
 
 def downstream_table(store: Store, data: SweepData) -> Table:
-    """Return the table `downstream`: one row per configuration with four questionnaires and their average, in %.
+    """Return the table `downstream`: one row per configuration, then one per open-weight model, a column per task.
+
+    Tasks are those of lm-evaluation-harness. A score of a single run has its standard error over the questions in
+    brackets. Without such scores the columns are the four questionnaires that another paper prints, and their average.
+    """
+    models = downstream_models(store, data)
+    tasks = downstream_tasks([data, *(model.data for model in models)])
+    if not tasks:
+        return _questionnaires_table(store, data)
+    rows = configurations_with_probe(data, DOWNSTREAM)
+    lines = rows.lines(lambda cells: [_score_entry(data, cells, task) for task in tasks])
+    blank = (EMPTY_TEXT,) * (len(rows.headings) - 1)
+    for model in models:
+        entries = tuple(_score_entry(model.data, [model.cell], task) for task in tasks)
+        fields = model.json_fields
+        lines.append(TableRow(labels=(model.label, *blank), entries=entries, cells=[model.cell], json_fields=fields))
+    sources = ChainMap(*(dict(model.data.sources) for model in models), dict(data.sources))
+    rows = replace(rows, data=replace(data, sources=dict(sources)))
+    notes = [
+        "Shares in %. In brackets: standard error over the questions of a single run.",
+        f"Tasks of lm-evaluation-harness: {'; '.join(task.facts for task in tasks)}.",
+        *external_model_notes(models, ()),
+    ]
+    return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, notes)
+
+
+@dataclass(frozen=True)
+class DownstreamTask:
+    """A task of lm-evaluation-harness with its main score, as reports show it."""
+
+    column: Column
+    chance: float | None
+    """Score of a random choice, a fraction; None if the task has no choices or cells differ."""
+    facts: str
+    """Heading, task, metric, version, shots, questions and chance level, as a note lists them."""
+
+
+def downstream_tasks(sweeps: Sequence[SweepData]) -> list[DownstreamTask]:
+    """Return the tasks of which any cell of the sweeps has the main score or a reason for its absence, by heading."""
+    values: dict[str, list[MeasuredValue]] = {}
+    for value in chain(*(data.values.values() for data in sweeps)):
+        if value.probe == DOWNSTREAM and value.description is not None and value.description.get("main") is True:
+            values.setdefault(value.metric, []).append(value)
+    tasks = []
+    for name, measured in values.items():
+        newest = max(measured, key=lambda value: (value.value is not None, value.attempt_id))
+        metric = metrics.metric(DOWNSTREAM, name, newest.description, newest.unit)
+        column = column_of(DOWNSTREAM, metric, metric.noun or str((newest.description or {}).get("task", name)))
+        tasks.append(DownstreamTask(column, metric.chance, _task_facts(column, metric, measured)))
+    return sorted(tasks, key=lambda task: (task.column.heading.lower(), task.column.metric))
+
+
+def _task_facts(column: Column, metric: metrics.Metric, values: Sequence[MeasuredValue]) -> str:
+    """Return the facts of a task as text; several versions, shots or numbers of questions are joined by "or"."""
+
+    def each(facts: Iterable[object]) -> str:
+        """Return the distinct facts that are known, joined by "or"; "?" without any."""
+        return " or ".join(dict.fromkeys(str(fact) for fact in facts if fact is not None)) or "?"
+
+    facts = [value.description or {} for value in values if value.value is not None] or [{}]
+    limited = any("limit" in fact for fact in facts)
+    texts = [
+        f"{column.heading}: {metric.name.replace('/', ', ')}, version {each(fact.get('version') for fact in facts)}",
+        f"{each(fact.get('shots') for fact in facts)} shots",
+        f"{'the first ' if limited else ''}{each(f'{value.n:,}' for value in values if value.n)} questions",
+        *([f"chance level {metric.chance_text}"] if metric.chance is not None else []),
+    ]
+    return ", ".join(texts)
+
+
+def downstream_models(store: Store, data: SweepData) -> list[ExternalModel]:
+    """Return the open-weight models beside this sweep that were measured on downstream tasks."""
+    return [
+        model
+        for model in external_models(store, data)
+        if model.data.sweep != data.sweep
+        and any(cell == model.cell.cell_id and probe == DOWNSTREAM for cell, probe, *_ in model.data.values)
+    ]
+
+
+def downstream_entry(data: SweepData, cells: Sequence[CellState], task: DownstreamTask) -> TableEntry:
+    """Return the mean score of a task over cells of one configuration, also if the grid did not request the probe."""
+    entry = measured_entry(replace(data, everything=True), cells, task.column)
+    return entry if entry.value is not None or entry.reason else measured_entry(data, cells, task.column)
+
+
+def _score_entry(data: SweepData, cells: Sequence[CellState], task: DownstreamTask) -> TableEntry:
+    """Return the entry of a task; a single run has its standard error in brackets."""
+    entry = downstream_entry(data, cells, task)
+    key = (cells[0].cell_id, DOWNSTREAM, task.column.metric + metrics.STDERR_SUFFIX, 0)
+    error = data.values[key].value if len(cells) == 1 and key in data.values else None
+    if entry.value is None or error is None:
+        return entry
+    return replace(
+        entry, text=f"{entry.text} ({format_number(error, task.column.decimals, percent=task.column.percent)})"
+    )
+
+
+def _questionnaires_table(store: Store, data: SweepData) -> Table:
+    """Return the table `downstream` with four questionnaires and their average, in %, one row per configuration.
 
     They are hellaswag, arc_c, mmlu and winogrande. The average is the stored (printed) one where there is one, else the
     mean of the four if all are known. A note names printed averages that differ from that mean.

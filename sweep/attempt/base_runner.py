@@ -137,7 +137,9 @@ class AttemptRunner:
         origin: dict[str, Any] = {"seconds": seconds, "peak_memory": peak, "source": source}
         self.recorder.measurements(
             [
-                replace(measurement, description=probe.description(measurement.metric), **origin)
+                replace(
+                    measurement, description=measurement.description or probe.description(measurement.metric), **origin
+                )
                 for measurement in measurements
             ]
         )

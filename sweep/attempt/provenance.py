@@ -12,13 +12,16 @@ import torch
 from ...results.store.records import Provenance
 from .job import Job
 
-PACKAGES = "atma-sweep torch triton fla-core flash-linear-attention numpy ray sqlalchemy pydantic safetensors".split()
+PACKAGES = (
+    "atma-sweep torch triton fla-core flash-linear-attention numpy ray sqlalchemy pydantic safetensors lm_eval".split()
+)
 
 
 def package_versions() -> dict[str, str]:
     """Return package -> installed version, of the packages that can change a result; missing ones are left out.
 
-    They are PACKAGES, in this order: this one, torch, triton, fla, numpy, ray, sqlalchemy, pydantic, safetensors.
+    They are PACKAGES, in this order: this one, torch, triton, fla, numpy, ray, sqlalchemy, pydantic, safetensors,
+    and lm_eval, which measures downstream tasks.
     """
     versions = {}
     for name in PACKAGES:

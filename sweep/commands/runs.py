@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ...model.bounds import MAX_LENGTH
+from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_SHOTS
 from ...results import runs_folder
 from ...results.console import completion
 from ...results.console.command_line import (
@@ -95,6 +95,10 @@ def evaluate(
     cells: Annotated[list[str], typer.Argument(autocompletion=completion.cells)],
     probe: ProbeNames = None,
     length: Annotated[list[int] | None, typer.Option(min=1, max=MAX_LENGTH)] = None,
+    tasks: list[str] | None = None,
+    include_path: str | None = None,
+    shots: Annotated[int | None, typer.Option(min=0, max=MAX_SHOTS)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=MAX_COUNT)] = None,
     sweep: NamedSweep = None,
     revision: str | None = None,
     pairing: Literal["text", "native"] | None = None,
@@ -108,12 +112,14 @@ def evaluate(
     It needs the runs folder, but neither the grid nor the text.
     Lengths that are not in the grid appear in tables with report --length.
     hf:MODEL measures an open-weight model on the text of a sweep; report --table open-weight compares it with the cells.
+    --tasks measures downstream tasks by lm-evaluation-harness, and report --table downstream shows them.
     Exit code 1: a cell could not be measured.
 
     \b
     Example:
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
+      atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --tasks blimp,hellaswag
       atma-sweep evaluate hf:Qwen/Qwen3-0.6B-Base --sweep full
 
     Args:
@@ -121,6 +127,10 @@ def evaluate(
             Face hub or by a folder.
         probe (NAME): Run only this probe; repeatable.
         length (TOKENS): Measure at this context length instead of the grid's; repeatable.
+        tasks (TASK,...): Measure these tasks, groups or tags of lm-evaluation-harness instead of probes; repeatable.
+        include_path (FOLDER): Folder with further task files (YAML) of lm-evaluation-harness.
+        shots (N): Solved examples before each question; default: as the task says.
+        limit (N): Only the first N questions of each task.
         sweep (NAME): Name of the sweep; default: the one launched last that has the cell, or for a model the one
             launched last.
         revision (REV): Branch, tag or commit of a model of the hub.
@@ -136,7 +146,11 @@ def evaluate(
         openweight.check_cell_options(revision=revision, pairing=pairing)
     store = open_store(db)
     runs_path = runs_folder(runs, db, write=True)
-    plan_options: dict[str, Any] = {"runs": runs_path, "probes": probe or [], "lengths": length or [], "sweep": sweep}
+    settings = evaluate.task_settings(tasks or [], include_path=include_path, shots=shots, limit=limit)
+    plan_options: dict[str, Any] = {
+        "runs": runs_path, "probes": [*(probe or []), *settings], "lengths": length or [], "sweep": sweep,
+        "settings": settings,
+    }  # fmt: skip
     revisions = None
     if measures_models:
         model_plan = openweight.plan(store, cells, **plan_options, revision=revision, pairing=pairing or "text")
@@ -145,6 +159,7 @@ def evaluate(
             echo_text(line, err=True)
     else:
         shares = evaluate.plan(store, cells, **plan_options)
+    evaluate.check_tasks(settings)
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
     with display.ProgressDisplay(console, sum(map(len, shares.values()))) as screen:
         measured = evaluate.run(store, shares, screen, runs=runs_path, executor=executor, revisions=revisions)

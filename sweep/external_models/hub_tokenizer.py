@@ -56,12 +56,19 @@ class HubTokenizer:
         self.name = f"hf:{folder.name}"
         self.eot = int(start)
         """What leads a text: the token that begins one, or where there is none the one that ends it."""
+        end = tokenizer.eos_token_id
+        self.end = int(start if end is None else end)
+        """Token that ends a text."""
         self.vocabulary = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.dtype = dtype_of(self.vocabulary)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids of `text`, without a start token."""
         return self.encode_with_offsets(text)[0]
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Return the token ids of `text`, int64 [n], with the special tokens that the tokenizer itself adds."""
+        return np.asarray(self._model.encode(text, add_special_tokens=True).ids, dtype=np.int64)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
         """Return the token ids of each text, without start tokens; `threads` is ignored."""

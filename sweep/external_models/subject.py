@@ -17,7 +17,8 @@ from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
 from ..errors import MachineError, SweepError
 from ..probes.base import Prompt
-from ..probes.subject import Subject, TextExtent, no_pause
+from ..probes.subject import DEFAULT_WINDOW_TOKENS, Subject, TextExtent, no_pause
+from .config import OpenWeightConfig
 from .hub_tokenizer import check_lossless, passages, spread_over_tokens
 
 CHUNK_TOKENS = 2048
@@ -115,6 +116,18 @@ class ChunkedScorer:
                 )
         return torch.cat(losses).numpy() if losses else np.zeros(0, np.float32)
 
+    @torch.no_grad()
+    def continue_greedily(self, prompt: np.ndarray, tokens: int, end: int) -> Iterator[int]:
+        """Yield the most probable tokens after a prompt, at most `tokens`, up to the token `end`, which is not yielded."""
+        row, cache = torch.from_numpy(prompt.astype(np.int64))[None].to(self.device), None
+        for _ in range(tokens):
+            self.pause()
+            output = self.model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, row = output.past_key_values, output.logits[:, -1:].argmax(-1)
+            if (token := int(row)) == end:
+                return
+            yield token
+
     def score_prompt(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Return (is_argmax, loss in nats) of the scored tokens of a prompt, each [scored] on the CPU, in their order.
 
@@ -184,6 +197,24 @@ class OpenWeightSubject(Subject):
         if self._max_positions is None or tokens <= self._max_positions:
             return None
         return f"n/a: the model has {self._max_positions} positions, fewer than {tokens} tokens"
+
+    @property
+    def window_tokens(self) -> int:
+        """Trained context length of the model, or lm-evaluation-harness's own default where its config gives none."""
+        assert isinstance(self.config, OpenWeightConfig)
+        return self.config.open_weight.context or DEFAULT_WINDOW_TOKENS
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Return the tokens of a text with the special tokens that the model's tokenizer adds, int64 [n]."""
+        return self.tokenizer.encode_prompt(text)  # type: ignore[attr-defined]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        return self.tokenizer.text(np.asarray(tokens, dtype=np.int64))  # type: ignore[attr-defined]
+
+    def continue_greedily(self, prompt: np.ndarray, tokens: int) -> Iterator[int]:
+        """Yield the most probable tokens after a prompt, at most `tokens`, up to the token that ends a text."""
+        return self.scorer.continue_greedily(prompt, tokens, self.tokenizer.end)  # type: ignore[attr-defined]
 
     @cached_property
     def gpt2_tokenizer(self) -> Tokenizer | MachineError:

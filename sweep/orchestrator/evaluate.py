@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...results.metrics import STDERR_SUFFIX
 from ...results.store.records import MeasuredValue, NewRevision
 from ...results.store.store import Store
 from ..attempt import trained_cells
@@ -25,9 +26,14 @@ from ..host import processes
 from ..host.signals import Interrupted
 from ..planning.planner import Task
 from ..probes import PROBES, bound, requested, with_settings
+from ..probes.downstream import load_harness
 from . import supervisor
 from .launch import run_tasks
 from .supervisor import Listener
+
+ProbeSettings = Mapping[str, Mapping[str, Any]]
+"""Settings by name of the probe."""
+NO_SETTINGS: ProbeSettings = {}
 
 
 class CellNotListed(SweepError):
@@ -54,20 +60,28 @@ class CellMeasurements:
     def text(self) -> str:
         """Return one line, "SLUG: PROBE METRIC [LENGTH] VALUE, ...", with all measurements in order.
 
-        Values have six significant digits. A missing value shows its reason code, the part of the reason before ":".
+        Values have six significant digits. A missing value shows its reason code, the part of the reason before ":". A
+        value with a standard error is followed by "± ERROR".
         """
-        return f"{self.cell.slug}: {', '.join(map(_format_value, self.values))}"
+        errors = {value.metric: value.value for value in self.values if value.metric.endswith(STDERR_SUFFIX)}
+        texts = [
+            _format_value(value, errors.get(value.metric + STDERR_SUFFIX))
+            for value in self.values
+            if value.metric not in errors
+        ]
+        return f"{self.cell.slug}: {', '.join(texts)}"
 
 
-def _format_value(value: MeasuredValue) -> str:
+def _format_value(value: MeasuredValue, error: float | None) -> str:
+    """Return a measurement as `CellMeasurements.text` shows it; `error` is its standard error, None for none."""
     labels = [value.probe, value.metric, *([str(value.length)] if value.length else [])]
     number = f"{value.value:.6g}" if value.value is not None else (value.reason or "").partition(":")[0]
-    return " ".join([*labels, number])
+    return " ".join([*labels, number, *([f"± {error:.2g}"] if error is not None else [])])
 
 
 def plan(
     store: Store, cell_names: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
-    sweep: str | None = None,
+    sweep: str | None = None, settings: ProbeSettings = NO_SETTINGS,
 ) -> dict[str, list[Task]]:  # fmt: skip
     """Return the evaluation tasks by the name of the sweep that has to be claimed for them. Writes nothing.
 
@@ -81,6 +95,7 @@ def plan(
         probes: Probes to run instead of those of the cells' configs; empty to keep these.
         lengths: Context lengths in tokens, 2 at least, instead of those of the configs; empty to keep these.
         sweep: Sweep to evaluate within; None for the writable one, launched last, that lists the cell.
+        settings: Settings of probes that replace those of the configs, by name of the probe.
 
     Raises:
         GridError: A probe is unknown, or a length cannot be measured.
@@ -105,7 +120,7 @@ def plan(
     cells_by_sweep = _cells_by_sweep(store) if sweep is None else {}
     tasks_by_sweep: dict[str, list[Task]] = {}
     for trained_cell in {trained_cell.cell.id: trained_cell for trained_cell in trained}.values():
-        cell = with_requested_probes(trained_cell.cell, probes, lengths)
+        cell = with_requested_probes(trained_cell.cell, probes, lengths, settings)
         corpus = corpora.open_verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
             check_lengths(cell, corpus)
@@ -152,6 +167,47 @@ def _cells_by_sweep(store: Store) -> dict[str, set[str]]:
     return {name: {state.cell_id for state in store.cell_states(name)} for name in names}
 
 
+def task_settings(
+    tasks: Sequence[str], *, include_path: str | None, shots: int | None, limit: int | None
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of the probe downstream for an evaluation; nothing is loaded.
+
+    Args:
+        tasks: Tasks, groups or tags of lm-evaluation-harness; each item may hold several, separated by commas.
+        include_path: Folder with further task files; None: none.
+        shots: Solved examples before each question; None: as the task says.
+        limit: Number of questions of each task; None: all.
+
+    Returns:
+        The settings by name of the probe; empty without tasks.
+
+    Raises:
+        SweepError: No task is named, but an option of tasks.
+    """
+    names = tuple(dict.fromkeys(name.strip() for item in tasks for name in item.split(",") if name.strip()))
+    if not names:
+        options = {"--include-path": include_path, "--shots": shots, "--limit": limit}
+        for option in (option for option, value in options.items() if value is not None):
+            raise SweepError(f"{option}: applies to downstream tasks only; name some with --tasks")
+        if tasks:
+            raise SweepError("--tasks: names no task; write names such as blimp,hellaswag")
+        return {}
+    folder = None if include_path is None else str(Path(include_path).expanduser().resolve())
+    return {"downstream": {"tasks": names, "include_path": folder, "shots": shots, "limit": limit}}
+
+
+def check_tasks(settings: ProbeSettings) -> None:
+    """Load the data of the tasks in `settings`, as `task_settings` returns them, so that every problem ends here.
+
+    Raises:
+        SweepError: A task does not exist or is not supported.
+        MachineError: The data of a task can neither be read nor downloaded.
+        PackageMissing: lm-evaluation-harness is not installed.
+    """
+    if named := settings.get("downstream"):
+        load_harness().check_tasks(named["tasks"], named["include_path"])
+
+
 def check_probes(setting: str, names: Sequence[str]) -> None:
     """Raise GridError for a name that is no registered probe; `setting` is the option or key that named it."""
     for name in names:
@@ -159,7 +215,9 @@ def check_probes(setting: str, names: Sequence[str]) -> None:
             raise GridError(setting, None, name, "no such probe", list(PROBES), name)
 
 
-def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
+def with_requested_probes(
+    cell: Cell, probes: Sequence[str], lengths: Sequence[int], settings: ProbeSettings = NO_SETTINGS
+) -> Cell:
     """Return the cell with these probes and lengths in its config; its id stays the same.
 
     Neither probes nor lengths are part of the id. Duplicates are dropped; probes keep their order, lengths are sorted.
@@ -169,22 +227,25 @@ def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[i
         cell: Trained cell; it is not changed.
         probes: Names of probes; empty to keep those of the config.
         lengths: Context lengths in tokens; empty to keep those of the config.
+        settings: Settings of probes that replace those of the config, by name of the probe.
 
     Raises:
         GridError: A probe is unknown, or the stored settings of the probes are invalid.
     """
-    probe_update: dict[str, Any] = {"probes": tuple(dict.fromkeys(probes))} if probes else {}
+    probe_update: dict[str, Any] = {"settings": {**cell.config.eval.settings, **settings}}
+    if probes:
+        probe_update["probes"] = tuple(dict.fromkeys(probes))
     config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=probe_update)})
     check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
     try:
         # settings derived from lengths are derived from the grid's lengths
-        settings = with_settings(config.eval)
+        evaluation = with_settings(config.eval)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
         problem = f"{message}; launch its grid again to store valid ones"
         raise GridError(f"settings of the probes of cell {cell.id}", None, "", problem) from error
     length_update = {"lengths": tuple(sorted(set(lengths)))} if lengths else {}
-    return replace(cell, config=config.model_copy(update={"eval": settings.model_copy(update=length_update)}))
+    return replace(cell, config=config.model_copy(update={"eval": evaluation.model_copy(update=length_update)}))
 
 
 def run(

@@ -58,6 +58,7 @@ def check_cell_options(*, revision: str | None, pairing: str | None) -> None:
 def plan(
     store: Store, model_names: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
     sweep: str | None = None, revision: str | None = None, pairing: str = "text",
+    settings: evaluate.ProbeSettings = evaluate.NO_SETTINGS,
 ) -> OpenWeightPlan:  # fmt: skip
     """Plan the evaluation of open-weight models. Downloads models if needed; writes nothing to the database.
 
@@ -75,6 +76,7 @@ def plan(
         revision: Branch, tag or commit of the single model; None for its default.
         pairing: "text" for the same characters as the cells read, "native" for the same number of the model's own
             tokens.
+        settings: Settings of probes that replace those of the cells, by name of the probe.
 
     Returns:
         Tasks and revision by the name of the companion sweep, HOST-open-weight; both empty if everything is measured.
@@ -124,7 +126,9 @@ def plan(
     requested_pairs = requested(_with_probes(config, [name for name in config.eval.probes if name in applicable]).eval)
     config = _with_probes(config, probes or [name for name in config.eval.probes if name in applicable])
     cells = [
-        evaluate.with_requested_probes(resolve_cell(resolve_checkpoint(word, revision), config, pairing), (), lengths)
+        evaluate.with_requested_probes(
+            resolve_cell(resolve_checkpoint(word, revision), config, pairing), (), lengths, settings
+        )
         for word in model_names
     ]
     if lengths:

@@ -23,6 +23,7 @@ from ..planning.admission import DiskUsage, Unprepared
 from ..planning.cost_estimate import Bill
 from ..planning.planner import Plan
 from ..planning.render import price_line
+from ..probes import PROBES
 from .launch import LaunchRequest
 
 Kind = Literal["text", "GPU", "CPU cores", "memory", "disk", "packages"]
@@ -58,7 +59,7 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     """Return every requirement of the planned attempts that this machine does not meet.
 
     In this order: texts, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Packages are torch,
-    numpy, safetensors, those of the executor and, with a GPU on 64-bit x86 Linux, triton. Empty for a plan whose
+    numpy, safetensors, those of the executor and of probes, and, with a GPU on 64-bit x86 Linux, triton. Empty for a plan whose
     attempts all run already, or that has none; trials still to be proposed count as attempts. For an executor at an
     address only texts and the executor's packages are checked, since its attempts run on other machines.
 
@@ -80,9 +81,9 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
         is_begun = any(task.kind == "evaluate" or task.remaining_share < 1 for task in tasks)
         lacking += _lacking_disk(plan.disk, is_begun=is_begun)
     kernels = ("triton",) if gpus and sys.platform == "linux" and platform.machine() == "x86_64" else ()
-    return (
-        lacking + _lacking_packages((*REQUIRED_PACKAGES, *executor.packages, *kernels)) + (cpu_build() if gpus else [])
-    )
+    probes = {name: None for cell in cells for probe in cell.config.eval.probes for name in PROBES.load(probe).packages}
+    required = (*REQUIRED_PACKAGES, *executor.packages, *kernels, *probes)
+    return lacking + _lacking_packages(required) + (cpu_build() if gpus else [])
 
 
 def _lacking_text(text: Unprepared) -> Lack:

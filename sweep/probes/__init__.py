@@ -1,7 +1,7 @@
 """Evaluations of a trained model: a file per probe, and a line in PROBES or a plugin's `register_probe`.
 
-May import sweep.data, sweep.config, model and results; no file but subject.py and diagnostics/memory_state.py imports
-torch at its top. Start reading in base.py, then needle.py; the diagnostics folder holds the probes that look inside a
+May import sweep.data, sweep.config, model and results; no file but subject.py, harness.py and
+diagnostics/memory_state.py imports torch at its top, directly or not. Start reading in base.py, then needle.py; the diagnostics folder holds the probes that look inside a
 network.
 """
 
@@ -35,6 +35,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "passkey": "passkey:Passkey",
     "memory_recall": "diagnostics.memory_recall:MemoryRecall",
     "decode": "decode:Decode",
+    "downstream": "downstream:Downstream",
 }, reserved=(*TRAINING_SOURCES, SAMPLES))  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])

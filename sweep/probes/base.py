@@ -50,6 +50,8 @@ class Probe(ABC):
     """True if every rank of an attempt may run the probe at the same time, because it reads text only by the subject's
     `losses`, `answers` and `right_answers` or by `subject.ranks.map`, which divide the work; False: rank 0 runs it.
     """
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Modules that the probe imports beyond those of every attempt; a launch without them is refused."""
     settings: Any
     """Settings in the cell, an instance of `Config`."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...model.backbone import Backbone
+from ...model.inference.generation import generate_tokens
 from ...model.resolve import longest_text
 from ...renamed import old_names
 from ...results.console.text import counted
@@ -25,6 +26,9 @@ from ..data.tokenizer import Tokenizer
 from ..ranks.group import SINGLE, Ranks
 from . import bound
 from .base import Prompt, Result
+
+DEFAULT_WINDOW_TOKENS = 2048
+"""Window of lm-evaluation-harness for a model without a maximum length."""
 
 
 def no_pause() -> None:
@@ -106,6 +110,28 @@ class Subject(ABC):
         return None
 
     @property
+    @abstractmethod
+    def window_tokens(self) -> int:
+        """Tokens of the windows in which a text that is longer than these is read, as lm-evaluation-harness does."""
+
+    @abstractmethod
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Return the tokens of a text at the start of a document, with what the model reads before it, int64 [n]."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; parts of characters become U+FFFD."""
+
+    @abstractmethod
+    def continue_greedily(self, prompt: np.ndarray, tokens: int) -> Iterator[int]:
+        """Yield the most probable tokens after a prompt, one by one; the window of training is kept.
+
+        Args:
+            prompt: Tokens of the prompt, one or more.
+            tokens: Maximum number of tokens; fewer if the text ends, whose last token is not yielded.
+        """
+
+    @property
     def documents(self) -> list[np.ndarray]:
         """First `eval.documents` held-out documents, each preceded by the end-of-text token.
 
@@ -150,6 +176,30 @@ class CellSubject(Subject):
         return (
             f"n/a: position scheme {self.config.model.positions} supports at most {longest} tokens, fewer than {tokens}"
         )
+
+    @property
+    def window_tokens(self) -> int:
+        """Maximum length of the network, or lm-evaluation-harness's own default if it reads any length."""
+        return longest_text(self.config.model) or DEFAULT_WINDOW_TOKENS
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Return the tokens of a text after an end-of-text token, as a document in training, int64 [n]."""
+        return np.concatenate([[self.tokenizer.eot], self.tokenizer.encode(text)]).astype(np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without end-of-text tokens; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.tokenizer.token_bytes, tokens)).decode(errors="replace")
+
+    def continue_greedily(self, prompt: np.ndarray, tokens: int) -> Iterator[int]:
+        """Yield the most probable tokens after a prompt, at most `tokens`, up to an end-of-text token."""
+        for token in generate_tokens(
+            self.model, torch.from_numpy(prompt), tokens=tokens, temperature=0.0,
+            vocabulary=self.tokenizer.vocabulary, stop=self.tokenizer.eot,
+        ):  # fmt: skip
+            self.pause()
+            if token == self.tokenizer.eot:
+                return
+            yield token
 
     def validation_rows(self, rows: int) -> Tensor | str:
         """Return the first rows of the validation split, int64 [rows, seq_len], or the reason why there are fewer.

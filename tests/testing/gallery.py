@@ -38,6 +38,8 @@ SWEEPS = (
 """Sweeps that come along, in the order in which they are tried."""
 PREFERRED = {"timeline": "replication-longer", "seeds": "replication-longer", "response": "replication-rates"}
 """Sweep of a figure that shows it better than the first that has its data."""
+GUIDES = {"downstream": "How to measure them: [Evaluate downstream tasks](how-to/evaluate-downstream-tasks.md)."}
+"""Sentence below the description of a figure or table."""
 LOOK = FigureOptions(width_mm=120.0, title=False)
 DOTS_PER_INCH = 170
 COLOURS = 256
@@ -111,7 +113,7 @@ def caption_of(source: Source, name: str) -> str:
 
 def figure_section(source: Source, name: str) -> list[str]:
     """Return the lines of a figure's section, and write its picture."""
-    lines = [f"### {name}", "", _sentence(FIGURES[name].shows), ""]
+    lines = [f"### {name}", "", " ".join(filter(None, (_sentence(FIGURES[name].shows), GUIDES.get(name)))), ""]
     sample = source.first(name, make_figure)
     assert sample is not None, f"no sweep shows the figure {name}"
     sweep, figure_data = sample
@@ -137,7 +139,7 @@ def table_section(source: Source, name: str) -> list[str]:
     lines = [
         f"### Table {name}" if name[0].isdigit() else f"### Table `{name}`",
         "",
-        _sentence(TABLES[name].shows),
+        " ".join(filter(None, (_sentence(TABLES[name].shows), GUIDES.get(name)))),
         "",
     ]
     sample = source.first(name, make_table)

@@ -7,7 +7,7 @@ from typing import Any
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement
 
-FIGURES = ("position-nll", "retention", "passkey", "attention-map", "extrapolation", "memory-recall")
+FIGURES = ("position-nll", "retention", "passkey", "attention-map", "extrapolation", "memory-recall", "downstream")
 """The figures of `probe_items`."""
 
 
@@ -22,12 +22,27 @@ def probe_items(
     attention_map(recorder, loss)
     gates(recorder, share, channels=1)
     memory_recall(recorder, share)
+    downstream(recorder, share)
 
 
 def _numbers(recorder: DatabaseRecorder, probe: str, length: int, n: int, **values: float) -> None:
     recorder.measurements(
         [Measurement(probe=probe, metric=name, length=length, value=value, n=n) for name, value in values.items()]
     )
+
+
+def downstream(recorder: DatabaseRecorder, share: float, *, n: int = 400) -> None:
+    """Scores of two tasks with their standard errors: a share of right answers, and a perplexity."""
+    for metric, value, error in (("blimp/acc", share, 0.02), ("lambada_openai/perplexity", 10 + 40 * share, 1.5)):
+        facts = {"task": metric.partition("/")[0], "version": "2.0", "shots": 0, "main": True}
+        fields: dict[str, Any] = {"probe": "downstream", "unit": "fraction" if value <= 1 else "1", "n": n}
+        interval = {"low": value - 1.96 * error, "high": value + 1.96 * error}
+        recorder.measurements(
+            [
+                Measurement(**fields, metric=metric, value=value, **interval, description=facts),
+                Measurement(**fields, metric=f"{metric}_stderr", value=error, description={"task": facts["task"]}),
+            ]
+        )
 
 
 def gates(

@@ -11,7 +11,7 @@ from ....results.console.text import counted
 from ....results.store.store import Store
 from ...number_format import Column, format_length
 from ...render import style
-from ...sweep_data import ReportError, SweepData, cell_level
+from ...sweep_data import ReportError, SweepData
 from ...table_builder import measured_entry
 from ..canvas import drawing
 from ..canvas.base import (
@@ -36,7 +36,7 @@ from ..canvas.length_frames import (
     t_half_width,
 )
 from ..canvas.line_drawing import mark_out_of_range, mark_training_length, robust_range
-from .panels import assign_panels, draw_panels, out_of_range_note
+from .panels import assign_panels, draw_panels, out_of_range_note, row_labels
 
 PROBE, METRIC = "extrapolation", "perplexity"
 LOG_AXIS_RATIO = 3.0
@@ -69,7 +69,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     title = "Perplexity by window length"
     if len(lengths) == 1:
         title, own = f"Perplexity in windows of {format_length(lengths[0])} tokens", _single_length_notes(frame)
-        names = [word for label in _row_labels(data, set(frame["cell"])).values() for word in label.split(", ")]
+        names = [word for label in row_labels(data, set(frame["cell"])).values() for word in label.split(", ")]
         own += style.abbreviations_note(names)
     else:
         line_axes = axes if "attn_type" in axes else ("attn_type", *axes)
@@ -82,7 +82,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     return collected(
         store, data, "extrapolation", title, frame, frame_origins(frame), notes=own,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
-        rows=_row_labels(data, set(frame["cell"])), mixers={cell.cell_id: cell.levels["attn_type"] for cell in data.cells},
+        rows=row_labels(data, set(frame["cell"])), mixers={cell.cell_id: cell.levels["attn_type"] for cell in data.cells},
     )  # fmt: skip
 
 
@@ -102,26 +102,6 @@ def _with_seed_means(data: SweepData, frame: pd.DataFrame) -> pd.DataFrame:
             by_row |= {(cell.cell_id, length): fields for cell in cells}
     added = [by_row[row] for row in zip(frame["cell"], frame["length"], strict=True)]
     return frame.assign(**{name: [fields[name] for fields in added] for name in added[0]})
-
-
-def _row_labels(data: SweepData, drawn: set[str]) -> dict[str, str]:
-    """Return the label of each drawn cell's configuration by cell id: the mixer, and levels of axes that vary.
-
-    Axes that do not vary among the drawn cells and levels that are off ("off", "none" or "-") are left out.
-
-    Args:
-        data: The sweep.
-        drawn: Ids of the drawn cells.
-    """
-    cells = [cell for cell in data.cells if cell.cell_id in drawn]
-    row_axes = [axis for axis in ("reg_mode", "distractor", "memory", "window", *data.extra_axes())
-              if len({cell_level(cell, axis) for cell in cells}) > 1]  # fmt: skip
-    labels = {}
-    for cell in cells:
-        levels = [(axis, cell_level(cell, axis)) for axis in row_axes]
-        texts = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "none", "-")]
-        labels[cell.cell_id] = ", ".join([drawing.level_label(cell.levels["attn_type"]), *texts])
-    return labels
 
 
 def _range_text(counts: pd.Series) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...sweep_data import SweepData
+from ...sweep_data import SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, line_groups
 from ..canvas.length_frames import is_barred
@@ -54,6 +54,26 @@ def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, t
         }
     columns = {name: [drawn[cell][name] for cell in frame["cell"]] for name in ("panel", "first", "second", "line")}
     return frame.assign(**columns), axes
+
+
+def row_labels(data: SweepData, drawn: set[str]) -> dict[str, str]:
+    """Return the label of each drawn cell's configuration by cell id: the mixer, and levels of axes that vary.
+
+    Axes that do not vary among the drawn cells and levels that are off ("off", "none" or "-") are left out.
+
+    Args:
+        data: The sweep.
+        drawn: Ids of the drawn cells.
+    """
+    cells = [cell for cell in data.cells if cell.cell_id in drawn]
+    row_axes = [axis for axis in ("reg_mode", "distractor", "memory", "window", *data.extra_axes())
+              if len({cell_level(cell, axis) for cell in cells}) > 1]  # fmt: skip
+    labels = {}
+    for cell in cells:
+        levels = [(axis, cell_level(cell, axis)) for axis in row_axes]
+        texts = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "none", "-")]
+        labels[cell.cell_id] = ", ".join([drawing.level_label(cell.levels["attn_type"]), *texts])
+    return labels
 
 
 def out_of_range_note(frame: pd.DataFrame, high: float) -> list[str]:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
+from pictures import figure_of
 from scipy import stats
 from sweeps import compare
 
@@ -196,6 +198,38 @@ class TestDownstream:
         ]
         table = make_table("downstream", sweep(empty, "mine", [(cell(0), values)]), "mine")
         assert table.entries[0][-1].value == pytest.approx(1.5 / 4)
+
+    def test_tasks_of_the_harness_have_standard_errors(self, empty, make):
+        cell, _ = make
+
+        def scores(value: float, n: int = 400, **facts: object) -> list[Measurement]:
+            description = {"task": "blimp", "version": "2.0", "shots": 0, "main": True, **facts}
+            part = {"task": "blimp_island", "main": False, "part_of": "blimp", "chance": 0.5}
+            fields = {"probe": "downstream", "unit": "fraction", "n": n}
+            return [
+                Measurement(**fields, metric="blimp/acc", value=value, description=description),
+                Measurement(**fields, metric="blimp/acc_stderr", value=0.0158, description={"task": "blimp"}),
+                Measurement(**fields, metric="blimp_island/acc", value=0.1, description=part),
+                Measurement(**fields, metric="own/acc", value=None, reason="no-data: task own: gone",
+                            description={"task": "own", "main": True}),
+            ]  # fmt: skip
+
+        store = sweep(empty, "mine", [(cell(0), scores(0.5213)), (cell(1, attn_type="rope"), scores(0.62))])
+        table = make_table("downstream", store, "mine")
+        assert table.columns[table.text_columns :] == ("BLiMP", "own")
+        assert [row[table.text_columns :] for row in table.rows] == [
+            ("52.1 (1.6)", "no-data"),
+            ("62.0 (1.6)", "no-data"),
+        ]
+        notes = " ".join(table.notes)
+        assert "BLiMP: blimp, acc, version 2.0, 0 shots, 400 questions, chance level 50%" in notes
+        assert "no-data (2 values): task own: gone." in notes
+        figure = make_figure("downstream", store, "mine")
+        assert list(figure.frame["value"]) == [0.5213, 0.62]
+        assert set(figure.frame["chance"]) == {0.5}
+        (axes,) = figure_of(figure).axes
+        ((x0, x1),) = {tuple(line.get_xdata()) for line in axes.lines if list(line.get_ydata()) == [0, 1]}
+        assert (x0, x1) == (50.0, 50.0), "the chance level"
 
 
 class TestCompare:

@@ -13,6 +13,7 @@ import torch
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.external_models.tiny import make_tiny_checkpoint
 from bench import Bench
+from harness_tasks import TASKS, write_tasks
 from once import once
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -43,6 +44,38 @@ def desk(model_folder: Path, tmp_path: Path) -> Bench:
 
 def evaluate(desk: Bench, *arguments: str, code: int = 0) -> str:
     return desk.run("evaluate", *arguments, "--executor", "local", code=code)
+
+
+def test_cells_and_models_answer_the_same_tasks(desk: Bench, model_folder: Path, tmp_path: Path) -> None:
+    """The model's scores are those of lm_eval with transformers; both rows stand in one table."""
+    lm_eval = pytest.importorskip("lm_eval")
+    pytest.importorskip("accelerate")
+    folder = write_tasks(tmp_path / "tasks", {"Say": "", "Once more": "never"})
+    options = ("--tasks", ",".join(TASKS), "--include-path", str(folder))
+    cell = "nope-baseline-d0-m0-w0-s0"
+    output = evaluate(desk, cell, *options)
+    assert "downstream tasks 3" in output
+    evaluate(desk, f"hf:{model_folder / 'tiny-llama'}", "--sweep", "micro", *options)
+    stored = {metric: value for _, probe, metric, _, value, *_ in desk.sql(VALUES) if probe == "downstream"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        theirs = lm_eval.simple_evaluate(
+            model="hf", model_args={"pretrained": str(model_folder / "tiny-llama")}, device="cpu", tasks=list(TASKS),
+            task_manager=lm_eval.tasks.TaskManager(include_path=str(folder), include_defaults=False), log_samples=False,
+        )["results"]  # fmt: skip
+    for task, metric in (("tiny_choices", "acc"), ("tiny_answers", "exact_match"), ("tiny_rolling", "bits_per_byte")):
+        assert stored[f"{task}/{metric}"] == pytest.approx(theirs[task][f"{metric},none"], rel=1e-5), task
+    table = json.loads(desk.ask("report", "--table", "downstream", "--sweep", "micro", "--json"))
+    rows = {next(iter(row["row"].values())): {value["heading"]: value for value in row["values"]} for row in table}
+    assert list(rows) == ["polar", "nope", "tiny-llama, float32 (external)"][-len(rows) :]
+    model = rows["tiny-llama, float32 (external)"]
+    assert (model["tiny_choices"]["value"], model["tiny_choices"]["n"]) == (stored["tiny_choices/acc"], 5)
+    assert rows["nope"]["tiny_choices"]["value"] is not None
+    ((packages,),) = desk.sql("SELECT DISTINCT packages FROM provenance WHERE tokenizer LIKE 'sha256:%'")
+    assert json.loads(str(packages))["lm_eval"] == lm_eval.__version__
+    (folder / "tiny_choices.jsonl").unlink()
+    refused = evaluate(desk, cell, *options, code=3)
+    assert "task tiny_choices: its data cannot be read (FileNotFoundError: " in refused
 
 
 def test_model_is_stored_in_a_companion_sweep_with_origin(desk: Bench, model_folder: Path) -> None:

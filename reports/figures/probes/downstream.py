@@ -1,0 +1,164 @@
+"""Figure `downstream`: scores of downstream tasks, a panel per task and a row per configuration or model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ....results.console.text import counted
+from ....results.store.records import CellState
+from ....results.store.store import Store
+from ...render import style
+from ...sweep_data import ReportError, SweepData
+from ...tables.open_weight import external_model_notes
+from ...tables.task_tables import (
+    DownstreamTask,
+    configurations_with_probe,
+    downstream_entry,
+    downstream_models,
+    downstream_tasks,
+)
+from ..canvas import drawing
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..canvas.length_frames import MIN_UNITS_OF_BAND, t_half_width
+from .panels import row_labels
+
+PROBE = "downstream"
+ROW_HEIGHT = 0.17  # inches, height of a row in the style `paper`
+MODEL = "open-weight model"
+"""Mixer in the frame for a model that was not trained here."""
+CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
+
+
+def collect(store: Store, data: SweepData) -> FigureData:
+    """Return the main scores of all tasks.
+
+    One row per cell and task: cell, attempt, row (configuration, or name of a model), mixer ("open-weight model" for a
+    model), task (heading), probe, metric, unit, chance (NaN if unknown), value, mean (over seeds), seeds, low and high
+    (95 % interval of the row: over the questions for one seed, over seeds for three or more; NaN for none). Shares are
+    fractions.
+
+    Raises:
+        ReportError: No cell has been measured.
+    """
+    models = downstream_models(store, data)
+    tasks = downstream_tasks([data, *(model.data for model in models)])
+    groups = configurations_with_probe(data, PROBE).groups
+    labels = row_labels(data, {cell.cell_id for cells in groups for cell in cells})
+    rows: list[dict[str, Any]] = []
+    for task in tasks:
+        for cells in groups:
+            rows += _rows(data, cells, task, labels[cells[0].cell_id], cells[0].levels["attn_type"])
+        for model in models:
+            rows += _rows(model.data, [model.cell], task, str(model.model.get("name")), MODEL)
+    if not rows:
+        raise ReportError(f"no cell of sweep {data.sweep} has scores of downstream tasks; evaluate with --tasks")
+    frame = pd.DataFrame(rows)
+    names = [word for label in dict.fromkeys(frame["row"]) for word in label.split(", ")]
+    notes = [
+        f"Tasks of lm-evaluation-harness: {'; '.join(task.facts for task in tasks)}. {_bar_note(frame)}",
+        *external_model_notes(models, ()),
+        *style.abbreviations_note(names),
+    ]
+    return collected(store, data, "downstream", "Downstream tasks", frame, frame_origins(frame), notes=notes)
+
+
+def _rows(
+    data: SweepData, cells: Sequence[CellState], task: DownstreamTask, label: str, mixer: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each measured cell of a configuration, as `collect` documents them.
+
+    Args:
+        data: Sweep of the cells.
+        cells: Seeds of one configuration.
+        task: The task.
+        label: Name of the configuration or model.
+        mixer: Level of attn_type, or MODEL.
+    """
+    entry, column = downstream_entry(data, cells, task), task.column
+    low, high = entry.low, entry.high
+    if entry.seeds >= MIN_UNITS_OF_BAND and entry.sd is not None and entry.value is not None:
+        half = float(t_half_width(entry.seeds, entry.sd))
+        low, high = entry.value - half, entry.value + half
+    for cell in cells:
+        value = data.values.get((cell.cell_id, *column.key))
+        if value is not None and value.value is not None:
+            yield {
+                "cell": cell.cell_id, "attempt": value.attempt_id, "row": label, "mixer": mixer,
+                "task": column.heading, "probe": PROBE, "metric": column.metric, "unit": column.unit,
+                "chance": math.nan if task.chance is None else task.chance, "value": value.value, "mean": entry.value,
+                "seeds": entry.seeds, "low": math.nan if low is None else low, "high": math.nan if high is None else high,
+            }  # fmt: skip
+
+
+def _bar_note(frame: pd.DataFrame) -> str:
+    """Return the sentences on points, bars and the chance level, as far as the rows have them."""
+    single = frame["seeds"] == 1
+    barred = frame["low"].notna()
+    bars = [
+        *(["over the questions (one run)"] if (single & barred).any() else []),
+        *(["of the mean over seeds"] if (~single & barred).any() else []),
+    ]
+    parts = [
+        f"{counted(frame['row'].nunique(), 'row')}"
+        + ("; points: means over seeds, small dots: single runs." if not single.all() else "."),
+        *([f"Bars: 95 % intervals {' or '.join(bars)}."] if bars else []),
+        *(["Dotted: chance level."] if frame["chance"].notna().any() else []),
+    ]
+    return " ".join(parts)
+
+
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
+    """Draw a panel per task with a row per configuration or model, its interval, and the chance level.
+
+    Shares are in %. The labels of rows with a highlighted cell of `look` are bold.
+    """
+    frame = figure_data.frame
+    labels = list(dict.fromkeys(frame["row"]))
+    tasks = list(dict.fromkeys(frame["metric"]))
+    titles = [str(frame.loc[frame["metric"] == metric, "task"].iloc[0]) for metric in tasks]
+    height = (ROW_HEIGHT * len(labels) + 0.75) * drawing.rows_of(len(tasks))
+    figure = drawing.page(height, drawing.width_of(len(tasks)))
+    inks = style.mixer_inks(frame["mixer"])
+    bold = set(frame.loc[frame["cell"].isin(list(look.highlight)), "row"])
+    group = drawing.panels(figure, titles, sharey=True)
+    for axes, metric in zip(group, tasks, strict=True):
+        _draw_panel(axes, frame[frame["metric"] == metric], labels, inks)
+    for axes in group:
+        # panels that share their rows have labels at the left alone
+        for label, text in zip(axes.get_yticklabels(), labels, strict=False):
+            label.set_fontweight("bold" if text in bold else "normal")
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, labels: Sequence[str], inks: Any) -> None:
+    """Draw the rows of one task: mean, interval, single runs and chance level.
+
+    Args:
+        axes: The panel.
+        rows: Rows of the task.
+        labels: Names of all rows, from top to bottom.
+        inks: Colour by mixer.
+    """
+    percent = str(rows["unit"].iloc[0]) == "fraction"
+    scale = 100 if percent else 1
+    for label, runs in rows.groupby("row", sort=False):
+        y, first = labels.index(str(label)), runs.iloc[0]
+        ink = inks[first["mixer"]]
+        if len(runs) > 1:
+            dots: dict[str, Any] = {"markersize": 2.4, "alpha": 0.5, "color": ink, "markeredgewidth": 0}
+            drawing.points(axes, scale * runs["value"], [y] * len(runs), **dots)
+        if not math.isnan(first["low"]):
+            axes.hlines(y, scale * first["low"], scale * first["high"], color=ink, linewidth=drawing.line_width(1.3))
+        drawing.points(axes, scale * first["mean"], y, color=ink, markersize=4.6, zorder=3)
+    if not math.isnan(chance := float(rows["chance"].iloc[0])):
+        axes.axvline(scale * chance, zorder=0.9, **CHANCE | {"linewidth": drawing.line_width(CHANCE["linewidth"])})
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    drawing.put_ticks(axes.yaxis, {float(y): label for y, label in enumerate(labels)})
+    drawing.rows_alone(axes)
+    axes.locator_params(axis="x", nbins=drawing.ticks_that_fit(axes))
+    axes.margins(x=0.06)
+    axes.set_xlabel("right answers, %" if percent else "score")
