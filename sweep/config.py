@@ -57,12 +57,17 @@ class DataConfig(Config):
     corpus: str = knob_outside_id(
         "stdlib",
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
-        "wikitext-103 from the Hugging Face hub; flipflop or mqar; or one prepared on this machine with `data prepare --name`.",
+        "wikitext-103 from the Hugging Face hub; hub, any dataset there (data.settings.hub); flipflop or mqar; or one prepared on this machine with `data prepare --name`.",
     )
     corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
     path: str | None = knob_outside_id(
         None,
         "Folder or file of the text or shards, or a local copy of a hub corpus; relative paths start at the grid file.",
+    )
+    column: str = knob_outside_id(
+        "text",
+        "Field of JSON lines, or column of Parquet files and of the corpus hub, that holds the text.",
+        identity="text",
     )
     tokenizer: str = knob_outside_id(
         "bytes",

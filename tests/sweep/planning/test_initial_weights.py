@@ -74,7 +74,7 @@ def test_id_holds_the_hash_of_the_weights(sources: Sources) -> None:
     # the same weights by other names are the same cell, and what may be missing is no part of it
     relative = sources.weights.relative_to(sources.folder).as_posix()
     for name in (f"a:{ROPE}", sources.rope.id[:8], str(sources.weights), relative, str(sources.weights.parent)):
-        assert [other.id for other in sources.cells(name)] == [cell.id], name
+        assert [same.id for same in sources.cells(name)] == [cell.id], name
     assert sources.cells(ROPE, ", train.init_missing: init")[0].id == cell.id
     # a cell that starts from a name cannot be meant by it, even if it has the same slug
     record_sweep(sources.store, [cell], "b")
@@ -134,7 +134,7 @@ def _refused(sources: Sources, source: str, **options: Any) -> str:
     return message
 
 
-def test_wrong_sources_are_refused_in_one_line(sources: Sources) -> None:
+def test_wrong_sources_are_refused_in_a_line(sources: Sources) -> None:
     hub = _hub(sources.folder / "hub")
     message = _refused(sources, "hf:hub")
     assert "g.yaml:7" in message
@@ -162,7 +162,7 @@ def test_wrong_sources_are_refused_in_one_line(sources: Sources) -> None:
     assert "no database yet" in _refused(sources, ROPE)
 
 
-def test_other_network_needs_permission(sources: Sources) -> None:
+def test_changed_network_needs_permission(sources: Sources) -> None:
     change = ", model.logit_cap: none, model.mixers.rope.base: 500"
     with pytest.raises(GridError, match=r"model\.logit_cap: 15\.0 \(not none\), model\.mixers\.rope\.base: 10000\.0"):
         sources.cells(ROPE, change)
@@ -171,17 +171,17 @@ def test_other_network_needs_permission(sources: Sources) -> None:
         load_grid(sources.write("name: c\nextends: micro\nset: {train.tokens: 0}\n")).expand(fingerprint)
 
 
-def test_other_tokenizer_needs_permission(sources: Sources) -> None:
+def test_changed_tokenizer_needs_permission(sources: Sources) -> None:
     (cell,) = sources.cells(ROPE)
-    other = cell.config.data.model_copy(update={"fingerprint": "e" * 64})
-    other_text = replace(cell, config=cell.config.model_copy(update={"data": other}))
+    changed = cell.config.data.model_copy(update={"fingerprint": "e" * 64})
+    second_text = replace(cell, config=cell.config.model_copy(update={"data": changed}))
     for letter, tokenizer in (("f", "bytes"), ("e", "gpt2")):
         folder = sources.runs / "corpora" / (letter * 16)
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps(with_checksum({"tokenizer": tokenizer})))
     check_tokenizers([cell], sources.finder())
     with pytest.raises(SweepError, match="trained with tokenizer bytes, but text 'stdlib' was prepared with gpt2"):
-        check_tokenizers([cell, other_text], sources.finder())
+        check_tokenizers([cell, second_text], sources.finder())
 
 
 @pytest.mark.thorough
