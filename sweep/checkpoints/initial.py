@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -126,6 +128,14 @@ def has_copy(runs: Path, sha256: str) -> bool:
     """Return True if the runs folder holds a complete copy of the initial weights with this hash."""
     path = copy_path(runs, sha256)
     return path.is_file() and _hash_path(path).is_file()
+
+
+def renew_copy(runs: Path, sha256: str) -> None:
+    """Make the files of a copy young, since gc spares young files, which a sweep may be about to use."""
+    path = copy_path(runs, sha256)
+    with contextlib.suppress(OSError):
+        os.utime(path)
+        os.utime(_hash_path(path))
 
 
 def _hash_path(path: Path) -> Path:

@@ -322,7 +322,8 @@ def run(
         task_source, likely = _task_source(request, launch_plan, seeds, store, fence)
         if isinstance(request.grid.initial, WeightsFinder):
             training = [task.cell for task in launch_plan.tasks if task.kind == "train"]
-            copy_initial_weights([*training, *likely], request.grid.initial)
+            url = store.url.render_as_string(hide_password=False)
+            copy_initial_weights([*training, *likely], replace(request.grid.initial, db=url, runs=runs))
         tasks = launch_plan.tasks or (seeds.next_tasks(lambda resources: True) if seeds is not None else [])
         if tasks or (launch_plan.study is not None and launch_plan.study.num_remaining):
             # closed before the sweep is released, so that no attempt outlives the claim

@@ -265,6 +265,7 @@ def copy_initial_weights(cells: Iterable[Cell], finder: WeightsFinder) -> None:
                 if WeightsFinder(finder.db, finder.runs, download=finder.download)(source).sha256 != digest:
                     raise SweepError("the weights have changed since the grid was planned; launch it again")
                 initial.write_copy(finder.runs, digest, finder.state(source))
+            initial.renew_copy(finder.runs, digest)
             stored = initial.stored_shapes(initial.copy_path(finder.runs, digest))
             report = initial.compare(stored, initial.network_shapes(unallocated_network(model)))
             if train.init_missing == "error":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.checkpoints import checkpoint, storage
+from atma_sweep.sweep.checkpoints.garbage import find_garbage
 from atma_sweep.sweep.checkpoints.initial import copy_path, load_initial
 from atma_sweep.sweep.config import without_identity_defaults
 from atma_sweep.sweep.data.corpora import with_checksum
@@ -182,6 +184,23 @@ def test_changed_tokenizer_needs_permission(sources: Sources) -> None:
     check_tokenizers([cell], sources.finder())
     with pytest.raises(SweepError, match="trained with tokenizer bytes, but text 'stdlib' was prepared with gpt2"):
         check_tokenizers([cell, second_text], sources.finder())
+
+
+def test_gc_removes_copies_that_no_cell_needs(sources: Sources) -> None:
+    (cell,) = sources.cells(ROPE)
+    copy_initial_weights([cell], sources.finder())
+    path = copy_path(sources.runs, cell.config.train.init_sha256 or "")
+    files = [path, path.with_suffix(".sha256")]
+
+    def unowned() -> set[str]:
+        return {item.address for item in find_garbage(sources.store, sources.runs).things}
+
+    assert unowned() == set()  # a sweep may be about to use young files
+    for file in files:
+        os.utime(file, (1, 1))
+    assert unowned() == set(map(str, files))
+    record_sweep(sources.store, [cell], "b")
+    assert unowned() == set()
 
 
 @pytest.mark.thorough
