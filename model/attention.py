@@ -7,6 +7,7 @@ of concatenated projections.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ class Attention(nn.Module):
 
     q, k, v and gate are projections of the layer's input. q and k are RMS-normed per head without weight (`qk_norm`),
     then q, k and v convolved by Canon, if both the network and the mixer's settings say `canon`. Without `output_gate`,
-    W_o is applied to y alone. Without `qk_norm`, q and k are not normed.
+    W_o is applied to y alone. Without `qk_norm`, q and k are not normed; with `qk_norm_weight`, the norms have weights.
     """
 
     def __init__(self, model: ModelConfig, layer: int = 0) -> None:
@@ -72,6 +73,10 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
         inner, kv = self.heads * self.size, self.kv_heads * self.size
         self.normed, bias = model.qk_norm, model.bias and model.qkv_bias
+        self.q_norm: Callable[[Tensor], Tensor] = rms_norm
+        self.k_norm: Callable[[Tensor], Tensor] = rms_norm
+        if model.qk_norm_weight:
+            self.q_norm, self.k_norm = (RMSNorm(model.head_dim, model.norm_eps) for _ in range(2))
         # channels from one query head to the next in w_q's output: q, then (with a gate) the gate's logits
         self.query_stride = self.size * (2 if model.output_gate else 1)
         self.w_q = Linear(model.d_model, self.heads * self.query_stride, bias=bias)
@@ -281,7 +286,7 @@ class Attention(nn.Module):
             head_counts = self.heads, self.kv_heads, self.kv_heads
             q, k, v = y_BC.unflatten(-1, (sum(head_counts), self.size)).split(head_counts, 1)
         elif self.normed:
-            q, k = rms_norm(q), rms_norm(k)
+            q, k = self.q_norm(q), self.k_norm(k)
         entries = self.mixer.keep(
             k[:, None],
             v[:, None],
@@ -324,7 +329,7 @@ class Attention(nn.Module):
         if self.canon is not None:
             q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
         elif self.normed:
-            q_BTHX, k_BTJX = rms_norm(q_BTHX), rms_norm(k_BTJX)
+            q_BTHX, k_BTJX = self.q_norm(q_BTHX), self.k_norm(k_BTJX)
         return q_BTHX, k_BTJX, v_BTJX, *gate
 
     def _project(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
@@ -378,4 +383,4 @@ class Attention(nn.Module):
         are.
         """
         k, v = self._keys(x_BRD).detach(), self._values(x_BRD).detach()
-        return (rms_norm(k) if self.normed and self.mixer.norm_distractor_keys else k), v
+        return (self.k_norm(k) if self.normed and self.mixer.norm_distractor_keys else k), v

@@ -148,7 +148,7 @@ class Block(nn.Module):
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
         self.mix: Attention | GatedConv = Attention(config, layer) if config.is_global(layer) else GatedConv(config)
         self.norm2 = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp, bias=config.bias)
+        self.mlp = MLP(config.d_model, config.mlp_channels, config.mlp, bias=config.bias)
         self.normed = config.residual == "normed"
         self.dropout = config.dropout
 

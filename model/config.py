@@ -172,6 +172,9 @@ class ModelConfig(Config):
         identity="relu2",
     )
     mlp_ratio: Int = knob(4, "Hidden width of the gated MLP as a multiple of d_model.", identity=4, ge=1, le=MAX_RATIO)
+    mlp_width: Int | None = knob(
+        None, "Hidden width of the gated MLP; null: mlp_ratio times d_model.", identity=None, ge=1, le=MAX_WIDTH
+    )
     conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1, le=MAX_TAPS)
     canon: Flag = knob(
         True,
@@ -180,6 +183,11 @@ class ModelConfig(Config):
     )
     canon_taps: Int = knob(4, "Taps of the Canon convolution on q, k and v.", identity=4, ge=1, le=MAX_TAPS)
     qk_norm: Flag = knob(True, "RMS-normalize queries and keys per head, without a weight.", identity=True)
+    qk_norm_weight: Flag = knob(
+        False,
+        "Give the norms of queries and keys a weight per channel of a head, and norm_eps (as Qwen3); needs qk_norm and canon: off.",
+        identity=False,
+    )
     output_gate: Flag = knob(
         True,
         "Multiply each head's output by a gate computed from the token, before the output projection.",
@@ -237,12 +245,19 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> ModelConfig:
-        """Raise ValueError unless n_kv_heads divides n_heads and attn_offset is below attn_every."""
+        """Raise ValueError for numbers of heads or layers that do not fit, and for norm weights that have no norm."""
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads ({self.n_kv_heads}) must divide n_heads ({self.n_heads})")
         if self.attn_offset >= self.attn_every:
             raise ValueError(f"attn_offset ({self.attn_offset}) must be below attn_every ({self.attn_every})")
+        if self.qk_norm_weight and (self.canon or not self.qk_norm):
+            raise ValueError("qk_norm_weight needs qk_norm: on and canon: off")
         return self
+
+    @property
+    def mlp_channels(self) -> int:
+        """Hidden width of the gated MLP: `mlp_width`, or `mlp_ratio` times the width of the stream."""
+        return self.mlp_ratio * self.d_model if self.mlp_width is None else self.mlp_width
 
     @property
     def n_global_layers(self) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 WEIGHTS_SHA256 = "weights_sha256"
 """Key in a provenance's `extra`: SHA-256 (hex) of the weights that its attempt saved."""
+INITIAL_WEIGHTS = "initial_weights"
+"""Key in a provenance's `extra`: source, sha256, new and unused tensors of the weights that a training began from."""
 NO_HASH = "no hash recorded: kept by an earlier version"
 
 
@@ -47,3 +50,12 @@ def hash_mismatch_text(address: str, actual: str, recorded: str) -> str:
         f"{address}: the kept weights have changed since they were written: SHA-256 is {actual}, recorded was {recorded}; "
         "restore the file from a copy, or train the cell again: launch its grid with --retrain"
     )
+
+
+def describe_initial(report: Mapping[str, Any]) -> str:
+    """Return one line about the initial weights of a cell from the JSON values of its report."""
+    parts = [f"initial weights of {report['source']} ({str(report['sha256'])[:12]})"]
+    for name, text in (("new", "new tensors"), ("unused", "unused tensors of the source")):
+        if report.get(name):
+            parts.append(f"{text}: {', '.join(report[name])}")
+    return "; ".join(parts)

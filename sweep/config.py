@@ -57,12 +57,17 @@ class DataConfig(Config):
     corpus: str = knob_outside_id(
         "stdlib",
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
-        "wikitext-103 from the Hugging Face hub; flipflop or mqar; or one prepared on this machine with `data prepare --name`.",
+        "wikitext-103 from the Hugging Face hub; hub, any dataset there (data.settings.hub); flipflop or mqar; or one prepared on this machine with `data prepare --name`.",
     )
     corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
     path: str | None = knob_outside_id(
         None,
         "Folder or file of the text or shards, or a local copy of a hub corpus; relative paths start at the grid file.",
+    )
+    column: str = knob_outside_id(
+        "text",
+        "Field of JSON lines, or column of Parquet files and of the corpus hub, that holds the text.",
+        identity="text",
     )
     tokenizer: str = knob_outside_id(
         "bytes",
@@ -115,6 +120,8 @@ class DataConfig(Config):
         return hash(self.model_dump_json())
 
 
+HUB_PREFIX = "hf:"
+"""Prefix that distinguishes an external model from the name of a cell."""
 MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations")
 """Settings of Muon, without effect under `optimizer: adamw`."""
 
@@ -122,7 +129,12 @@ MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations
 class TrainConfig(Config):
     """Training recipe (docs/reference/mechanisms.md, "Training")."""
 
-    tokens: Int = knob(996_147_200, "Training tokens; steps = floor(tokens / batch_tokens).", ge=1, le=MAX_TOKENS)
+    tokens: Int = knob(
+        996_147_200,
+        "Training tokens; steps = floor(tokens / batch_tokens). 0: no step, for initial weights that are only evaluated.",
+        ge=0,
+        le=MAX_TOKENS,
+    )
     seq_len: Int = knob(2048, "Tokens per row.", ge=2, le=MAX_LENGTH)
     batch_tokens: Int = knob(
         524_288, "Tokens per optimizer step; a multiple of seq_len * micro_batch.", ge=2, le=MAX_LENGTH
@@ -251,6 +263,22 @@ class TrainConfig(Config):
         identity="bf16",
     )
 
+    init_from: str | None = knob_outside_id(
+        None,
+        "Source of the initial weights: a trained cell of the database (id, name or SWEEP:NAME); hf:FOLDER or hf:OWNER/NAME, a model of "
+        "Hugging Face shaped like Llama or Qwen, or an exported cell; or the file or folder of a checkpoint; null: random weights.",
+        identity=None,
+    )
+    init_sha256: str | None = knob(
+        None, "SHA-256 of the initial weights, computed when the cell is planned.", identity=None
+    )
+    init_missing: Literal["error", "init"] = knob_outside_id(
+        "error",
+        "Action for tensors that the initial weights lack or have in excess, and for settings of the network (the mixer's "
+        "apart) that differ from the source's: an error that names them, or init: new tensors get random values and are listed.",
+        identity="error",
+    )
+
     def activations_on(self, *, cuda: bool) -> Literal["bfloat16", "float16", "float32"]:
         """Return the name of the activations' dtype on CUDA or on the CPU.
 
@@ -277,13 +305,15 @@ class TrainConfig(Config):
     def _batch_divides(self) -> TrainConfig:
         """Raise ValueError for a batch that micro-batches do not divide, and for a training that is too short.
 
-        There must be at least one step, and at least one after the warm-up.
+        There must be at least one step, and at least one after the warm-up; none is enough with initial weights.
         """
         rows = self.seq_len * self.micro_batch
         if self.batch_tokens % rows:
             raise ValueError(
                 f"batch_tokens ({self.batch_tokens}) must be a multiple of seq_len * micro_batch ({self.seq_len} * {self.micro_batch} = {rows})"
             )
+        if self.tokens == 0 and self.init_from is not None:
+            return self
         if self.tokens < self.batch_tokens:
             raise ValueError(f"tokens ({self.tokens}) is less than one step of batch_tokens ({self.batch_tokens})")
         if self.warmup_steps >= self.steps:

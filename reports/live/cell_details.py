@@ -15,6 +15,7 @@ from ...results.console.terminal_table import table_lines
 from ...results.console.text import counted
 from ...results.store import records
 from ...results.store.store import Store
+from ...results.weights import INITIAL_WEIGHTS, describe_initial
 from ..stats.significance.trial_intervals import (
     CONSTANT_ACCURACY,
     DIGIT_ACCURACY,
@@ -49,12 +50,14 @@ class CellDetails:
     """Publication of the numbers of a published cell; None for a launched cell."""
     samples: Sequence[records.Sample] = ()
     """Texts that the network generated during the training of `curve`."""
+    initial: Mapping[str, Any] | None = None
+    """Weights that this training began from: source, sha256, new and unused tensors; None for random ones."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the details as a dict for JSON; dates are still datetime objects.
 
-        Keys: cell (an object), attempts, curve, samples and measurements (lists of objects); keys inside are column
-        names of the database. The curve is complete.
+        Keys: cell (an object), attempts, curve, samples and measurements (lists of objects), and initial_weights if
+        there are any; keys inside are column names of the database. The curve is complete.
         """
         return {
             "cell": asdict(self.cell),
@@ -62,6 +65,7 @@ class CellDetails:
             "curve": [asdict(point) for point in self.curve],
             "samples": [asdict(sample) for sample in self.samples],
             "measurements": [asdict(value) for value in self.values],
+            **({} if self.initial is None else {INITIAL_WEIGHTS: dict(self.initial)}),
         }
 
     def text(self, width: int | None = None) -> str:
@@ -88,6 +92,7 @@ class CellDetails:
             lines.append(f"attempts: none; published numbers of {self.source}, as printed and as logged")
             lines += self._curve_lines(width) if self.curve else []
         else:
+            lines += [] if self.initial is None else [describe_initial(self.initial)]
             lines += [*self._attempt_lines(), *self._curve_lines(width)]
         return "\n".join([*lines, *self._measurement_lines(width), *self._sample_lines()])
 
@@ -307,7 +312,9 @@ def cell_details(store: Store, cell_name: str, sweep: str | None = None) -> Cell
     values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
     # intervals as in reports
     shown = list(with_intervals(values).values())
-    return CellDetails(cell, attempts, curve, shown, _published_source(store, attempts), samples)
+    origin = store.provenance(newest[0].id) if newest else None
+    initial = origin.extra.get(INITIAL_WEIGHTS) if origin is not None else None
+    return CellDetails(cell, attempts, curve, shown, _published_source(store, attempts), samples, initial)
 
 
 def _published_source(store: Store, attempts: Sequence[records.Attempt]) -> str | None:

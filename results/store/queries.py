@@ -517,7 +517,7 @@ def with_shared_sections(config: Mapping[str, Any], sections: dict[bytes, Any]) 
     }
 
 
-def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> CellRecord:
+def find_cell(session: Session, cell_name: str, sweep: str | None = None, *, source: str | None = None) -> CellRecord:
     """Return the cell that an id, a slug with or without its seed, or the beginning of either identifies.
 
     A complete id or slug has precedence over a slug without its seed, and that over a beginning. Each is looked for in
@@ -528,6 +528,7 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
         session: open session.
         cell_name: id, slug or beginning, as the user typed it; empty text matches nothing.
         sweep: sweep to search; None for all.
+        source: with it, all cells are looked at together, without those whose `train.init_from` is this text.
 
     Raises:
         SweepUnknown: there is no sweep of that name.
@@ -540,9 +541,10 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
     all_cells = {key: (slug, seed) for key, slug, seed in session.execute(select(*columns))}
     if not all_cells:
         raise CellUnknown("the database holds no cell yet; launch a grid first")
-    sweep_cells = {key for key, _ in members(session, revision_row(session, sweep_row(session, sweep).id).id)}
-    scopes = [{key: names for key, names in all_cells.items() if key in sweep_cells}]
-    scopes += [all_cells] if sweep is None else []
+    scopes = [all_cells] if sweep is None else []
+    if sweep is not None or source is None:
+        sweep_cells = {key for key, _ in members(session, revision_row(session, sweep_row(session, sweep).id).id)}
+        scopes.insert(0, {key: names for key, names in all_cells.items() if key in sweep_cells})
 
     def is_complete(key: str, slug: str, seed: int) -> bool:
         return cell_name in (key, slug)
@@ -561,6 +563,10 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
     ):
         for scope in scopes:
             matches = [key for key, (slug, seed) in scope.items() if fits(key, slug, seed)]
+            if source is not None:
+                matches = [
+                    key for key in matches if cell(session, key).config.get("train", {}).get("init_from") != source
+                ]
             if len(matches) == 1:
                 return cell(session, matches[0])
             if matches:

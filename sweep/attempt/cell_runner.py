@@ -16,8 +16,8 @@ from ...kernels.dispatch import use_torch_backend
 from ...model.backbone import Backbone
 from ...results.store.recorder import AttemptWriter
 from ...results.store.records import CurvePoint, Measurement
-from ...results.weights import NO_HASH, WEIGHTS_SHA256
-from ..checkpoints import checkpoint, storage
+from ...results.weights import INITIAL_WEIGHTS, NO_HASH, WEIGHTS_SHA256
+from ..checkpoints import checkpoint, initial, storage
 from ..data.batches import marked_capacity, training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..probes.perplexity import stream_loss
@@ -71,7 +71,8 @@ class CellRunner(AttemptRunner):
     def run(self, began: float) -> None:
         """Train or load the network, run the missing probes and store the weights of a training.
 
-        Kind "train": from the newest checkpoint of earlier attempts, if there is one; then throughput and corpus
+        Kind "train": from the newest checkpoint of earlier attempts, if there is one, else from the config's initial
+        weights; then throughput and corpus
         entropies are recorded, and weights stored after the probes. Other kinds load the job's weights. Sets
         process-wide options of torch (threads, determinism, kernels, compile cache). May wait for another attempt that
         compiles the same network. Provenance is recorded before anything else, results as they come; its `extra` has
@@ -115,6 +116,7 @@ class CellRunner(AttemptRunner):
             "start_seconds": round(time.monotonic() - began - waited, 3),
             "waited_seconds": round(waited, 3),
             "chunk_tokens": config.eval.chunk_tokens,
+            **self._load_initial_weights(model),
         }
         if self.job.kind == "train":
             self._graphs, why = optimizer_steps.should_capture(config.train, parameter_count(model), device, ranks.size)
@@ -142,6 +144,25 @@ class CellRunner(AttemptRunner):
         if self.job.kind == "train":
             self._save_weights()
         self.recorder.neighbours()
+
+    def _load_initial_weights(self, model: Backbone) -> dict[str, object]:
+        """Load the weights that a training begins from into the network, and log which tensors were new.
+
+        Returns:
+            The facts for the provenance, under INITIAL_WEIGHTS; empty if the config names none, or nothing is trained.
+
+        Raises:
+            CheckpointError: their copy in the runs folder is missing or damaged, or does not fit the network.
+        """
+        train = self.config.train
+        if train.init_from is None or self.job.kind != "train":
+            return {}
+        report = initial.load_initial(
+            self.runs, model, source=train.init_from, sha256=train.init_sha256 or "",
+            allow_missing=train.init_missing == "init",
+        )  # fmt: skip
+        self.log(report.text())
+        return {INITIAL_WEIGHTS: report.as_json()}
 
     def _log_header(self, subject: CellSubject, kernels: Mapping[str, str]) -> None:
         """Log the first line: cell, attempt, device, precision, parameter count and implementations of ops.

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-JOB_FILE = "job.json"
+from ..checkpoints.file_names import JOB as JOB_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ...model import registry
 from ...model.config import ModelConfig, ModelConfigError
@@ -20,6 +20,7 @@ from ..config import CellConfig, DataConfig, Plugin, TrainConfig
 from ..data.corpora import open_verified
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell, cell_id
+from ..grid.initial import fill_identity_defaults
 from ..grid.plugins import PLUGGABLE, Pluggable, is_installed, load_plugin, source_of
 
 if TYPE_CHECKING:
@@ -279,19 +280,6 @@ def _fill_sections(stored: Mapping[str, Any]) -> dict[str, Any]:
         model[section] = {
             name: fill_identity_defaults(table.load(name).Config, part) for name, part in model[section].items()
         }
-    return full
-
-
-def fill_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with the config class's missing fields at their identity default, where they have one.
-
-    A new dict; nothing is validated, and unknown keys stay. Fields without an identity default stay missing.
-    """
-    full = dict(values)
-    for name, field in cls.model_fields.items():
-        extra = field.json_schema_extra
-        if name not in full and isinstance(extra, dict) and "identity" in extra:
-            full[name] = extra["identity"]
     return full
 
 

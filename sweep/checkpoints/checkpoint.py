@@ -239,6 +239,16 @@ def check_unclaimed(folder: str | Path) -> None:
     location.check()
 
 
+def unallocated_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Backbone:
+    """Return a network on the meta device, where nothing is allocated; on the CPU if its mixer refuses that."""
+    try:
+        with torch.device("meta"):
+            return Backbone(config, dtype=dtype)
+    except (NotImplementedError, RuntimeError):
+        # a plugin's mixer may need real numbers in its constructor
+        return Backbone(config, dtype=dtype)
+
+
 def state_bytes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
     """Return (bytes of a model's weights, bytes of its optimizers' state), computed from shapes.
 
@@ -254,12 +264,7 @@ def state_bytes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -
     """
     n_built = min(config.n_layers, config.attn_every)
     shorter, dtype = config.model_copy(update={"n_layers": n_built}), torch.bfloat16 if narrow else torch.float32
-    try:
-        with torch.device("meta"):
-            model = Backbone(shorter, dtype=dtype)
-    except (NotImplementedError, RuntimeError):
-        # a plugin's mixer may need real numbers in its constructor
-        model = Backbone(shorter, dtype=dtype)
+    model = unallocated_network(shorter, dtype)
 
     def total_bytes(name: str, tensor: torch.Tensor) -> int:
         """Return the bytes of all tensors of that name, over all blocks that the built one stands for."""

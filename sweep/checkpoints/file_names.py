@@ -5,6 +5,8 @@ from __future__ import annotations
 PREFIX = "checkpoint-"
 MODEL = "model.safetensors"
 OPTIMIZERS = "optimizers.pt"
+JOB = "job.json"
+"""Job of an attempt, in its folder."""
 WEIGHTS = "weights.safetensors"
 """Final weights of a finished training, next to its checkpoints."""
 KEEP_NEWEST = 2

@@ -30,11 +30,12 @@ from ...results.store.schema import AttemptRow, CellRow, EventRow, ProvenanceRow
 from ...results.store.store import Store
 from ..errors import SweepError
 from . import storage
+from .initial import FOLDER as INITIAL_FOLDER
 from .prune import bytes_of
 
-Kind = Literal["attempt", "plugin", "log"]
+Kind = Literal["attempt", "plugin", "log", "weights"]
 MIN_AGE_S = 3600.0
-"""Minimum age in seconds of a removed plugin or log, because both exist before their sweep is in the database."""
+"""Minimum age in seconds of other files than attempts, because these exist before their sweep is in the database."""
 MAX_LINES = 20
 """Maximum number of listed files in the text output; --json lists all."""
 
@@ -42,6 +43,7 @@ _CELL = re.compile(r"[0-9a-f]{12}")
 _NUMBER = re.compile(r"[1-9]\d{0,8}(?:-[1-9]\d{0,8}){0,4}")
 _RENAMED = re.compile(rf"\.({_NUMBER.pattern})\.unowned")
 _PLUGIN = re.compile(r"([0-9a-f]{12})_.+")
+_INITIAL = re.compile(r"([0-9a-f]{64})\.(?:safetensors|sha256)")
 _LOG = re.compile(r"launch-(.+)\.log")
 
 
@@ -50,7 +52,7 @@ class UnownedFile:
     """A file or folder without an owner in the database."""
 
     kind: Kind
-    """"attempt" for its folder, "plugin" for a frozen copy of a plugin's source, "log" for the log of a launch."""
+    """"attempt" for its folder, "plugin" for a frozen copy of a plugin's source, "log" for the log of a launch, "weights" for copied initial weights."""
     address: str
     """Path or URL."""
     bytes: int
@@ -90,7 +92,7 @@ class GarbageReport:
         Its keys are runs, things (a list with a dict per file: kind, address, bytes, folder, problem), elsewhere,
         removed, and bytes (in total).
 
-        `kind` is "attempt", "plugin" or "log"; `elsewhere` lists the storage locations that were not scanned.
+        `kind` is "attempt", "plugin", "log" or "weights"; `elsewhere` lists the storage locations that were not scanned.
         """
         return asdict(self) | {"bytes": self.bytes}
 
@@ -118,7 +120,7 @@ class GarbageReport:
 def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
     """Return the files without an owner under `runs` and in other storage locations; nothing is changed.
 
-    They are folders of attempts that the database does not name, and frozen plugins and launch logs that are older than
+    They are folders of attempts that the database does not name, and frozen plugins, initial weights and launch logs that are older than
     an hour (MIN_AGE_S) and belong to no cell or sweep of it. Files with other names are ignored, and so are links to
     folders of attempts.
 
@@ -138,9 +140,10 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
             f"{staged[0]} belongs to an unfinished import; wait until it ends, or remove the folder if the import was killed"
         )
     # files are listed before the database is read, so that a new attempt is unlisted or has its owner
-    local_attempts, plugins, logs = (
+    local_attempts, plugins, weights, logs = (
         list(_attempts_in(runs)),
         list(_list_matching(runs / "plugins", _PLUGIN)),
+        list(_list_matching(runs / INITIAL_FOLDER, _INITIAL)),
         list(_list_matching(runs, _LOG)),
     )
     remote_attempts = [(location, folder) for location in paths for folder in _attempts_in_storage(location)]
@@ -163,6 +166,8 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
             )
     unowned += [UnownedFile(kind="plugin", address=str(path), bytes=size_on_disk(path))
                for prefix, path in plugins if prefix not in owned.plugins and _is_old(path)]  # fmt: skip
+    unowned += [UnownedFile(kind="weights", address=str(path), bytes=size_on_disk(path))
+               for digest, path in weights if digest not in owned.weights and _is_old(path)]  # fmt: skip
     unowned += [UnownedFile(kind="log", address=str(path), bytes=size_on_disk(path))
                for sweep_name, path in logs if sweep_name not in owned.sweeps and _is_old(path)]  # fmt: skip
     scanned = {storage.attempt_address(location, "") for location in paths}
@@ -175,7 +180,7 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
 def remove_garbage(store: Store, report: GarbageReport) -> GarbageReport:
     """Remove the files of a report and return the result; the folder of an attempt stays if it has an owner by now.
 
-    Plugins and logs are removed without asking the database again. A file that cannot be removed, or that has an owner,
+    Other files are removed without asking the database again. A file that cannot be removed, or that has an owner,
     gets a `problem`, and the others are removed all the same. If any was removed, the database gets an event
     "collected".
 
@@ -316,6 +321,8 @@ class _OwnedNames:
     """Cell and number of attempts, joined by "/"."""
     plugins: set[str]
     """Prefixes of the names of frozen plugins."""
+    weights: set[str]
+    """Hashes of the initial weights of cells."""
     sweeps: set[str]
     """Names of sweeps, both as given and as used in file names."""
     storage_paths: set[str]
@@ -341,6 +348,7 @@ def _read_owned_names(session: Session) -> _OwnedNames:
         for listed in session.scalars(select(CellRow.config["plugins"]))
         for plugin in listed or ()
     }
+    weights = set(session.scalars(select(CellRow.config["train"]["init_sha256"].as_string()).distinct()))
     path_column = ProvenanceRow.config["checkpoint"]["path"].as_string()
     query = select(path_column).join(AttemptRow, AttemptRow.id == ProvenanceRow.attempt_id)
     storage_paths = set(
@@ -348,4 +356,4 @@ def _read_owned_names(session: Session) -> _OwnedNames:
     )
     sweeps = {name for sweep in session.scalars(select(SweepRow.name)) for name in (sweep, safe_file_name(sweep))}
     deleted = session.scalar(select(func.count()).select_from(EventRow).where(EventRow.kind == "deleted"))
-    return _OwnedNames(folders, plugins, sweeps, storage_paths, bool(deleted))
+    return _OwnedNames(folders, plugins, weights, sweeps, storage_paths, bool(deleted))

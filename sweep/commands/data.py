@@ -37,6 +37,10 @@ def data_prepare(
     validation_tokens: Annotated[float | None, typer.Option(min=1, max=MAX_TOKENS)] = None,
     heldout_documents: Annotated[int | None, typer.Option(min=0, max=MAX_COUNT)] = None,
     path: Path | None = None,
+    column: str | None = None,
+    config: str | None = None,
+    split: str | None = None,
+    revision: str | None = None,
     plugin: Plugins = None,
     most: Cells = None,
     runs: Runs = None,
@@ -50,9 +54,11 @@ def data_prepare(
       atma-sweep data prepare --grid quick
       atma-sweep data prepare stdlib --tokens 1e5 --name small
       atma-sweep data prepare texts --validation-tokens 1e6 --name mine
+      atma-sweep data prepare hf:roneneldan/TinyStories --tokens 1e8 --name stories
 
     Args:
-        what (NAME|PATH): A known corpus (data list --known), or a file or folder of text or of shards.
+        what (NAME|PATH|hf:OWNER/NAME): A known corpus (data list --known), a file or folder of text or of shards, or a
+            dataset of the Hugging Face hub.
         grid (GRID): Prepare what this grid needs, instead of NAME or PATH.
         name (NAME): Name of the prepared corpus, which a grid refers to as data.corpus: NAME.
         tokenizer (NAME): bytes, gpt2 or json.
@@ -65,7 +71,11 @@ def data_prepare(
             2,097,153.
         heldout_documents (N): Maximum number of long documents of your own text to hold out; default: 16, and
             at most a quarter of the text.
-        path (PATH): Local copy of a known corpus, to use instead of a download.
+        path (PATH): Local copy of a known corpus or dataset, to use instead of a download.
+        column (NAME): Field of JSON lines, or column of Parquet files and datasets, that holds the text; default: text.
+        config (NAME): Config of a dataset of the hub; default: its only one.
+        split (NAME): Split of a dataset of the hub; default: train.
+        revision (COMMIT): Commit, tag or branch of a dataset of the hub; default: the main branch.
     """
     from ..data import corpora
     from ..data.prepare import prepare as prepare_text
@@ -85,10 +95,12 @@ def data_prepare(
         "heldout": data_display.parse_heldout(heldout),
         "heldout_tokens": heldout_tokens,
         "path": str(data_display.resolve_path(path)) if path else None,
+        "column": column,
     }
+    dataset = {"config": config, "split": split, "revision": revision}
     console = SafeConsole(stderr=as_json, soft_wrap=True)
     folders = []
-    for data in data_display.configs_to_prepare(grid, what, settings, name, root, most, loaded):
+    for data in data_display.configs_to_prepare(grid, what, settings, name, root, most, loaded, dataset):
         with data_display.PrepareDisplay(console, data.corpus) as tell:
             folders.append(prepare_text(data, root, name=name, report=tell))
     rows = corpora.listing(root, fingerprints=folders)

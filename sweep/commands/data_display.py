@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ...results.console import terminal_table
 from ...results.console.quantities import format_tokens
 from ...results.console.text import counted
-from ..config import DataConfig, Plugin
+from ..config import HUB_PREFIX, DataConfig, Plugin
 from ..data import corpora
+from ..data.builtin.hub import HubDatasetConfig
 from ..data.corpora import CorpusError
 from ..data.prepare import PrepareProgress
 from ..data.registry import CORPORA
@@ -128,6 +129,7 @@ def configs_to_prepare(
     root: Path,
     max_cells: int | None = None,
     loaded_plugins: Sequence[Plugin] = (),
+    dataset: Mapping[str, str | None] | None = None,
 ) -> list[DataConfig]:
     """Return the configs of the corpora to prepare: a grid's, else the one that `what` and the options describe.
 
@@ -139,6 +141,7 @@ def configs_to_prepare(
         root: Folder of prepared corpora.
         max_cells: Maximum number of cells the grid may have; None for the default limit.
         loaded_plugins: Plugins that may define the corpus; a grid names its own.
+        dataset: Options config, split and revision of a dataset of the hub; None where not given.
 
     Raises:
         CorpusError: A grid is combined with other options, one name is given for several corpora, or `what` is missing
@@ -146,8 +149,12 @@ def configs_to_prepare(
         GridError: The grid is invalid.
     """
     if grid is None:
-        return [plugins.with_sources("data", parse_corpus(what, options), tuple(loaded_plugins))]
-    if what is not None or loaded_plugins or any(value is not None for value in options.values()):
+        return [plugins.with_sources("data", parse_corpus(what, options, dataset), tuple(loaded_plugins))]
+    if (
+        what is not None
+        or loaded_plugins
+        or any(value is not None for value in (*options.values(), *(dataset or {}).values()))
+    ):
         raise CorpusError(
             "--grid: the grid defines the corpora and their settings; give no other option than --name, or change the grid"
         )
@@ -175,8 +182,10 @@ def resolve_path(word: str | Path) -> Path:
         raise CorpusError(str(error)) from error
 
 
-def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
-    """Return the config that `data prepare WHAT` describes: a known corpus, or a path of text or shards.
+def parse_corpus(
+    what: str | None, options: dict[str, Any], dataset: Mapping[str, str | None] | None = None
+) -> DataConfig:
+    """Return the config that `data prepare WHAT` describes: a known corpus, a dataset, or a path of text or shards.
 
     A known corpus has precedence over a path of that name. Its preset settings apply where an option is not given.
 
@@ -184,6 +193,7 @@ def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
         what: Name of a known corpus, or a path; a folder with .bin files and without .txt files, at any depth, holds
             shards.
         options: Settings from the command line by field of DataConfig; None where not given.
+        dataset: Options config, split and revision of a dataset of the hub; None where not given.
 
     Raises:
         CorpusError: `what` is missing or neither of these, or a setting is invalid.
@@ -191,6 +201,16 @@ def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
     if what is None:
         raise CorpusError(f"nothing to prepare; give a path, one of {', '.join(CORPORA)}, or --grid GRID")
     chosen_settings = {name: value for name, value in options.items() if value is not None}
+    chosen_dataset = {name: value for name, value in (dataset or {}).items() if value is not None}
+    if what.startswith(HUB_PREFIX):
+        try:
+            hub = HubDatasetConfig(dataset=what.removeprefix(HUB_PREFIX), **chosen_dataset)
+        except ValidationError as error:
+            raise CorpusError(f"{what}: not a dataset of the hub; write {HUB_PREFIX}OWNER/NAME") from error
+        preset = {"corpus": "hub", "settings": {"hub": hub.model_dump(mode="json")}}
+        return _validated_config(preset | chosen_settings)
+    if chosen_dataset:
+        raise CorpusError(f"--{next(iter(chosen_dataset))}: {what} is no dataset of the hub ({HUB_PREFIX}OWNER/NAME)")
     if what in CORPORA:
         return _validated_config({"corpus": what, **CORPORA.load(what).preset} | chosen_settings)
     path = resolve_path(what)

@@ -32,6 +32,7 @@ from ..orchestrator.notify import validated_url
 from ..orchestrator.requirements import Lack, Refusal
 from ..planning import admission, cost_estimate, difference, render, replicates
 from ..planning.cost_estimate import Bill, parse_budget, parse_rate
+from ..planning.initial_weights import WeightsFinder
 from ..planning.planner import Plan
 from ..planning.replicates import StopOutlook
 from ..planning.studies import space_of
@@ -310,6 +311,7 @@ def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool)
     hours = parse_budget(options.budget, parse_rate(options.rate)) if options.budget is not None else None
     grid = load_grid(options.grid, sets=options.sets, rename=options.name, max_cells=options.max_cells)
     runs = runs_folder(options.runs, options.db, write=not is_dry_run)
+    grid = replace(grid, initial=WeightsFinder(options.db, runs, is_dry_run, options.prepare))
     with PrepareDisplay(console, "text") as tell:
         cells, remarks = admission.expand_grid(
             grid, runs / "corpora", dry=is_dry_run, download=options.prepare, tell=tell

@@ -29,7 +29,7 @@ from . import tokenizer as tokenizers
 from .computed_rows import Stream, Streams
 from .registry import CORPORA, all_kinds
 from .shards import CHUNK_TOKENS, ShardError, open_shard, read_shard_facts
-from .sources import CorpusError, DocumentSource, FileSource
+from .sources import DEFAULT_COLUMN, CorpusError, DocumentSource, FileSource
 from .tokenizer import Tokenizer
 
 MARK_SPLITS = ("train_marks", "validation_marks")
@@ -188,7 +188,7 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
         raise CorpusError(
             f"data.heldout: {data.heldout} is neither a file, a folder nor a corpus with long documents: {long_corpora}"
         )
-    return FileSource(Path(data.heldout), "data.heldout")
+    return FileSource(Path(data.heldout), "data.heldout", data.column)
 
 
 def request(data: DataConfig) -> dict[str, Any]:
@@ -273,8 +273,8 @@ def provisional_fingerprint(data: DataConfig) -> str:
     Different requests give different placeholders. Files on disk do not count.
     """
     # newer fields are left out at their defaults, so that older databases keep their placeholders
-    newer = ("corpus_source", "settings", "validation_tokens", "heldout_documents")
-    defaults = {name for name in newer if getattr(data, name) in (None, {})}
+    newer = ("corpus_source", "settings", "validation_tokens", "heldout_documents", "column")
+    defaults = {name for name in newer if getattr(data, name) in (None, {}, DEFAULT_COLUMN)}
     return f"{PROVISIONAL}{hashlib.sha256(data.model_dump_json(exclude=defaults).encode()).hexdigest()}"
 
 

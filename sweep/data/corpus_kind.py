@@ -43,7 +43,7 @@ class CorpusKind:
     """
 
     Config: ClassVar[type[Config]] = CorpusConfig
-    """Class of the settings under data.settings.NAME, for a corpus of computed rows."""
+    """Class of the settings under data.settings.NAME."""
 
     description: ClassVar[str]
     """One line for `data list --known`."""

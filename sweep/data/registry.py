@@ -16,6 +16,7 @@ CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition("."
     "fineweb-edu": "builtin.hub:FineWebEdu",
     "fineweb-edu-shards": "builtin.hub:FineWebEduShards",
     "finepdfs": "builtin.hub:FinePDFs",
+    "hub": "builtin.hub:AnyDataset",
     "wikitext-103": "builtin.hub:WikiText103",
     "flipflop": "builtin.flipflop:FlipFlopCorpus",
     "mqar": "builtin.mqar:MqarCorpus",

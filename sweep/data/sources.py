@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import itertools
 import json
+import logging
 import lzma
 import os
 import re
@@ -21,8 +23,16 @@ from ..errors import MachineError, SweepError
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 """Suffixes of files that are one document each."""
-RECORD_SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet")
+RECORD_SUFFIXES = (".jsonl", ".parquet")
 """Suffixes of files with one document per record."""
+PACKED_SUFFIXES = (".gz", ".xz", ".zst")
+"""Suffixes that compressed files other than Parquet have in addition."""
+READ_FILES = (
+    f"{', '.join(TEXT_SUFFIXES)}, {RECORD_SUFFIXES[0]} (each also {', '.join(PACKED_SUFFIXES)}) or {RECORD_SUFFIXES[1]}"
+)
+"""Kinds of files that are read, for messages."""
+DEFAULT_COLUMN = "text"
+"""Field or column that holds the text, unless a setting names another."""
 STDLIB_SKIP = {
     "test",
     "tests",
@@ -202,18 +212,19 @@ def listing_key(root: Path, paths: list[Path]) -> list[Any]:
 
 @dataclass
 class FileSource(CountingSource):
-    """Documents of a folder or file: text files, and JSON lines (also .xz, .gz) or Parquet with a field `text`."""
+    """Documents of a folder or file: text files, JSON lines and Parquet; the first two also as .gz, .xz or .zst."""
 
     root: Path = Path()
     """Folder or file."""
     setting: str = "data.path"
     """Name of the setting that gives the root, for error messages."""
+    column: str = DEFAULT_COLUMN
+    """Field of JSON lines and column of Parquet that holds the text."""
 
     def paths(self) -> list[Path]:
         """Return the files to read, of all subfolders too, sorted by path.
 
-        They are those that end in .txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet, ignoring case. A root
-        that is a file must end so, too.
+        They are those that end as READ_FILES says, ignoring case. A root that is a file must end so, too.
 
         Raises:
             CorpusError: The root does not exist or holds no readable file.
@@ -221,10 +232,9 @@ class FileSource(CountingSource):
         if not self.root.exists():
             raise CorpusError(f"{self.setting}: {self.root} does not exist")
         files = sorted(p for p in self.root.rglob("*") if p.is_file()) if self.root.is_dir() else [self.root]
-        readable = [path for path in files if path.name.lower().endswith((*TEXT_SUFFIXES, *RECORD_SUFFIXES))]
+        readable = [path for path in files if _kind(path).endswith((*TEXT_SUFFIXES, *RECORD_SUFFIXES))]
         if not readable:
-            kinds = ", ".join([*TEXT_SUFFIXES, *RECORD_SUFFIXES[:-1]]) + f" or {RECORD_SUFFIXES[-1]}"
-            raise CorpusError(f"{self.setting}: {self.root} holds no {kinds} file")
+            raise CorpusError(f"{self.setting}: {self.root} holds no {READ_FILES} file")
         return readable
 
     def _texts(self) -> Iterator[Text]:
@@ -238,28 +248,42 @@ class FileSource(CountingSource):
         """
         for path in self.paths():
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
-            kind = path.name.lower()
+            kind = _kind(path)
             if kind.endswith(".parquet"):
-                yield from _read_parquet(name, path)
+                yield from _read_parquet(name, path, self.column)
             elif kind.endswith(RECORD_SUFFIXES):
-                yield from _read_json_lines(name, path)
+                yield from _read_json_lines(name, path, self.column)
             else:
                 yield Text(name, _read_text_file(path))
 
     def key(self) -> Any:
-        """Return a key of the files with their sizes and modification times."""
-        return listing_key(self.root, self.paths())
+        """Return a key of the files with their sizes and modification times, and of an unusual column."""
+        return [*listing_key(self.root, self.paths()), *([self.column] if self.column != DEFAULT_COLUMN else [])]
+
+
+def _kind(path: Path) -> str:
+    """Return the name of a file in lower case, without the suffix of its compression."""
+    name = path.name.lower()
+    packed = next((suffix for suffix in PACKED_SUFFIXES if name.endswith(suffix)), "")
+    kind = name.removesuffix(packed)
+    return name if kind.endswith(".parquet") else kind
 
 
 def _read_text_file(path: Path) -> str:
+    """Return the contents of a text file, decompressed; invalid UTF-8 is replaced. Raises CorpusError."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+        with _open_text(path) as file:
+            return file.read()
+    except DAMAGE as error:
+        raise CorpusError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _open_lines(path: Path) -> IO[str]:
-    """Open a file of JSON lines for reading, decompressed if it ends in .xz or .gz; invalid UTF-8 is replaced."""
+DAMAGE = (lzma.LZMAError, zlib.error, EOFError, OSError)
+"""Errors of files that are damaged, incomplete or unreadable."""
+
+
+def _open_text(path: Path) -> IO[str]:
+    """Open a file for reading, decompressed if it ends in .xz, .gz or .zst; invalid UTF-8 is replaced."""
     kind = path.name.lower()
     if kind.endswith(".xz"):
         return lzma.open(path, "rt", encoding="utf-8", errors="replace")
@@ -267,49 +291,61 @@ def _open_lines(path: Path) -> IO[str]:
         import gzip
 
         return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+    if kind.endswith(".zst"):
+        import pyarrow
+
+        stream = pyarrow.input_stream(str(path), compression="zstd")
+        return io.TextIOWrapper(stream, encoding="utf-8", errors="replace")
     return path.open(encoding="utf-8", errors="replace")
 
 
-def _read_json_lines(name: str, path: Path) -> Iterator[Text]:
+def _read_json_lines(name: str, path: Path, column: str) -> Iterator[Text]:
     """Yield a document per non-empty line, named `<name>:<line number>`, counted from 1 with empty lines.
 
     Raises:
-        CorpusError: The file cannot be read, or a line is no record with a string `text`.
+        CorpusError: The file cannot be read, or a line is no record with a string in that field.
     """
     number = 0
     try:
-        with _open_lines(path) as lines:
+        with _open_text(path) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _parse_record(f"{name}:{number}", path, number, line)
-    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+                    yield _parse_record(f"{name}:{number}", path, number, line, column)
+    except DAMAGE as error:
         raise CorpusError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
-def _parse_record(name: str, path: Path, number: int, line: str) -> Text:
-    """Return the document of one line of JSON; keys other than `text` are ignored.
+def _parse_record(name: str, path: Path, number: int, line: str, column: str) -> Text:
+    """Return the document of one line of JSON; keys other than `column` are ignored.
 
     Args:
         name: Name of the document.
         path: The file, for messages.
         number: Number of the line, for messages.
         line: The line.
+        column: Key of the text.
 
     Raises:
-        CorpusError: The line is no JSON object with a string `text`.
+        CorpusError: The line is no JSON object with a string under that key.
     """
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         cause = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise CorpusError(f"{path}:{number}: not a JSON object: {cause}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise CorpusError(f"{path}:{number}: a record needs the key `text` with a string")
-    return Text(name, record["text"])
+    if not isinstance(record, dict) or not isinstance(record.get(column), str):
+        raise CorpusError(f"{path}:{number}: a record needs the key `{column}` with a string{_text_columns(record)}")
+    return Text(name, record[column])
 
 
-def _read_parquet(name: str, path: Path) -> Iterator[Text]:
-    """Yield a document per row of the column `text`, named `<name>:<row number>`, counted from 1.
+def _text_columns(row: object) -> str:
+    """Return the end of a message: the keys of a record that hold strings, which data.column may name."""
+    names = [key for key, value in row.items() if isinstance(value, str)] if isinstance(row, dict) else []
+    return f"; data.column may name another: {', '.join(names)}" if names else ""
+
+
+def _read_parquet(name: str, path: Path, column: str) -> Iterator[Text]:
+    """Yield a document per row of the column, named `<name>:<row number>`, counted from 1.
 
     Raises:
         CorpusError: The file is no Parquet, or the column is missing or holds no strings.
@@ -319,14 +355,16 @@ def _read_parquet(name: str, path: Path) -> Iterator[Text]:
 
     try:
         file = parquet.ParquetFile(path)
-        if "text" not in file.schema_arrow.names:
-            raise CorpusError(f"{path}: has no column `text`; its columns: {', '.join(file.schema_arrow.names)}")
+        if column not in file.schema_arrow.names:
+            raise CorpusError(f"{path}: has no column `{column}`; its columns: {', '.join(file.schema_arrow.names)}")
         number = 0
-        for batch in file.iter_batches(batch_size=256, columns=["text"]):
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
             for text in batch.column(0).to_pylist():
                 number += 1
                 if not isinstance(text, str):
-                    raise CorpusError(f"{path}:{number}: the column `text` holds {type(text).__name__}, not a string")
+                    raise CorpusError(
+                        f"{path}:{number}: the column `{column}` holds {type(text).__name__}, not a string"
+                    )
                 yield Text(f"{name}:{number}", text)
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(f"{path}: cannot be read as Parquet: {error}") from error
@@ -349,6 +387,10 @@ class HubSpec:
     """Approximate number of GPT-2 tokens in all splits, to estimate download sizes."""
     articles: bool = False
     """Rows are lines, and a heading ` = Title = ` begins a document (WikiText)."""
+    column: str = DEFAULT_COLUMN
+    """Column that holds the text."""
+    revision: str | None = None
+    """Commit, tag or branch; None: the main branch."""
 
 
 READERS = ("aiohttp", "datasets", "httpx", "httpx2", "huggingface_hub", "pyarrow", "requests")
@@ -417,21 +459,24 @@ class HubSource:
 
         Raises:
             MachineError: The hub cannot be reached.
-            CorpusError: The local copy cannot be read, or a row has no string `text`.
+            CorpusError: The local copy cannot be read, or a row has no string in the column.
         """
         try:
             for row in self._rows:
-                if not isinstance(row.get("text"), str):
+                if not isinstance(row.get(self.spec.column), str):
                     dataset = self.path or self.spec.repository
-                    raise CorpusError(f"{dataset}: split {split} has a row whose column `text` holds no string")
-                yield row["text"]
+                    raise CorpusError(
+                        f"{dataset}: split {split} has a row whose column `{self.spec.column}` holds no string"
+                        f"{_text_columns(row)}"
+                    )
+                yield row[self.spec.column]
         except Exception as error:
             if not is_external_error(error):
                 raise
             raise self._unreachable(error) from error
 
     def _open_split(self, split: str) -> Any:
-        """Return a streaming reader of a split. Turns off the log and the progress bars of `datasets` in this process.
+        """Return a streaming reader of a split. Turns off the logs and the progress bars of `datasets` and the hub in this process.
 
         Raises:
             MachineError: The hub cannot be reached.
@@ -441,10 +486,12 @@ class HubSource:
 
         # this program reports errors itself, so the library must not log them
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
         datasets.disable_progress_bars()
         dataset, config = self._dataset_arguments()
         try:
-            return datasets.load_dataset(dataset, config, split=split, streaming=True)
+            pinned = {"revision": self.spec.revision} if self.path is None and self.spec.revision else {}
+            return datasets.load_dataset(dataset, config, split=split, streaming=True, **pinned)
         except Exception as error:
             if not is_external_error(error):
                 raise
@@ -487,15 +534,20 @@ class HubSource:
     def key(self) -> Any:
         """Return [repository, config], or for a local copy a key of its path and its files' names, sizes and times.
 
+        Unusual columns, revisions and splits follow.
+
         Raises:
             CorpusError: The local copy is no folder.
         """
+        chosen = {"column": self.spec.column, "revision": self.spec.revision, "split": self.spec.splits[0][0]}
+        usual = {"column": DEFAULT_COLUMN, "revision": None, "split": "train"}
+        unusual = [{name: value} for name, value in chosen.items() if value != usual[name]]
         if self.path is None:
-            return [self.spec.repository, self.spec.config]
+            return [self.spec.repository, self.spec.config, *unusual]
         if not self.path.is_dir():
             raise CorpusError(f"{self.setting}: {self.path} is not a folder with a copy of {self.spec.repository}")
         files = sorted(path for path in self.path.rglob("*") if path.is_file() and ".cache" not in path.parts)
-        return listing_key(self.path, files)
+        return [*listing_key(self.path, files), *unusual]
 
 
 def is_external_error(error: Exception) -> bool:

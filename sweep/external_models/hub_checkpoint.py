@@ -13,10 +13,9 @@ from typing import Any
 
 from ...results.console.text import closest_match
 from ...results.errors import install_hint
+from ..config import HUB_PREFIX as PREFIX
 from ..errors import MachineError, SweepError
 
-PREFIX = "hf:"
-"""Prefix that distinguishes an external model from the name of a cell."""
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Downloaded files of a repository: no code, and no weights in a format that can run code."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -109,6 +108,27 @@ def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckp
         MachineError: The package transformers is not installed.
     """
     need_transformers()
+    return _describe(*locate_checkpoint(requested, revision))
+
+
+def locate_checkpoint(
+    requested: str, revision: str | None = None, *, download: bool = True
+) -> tuple[str, Path, str | None]:
+    """Return (name, folder, commit) of what `hf:NAME` or `hf:FOLDER` stands for, downloaded if necessary and allowed.
+
+    Neither needs the package transformers. Nothing is checked about the files.
+
+    Args:
+        requested: Name, with or without the prefix `hf:`. An existing folder takes precedence over a repository, and
+            becomes the checkpoint's name by its last part.
+        revision: Commit, tag or branch of a repository; None: its main branch. Not allowed for a folder.
+        download: False takes a repository from the hub's cache alone.
+
+    Raises:
+        WeightsUnavailable: The weights are not on this machine, and cannot or must not be downloaded.
+        InvalidCheckpoint: The name stands for neither a folder nor a repository.
+        MachineError: The package huggingface_hub is not installed.
+    """
     name = requested.removeprefix(PREFIX)
     local = Path(name).expanduser()
     if local.is_dir():
@@ -116,16 +136,16 @@ def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckp
             raise InvalidCheckpoint(
                 f"--revision {revision}: {local} is a folder, which has no revisions; name a repository of the hub"
             )
-        return _describe(local.resolve().name, local.resolve(), None)
+        return local.resolve().name, local.resolve(), None
     if local.exists() or not REPOSITORY.fullmatch(name):
         raise InvalidCheckpoint(
             f"{requested} is neither a folder nor a repository of the hub; write {PREFIX}OWNER/NAME or {PREFIX}FOLDER"
         )
-    folder = _from_hub(name, revision)
-    return _describe(name, folder, folder.name)
+    folder = _from_hub(name, revision, download=download)
+    return name, folder, folder.name
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, *, download: bool) -> Path:
     """Return the folder of a repository's snapshot, from the hub's cache or downloaded.
 
     Only files that end in .json, .safetensors, .model, .txt or .jinja are downloaded. A cached snapshot that has
@@ -135,15 +155,19 @@ def _from_hub(name: str, revision: str | None) -> Path:
     Args:
         name: Repository, OWNER/NAME.
         revision: Commit, tag or branch; None: the main branch.
+        download: False raises for a snapshot that is not cached.
 
     Raises:
-        WeightsUnavailable: The snapshot is not cached, and the download failed.
+        WeightsUnavailable: The snapshot is not cached, and the download failed or is not allowed.
+        MachineError: The package huggingface_hub is not installed.
     """
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise MachineError(f"{name} needs the package huggingface_hub; {install_hint('huggingface_hub')}")
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    def download(*, local_only: bool) -> Path:
+    def fetch(*, local_only: bool) -> Path:
         """Return the folder of the snapshot, from the hub's cache alone if `local_only`."""
         return Path(
             snapshot_download(
@@ -152,14 +176,18 @@ def _from_hub(name: str, revision: str | None) -> Path:
         )
 
     try:
-        snapshot = download(local_only=True)
+        snapshot = fetch(local_only=True)
         if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
             return snapshot
     except LocalEntryNotFoundError:
         pass
+    if not download:
+        raise WeightsUnavailable(
+            f"{PREFIX}{name} is not in {constants.HF_HUB_CACHE}; launch with --prepare to download it, or name a folder"
+        )
     revision_option = f" --revision {revision}" if revision else ""
     try:
-        return download(local_only=False)
+        return fetch(local_only=False)
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
         cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise WeightsUnavailable(
@@ -185,7 +213,7 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
         WeightsUnavailable: Weights are missing.
         InvalidCheckpoint: The files are no usable checkpoint, for example with weights in a format that can run code.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     family = _check_family(folder, config)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
@@ -202,21 +230,21 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
         raise WeightsUnavailable(
             f"{folder} holds no weights; put the checkpoint's *.safetensors next to its config.json"
         )
-    _check_all_shards(folder)
+    check_all_shards(folder)
     text = config.get("text_config") or config
     limit = text.get("max_position_embeddings")
     return HubCheckpoint(
         name=name,
         folder=folder,
-        revision=commit or f"sha256:{_hash_files(folder, [*weights, *folder.glob('*.json')])}",
-        tokenizer=_hash_files(folder, _tokenizer_files(folder)),
+        revision=commit or f"sha256:{hash_files(folder, [*weights, *folder.glob('*.json')])}",
+        tokenizer=hash_files(folder, _tokenizer_files(folder)),
         family=family,
         context=int(text.get("n_positions") or limit or 0) or None,
         max_positions=text.get("n_positions"),
     )
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """Return the contents of config.json, a dict in which "model_type" is a string.
 
     Raises:
@@ -244,7 +272,7 @@ def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
 
     Args:
         folder: Folder of the checkpoint, for the message alone.
-        config: Contents of config.json; must have "model_type", as `_read_config` ensures.
+        config: Contents of config.json; must have "model_type", as `read_config` ensures.
 
     Raises:
         InvalidCheckpoint: transformers has no such model; the message names the nearest type, if any.
@@ -264,7 +292,7 @@ def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
     )
 
 
-def _check_all_shards(folder: Path) -> None:
+def check_all_shards(folder: Path) -> None:
     """Check that every weight file that an index (*.safetensors.index.json) names exists; without an index pass.
 
     Raises:
@@ -291,7 +319,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def _hash_files(folder: Path, files: list[Path]) -> str:
+def hash_files(folder: Path, files: list[Path]) -> str:
     """Return the SHA-256 in hex over the relative paths and contents of files, in sorted order.
 
     Args:

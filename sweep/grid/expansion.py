@@ -15,7 +15,7 @@ from ..config import SECTIONS, CellConfig, DataConfig
 from ..data import corpora, tokenizer
 from ..data.corpora import PreparedCorpus
 from ..data.registry import CORPORA
-from . import settings, validate
+from . import initial, settings, validate
 from .cell import Cell, base_slug, canonical_json, data_identity, id_of_parts, model_identity, slug_part, train_identity
 from .settings import Layer, Setting
 from .yaml_document import GridDocument
@@ -79,6 +79,7 @@ class Expansion:
         self._fingerprints: dict[DataConfig, str] = {}
         self._pinned: dict[int, _ResolvedSection] = {}
         self._base_slugs: dict[tuple[int, int], str] = {}
+        self._initial: dict[str, initial.InitialWeights] = {}
 
     def cells(self, combination: Combination, line: int | None) -> list[Cell]:
         """Return the cells of one combination: one per seed of the grid, in the order of the seeds.
@@ -99,6 +100,7 @@ class Expansion:
         try:
             prepared = self._section("data", levels).prepared
             parts = {name: self._section(name, levels, prepared) for name in SECTIONS}
+            parts["train"] = self._with_initial_weights(parts["train"], parts["model"].config)
             model, data, train = (parts[name].config for name in ("model", "data", "train"))
             validate.check_agreement(model, data, train, prepared)
             validate.check_precision(model, train, parts["resources"].config)
@@ -247,6 +249,23 @@ class Expansion:
             pinned = self._pinned[id(data)] = _ResolvedSection(
                 config, canonical_json(data_identity(config)), data.prepared
             )
+        return pinned
+
+    def _with_initial_weights(self, train: _ResolvedSection, model: Any) -> _ResolvedSection:
+        """Return the train section with the hash of its initial weights, if it names any, cached by section.
+
+        Raises InvalidConfig for weights that are missing, and for those of another network than `model`.
+        """
+        source = train.config.init_from
+        if source is None:
+            return train
+        pinned = self._pinned.get(id(train))
+        if source not in self._initial:
+            self._initial[source] = self._grid.initial(source)
+        initial.check_initial_network(model, train.config, self._initial[source])
+        if pinned is None:
+            config = train.config.model_copy(update={"init_sha256": self._initial[source].sha256})
+            pinned = self._pinned[id(train)] = _ResolvedSection(config, _identity("train", config))
         return pinned
 
     def _base_slug(self, config: CellConfig) -> str:

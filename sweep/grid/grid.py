@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from .expansion import SEARCH, TUNE, Combination, Expansion, Fingerprint, Prepar
 from .grid_file import BASE_KEYS, GridFile
 from .grid_file import find_file as find_file
 from .grid_file import shipped as shipped
+from .initial import InitialWeights, provisional_weights
 from .plugins import PluginExited, cause_of, installed_plugins, load_plugin
 from .settings import Layer, NamedLevels, Setting, level_text
 from .yaml_document import GridDocument, KeyPath, ValueLimitExceeded, load, value_of
@@ -78,6 +79,8 @@ class Grid:
     """Level of the tuned axis -> settings that its study selected."""
     study_level: str = ""
     """Level that this study tunes; "" for a grid that is not part of `tune`."""
+    initial: Callable[[str], InitialWeights] = provisional_weights
+    """Returns the weights of a `train.init_from`; by default a provisional hash, for grids that are not launched."""
 
     def expand(self, fingerprint: Fingerprint, prepared: PreparedLookup = lambda name: None) -> list[Cell]:
         """Return all cells in grid order: axes as written, the last one fastest, seeds innermost; `include` comes last.
@@ -163,6 +166,7 @@ class Grid:
                 plugins=self.plugins,
                 search=self.tune.search,
                 study_level=word,
+                initial=self.initial,
             )  # fmt: skip
         return studies
 

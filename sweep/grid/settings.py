@@ -29,7 +29,7 @@ from pydantic import BaseModel
 from ...model import registry
 from ...model.registry import Registry
 from ...results.names import is_utf8, normalized_level, quoted_short
-from ..config import MOVED_PROBE_SETTINGS, CellConfig
+from ..config import HUB_PREFIX, MOVED_PROBE_SETTINGS, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError
 from ..probes import PROBES
@@ -116,6 +116,7 @@ def synonyms_of(axis: str, level: str) -> list[str]:
 COMPUTED = {
     "data.fingerprint": "is computed from the text; remove it",
     **{f"{part.section}.{part.source}": "is computed from the plugin file; remove it" for part in PLUGGABLE},
+    "train.init_sha256": "is computed from the weights; remove it",
     "plugins": "is a key of the grid itself; move it there",
     "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
 }
@@ -293,12 +294,20 @@ def _is_path(path: str, value: Any) -> bool:
     """Return True if the setting is a local file path.
 
     `checkpoint.path` may be a URL instead. `data.heldout` counts as a path if it has "/" or ".", else it is a corpus.
+    `train.init_from` is a path if it names a checkpoint.
     """
+    if path == "train.init_from":
+        return isinstance(value, str) and (value.startswith(HUB_PREFIX) or is_checkpoint(value)) and "://" not in value
     if path == "data.heldout":
         return isinstance(value, str) and ("/" in value or "." in value)
     if path == "checkpoint.path":
         return isinstance(value, str) and "://" not in value
     return path in ("data.path", "data.tokenizer_file")
+
+
+def is_checkpoint(source: str) -> bool:
+    """Return True if a `train.init_from` names the file or folder of a checkpoint, not a cell or a model of the hub."""
+    return not source.startswith(HUB_PREFIX) and ("/" in source or source.endswith(".safetensors"))
 
 
 def _resolve_path_setting(setting: Setting) -> Setting:
@@ -309,8 +318,12 @@ def _resolve_path_setting(setting: Setting) -> Setting:
     if not isinstance(setting.value, str) or not setting.value:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
+    prefix = HUB_PREFIX if setting.value.startswith(HUB_PREFIX) else ""
     try:
-        path = str(resolve_path(setting.value, root))
+        path = str(resolve_path(setting.value.removeprefix(prefix), root))
+        if prefix and not Path(path).is_dir():
+            return setting  # a repository of the hub
+        path = prefix + path
         if not is_utf8(path):
             raise ValueError(f"{quoted_short(path)} is not valid UTF-8 and cannot be recorded; rename it")
         return replace(setting, value=path)

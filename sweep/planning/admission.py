@@ -21,14 +21,18 @@ from ..data.registry import CORPORA
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
+from ..grid.initial import PROVISIONAL as PROVISIONAL_WEIGHTS
 from ..grid.validate import base_of
 from ..host.allocation import Machine, MachineAllocator, format_resources, is_type
 from ..host.hardware import PRECISIONS, Gpu
 from ..probes import bound
 from ..probes.base import PROBE_PLACEHOLDER, DocumentProbe
+from .initial_weights import WeightsFinder, check_tokenizers
 
 UNPREPARED = "is not prepared in"
 """Part of the remark on text that is not prepared; its callers search for it."""
+WEIGHTS_ABSENT = "is not on this machine: until it is downloaded (launch --prepare), cell ids are provisional"
+"""Rest of the remark on initial weights that are not on this machine, after their source."""
 UNCHECKED = "until then cell ids are provisional and the corpus size is not checked"
 
 
@@ -107,7 +111,18 @@ def expand_grid(
         remarks.append(f"{hint}; {UNCHECKED}")
         return corpora.provisional_fingerprint(data)
 
-    return grid.expand(pin, prepared), remarks
+    cells = grid.expand(pin, prepared)
+    if isinstance(grid.initial, WeightsFinder):
+        check_tokenizers(cells, grid.initial)
+        remarks += [f"{source} {WEIGHTS_ABSENT}" for source in _absent_sources(cells)]
+    return cells, remarks
+
+
+def _absent_sources(cells: Sequence[Cell]) -> list[str]:
+    """Return the sources of initial weights that are not on this machine, each once, in cell order."""
+    trains = {id(cell.config.train): cell.config.train for cell in cells}.values()
+    sources = (train.init_from for train in trains if (train.init_sha256 or "").startswith(PROVISIONAL_WEIGHTS))
+    return list(dict.fromkeys(source for source in sources if source is not None))
 
 
 def _command(grid: Grid, root: Path) -> str:

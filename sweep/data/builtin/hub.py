@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ....model.config import Config, knob
 from ...config import DataConfig
 from ...errors import MachineError
-from ..corpus_kind import CorpusKind, HubCorpus, LogFn
+from ..corpus_kind import BYTES_PER_TOKEN, CorpusConfig, CorpusKind, HubCorpus, LogFn
 from ..shards import SHARD_TOKENS, shard_files, shards_key
-from ..sources import HubSpec, is_external_error
+from ..sources import CorpusError, DocumentSource, HubSource, HubSpec, is_external_error
 
 REPOSITORY = "kjj0/finewebedu10B-gpt2"
 SHARDS = 99
@@ -115,3 +116,52 @@ class WikiText103(HubCorpus):
     )
     description = f"Wikipedia articles, from the hub ({spec.repository})"
     preset: ClassVar = {"tokenizer": "gpt2"}
+
+
+class HubDatasetConfig(CorpusConfig):
+    """Dataset of the hub, for the corpus hub."""
+
+    dataset: str | None = knob(
+        None, "Repository of the dataset, OWNER/NAME.", pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$"
+    )
+    config: str | None = knob(None, "Config of the dataset; null: its only one.")
+    split: str = knob("train", "Split of the dataset to read.")
+    revision: str | None = knob(
+        None, "Commit, tag or branch; null: the main branch, as it is when the text is prepared."
+    )
+
+
+class AnyDataset(CorpusKind):
+    """A split of any dataset of the hub, or of a local copy under `data.path`, streamed row by row."""
+
+    Config: ClassVar[type[Config]] = HubDatasetConfig
+    description = (
+        "any dataset of the hub: data.settings.hub names it, data.column its text; or a local copy under data.path"
+    )
+
+    @classmethod
+    def source(cls, data: DataConfig) -> DocumentSource:
+        """Return the streamed rows of the dataset, from the local copy if `data.path` names one.
+
+        Raises:
+            CorpusError: `data.settings.hub.dataset` is not set.
+        """
+        chosen = HubDatasetConfig.model_validate(data.settings.get("hub", {}))
+        if not chosen.dataset:
+            raise CorpusError(
+                "data.corpus: hub needs data.settings.hub.dataset, the OWNER/NAME of a dataset of the hub"
+            )
+        spec = HubSpec(
+            chosen.dataset, chosen.config, ((chosen.split, None),), 0, column=data.column, revision=chosen.revision
+        )
+        return HubSource(spec, Path(data.path) if data.path else None)
+
+    @classmethod
+    def remote(cls, data: DataConfig) -> bool:
+        """Return True unless `data.path` names a local copy."""
+        return data.path is None
+
+    @classmethod
+    def download_bytes(cls, data: DataConfig) -> int | None:
+        """Return an estimate from the requested training tokens; None if all are requested."""
+        return None if data.train_tokens is None else BYTES_PER_TOKEN * data.train_tokens

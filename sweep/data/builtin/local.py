@@ -41,9 +41,7 @@ class OwnShards(CorpusKind):
 class OwnFiles(CorpusKind):
     """Text files under `data.path`."""
 
-    description = (
-        "your own text under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder"
-    )
+    description = "your own text under data.path: .txt, .md, .rst, .py, .jsonl (also .gz, .xz, .zst) or .parquet, a file or a folder"
 
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
@@ -54,7 +52,7 @@ class OwnFiles(CorpusKind):
         """
         if not data.path:
             raise CorpusError("data.corpus: files needs data.path, the folder or file that holds the text")
-        return FileSource(Path(data.path))
+        return FileSource(Path(data.path), column=data.column)
 
 
 class StandardLibrary(CorpusKind):

@@ -22,7 +22,11 @@ from refusals import refused
 AGAIN = "remove {} and prepare the corpus again"
 EVERY = list(CORPORA)
 COMPUTED = [name for name in EVERY if CORPORA.load(name).tokenizer is not None]
-SMALL = {"flipflop": {"length": 12, "train_rows": 50, "validation_rows": 7}, "mqar": {"length": 34, "train_rows": 50}}
+SMALL = {
+    "flipflop": {"length": 12, "train_rows": 50, "validation_rows": 7},
+    "mqar": {"length": 34, "train_rows": 50},
+    "hub": {"dataset": "own/text"},
+}
 
 
 def shards_of(folder: Path) -> Path:
@@ -37,6 +41,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "fineweb-edu-shards": shards_of,
     "fineweb-edu": lambda folder: fineweb_edu(folder, prose(60)),
     "finepdfs": lambda folder: finepdfs(folder, prose(60)),
+    "hub": lambda folder: finepdfs(folder, prose(60)),
     "wikitext-103": lambda folder: wikitext(
         folder, {split: [row for n in range(9) for row in article(f"{n}", f" {split} {n}\n")] for split in ("train", "validation", "test")}
     ),
@@ -48,9 +53,11 @@ def config_of(tmp_path: Path) -> Callable[[str], DataConfig]:
     """Fixture: a function from the name of a corpus to a data section for a small text of it."""
 
     def ask(name: str) -> DataConfig:
+        settings = {name: SMALL[name]} if name in SMALL else {}
         if name in SOURCES:
-            return DataConfig(corpus=name, path=str(SOURCES[name](tmp_path / "text")), heldout_tokens=150)
-        return DataConfig(corpus=name, settings={name: SMALL[name]} if name in SMALL else {})
+            path = str(SOURCES[name](tmp_path / "text"))
+            return DataConfig(corpus=name, path=path, heldout_tokens=150, settings=settings)
+        return DataConfig(corpus=name, settings=settings)
 
     return ask
 

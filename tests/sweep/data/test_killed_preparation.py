@@ -15,8 +15,9 @@ from typing import Any
 
 import mortal
 import numpy as np
+import pyarrow as pa
 import pytest
-from copies import article, fineweb_edu, prose, published_shard, table, wikitext
+from copies import article, finepdfs, fineweb_edu, prose, published_shard, table, wikitext
 from patience import PATIENCE_S, until
 from prepared import naive, number_of, put
 
@@ -56,6 +57,16 @@ def tables(folder: Path) -> Path:
     return table(folder / "t" / "b.parquet", prose(20, 1), group=3).parent
 
 
+def zstandard(folder: Path) -> Path:
+    """Write a folder with compressed JSON lines in two frames, and a compressed text file."""
+    rows = ["".join(json.dumps({"body": text}) + "\n" for text in prose(20, seed)).encode() for seed in (0, 1)]
+    frames = [pa.Codec("zstd").compress(raw, asbytes=True) for raw in (*rows, b"one text")]
+    (folder / "t").mkdir()
+    (folder / "t" / "a.jsonl.zst").write_bytes(frames[0] + frames[1])
+    (folder / "t" / "b.txt.zst").write_bytes(frames[2])
+    return folder / "t"
+
+
 def articles(folder: Path) -> Path:
     """Write articles, whose source cannot be resumed and starts again."""
     rows = {
@@ -73,6 +84,9 @@ KILLED = [
     ("shards", shards, EVERY, {"heldout": "long"}, 30),
     ("fineweb-edu", lambda folder: fineweb_edu(folder / "copy", prose(45)), CHAIN | {"seed": 3, "turns": 2, "small": {"documents": 4}},
      {"heldout": "long", "train_tokens": 5000}, 8),
+    ("files", zstandard, CHAIN | {"seed": 5, "small": {"documents": 4}}, {"column": "body"}, 8),
+    ("hub", lambda folder: finepdfs(folder / "copy", prose(30)), CHAIN | {"seed": 6, "small": {"documents": 4}},
+     {"settings": {"hub": {"dataset": "own/text"}}}, 5),
     ("files", tables, CHAIN | {"seed": 4, "small": {"documents": 4}}, {}, 8),
     ("wikitext-103", articles, CHAIN | {"seed": 7, "turns": 2}, {}, 3),
 ]  # fmt: skip

@@ -121,7 +121,7 @@ def test_prepare_rejects_too_few_documents(tmp_path: Path, count: int) -> None:
     expected = (
         "corpus 'files' has too few documents: give at least two"
         if count
-        else f"data.path: {tmp_path}/t holds no .txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet file"
+        else f"data.path: {tmp_path}/t holds no .txt, .md, .rst, .py, .jsonl (each also .gz, .xz, .zst) or .parquet file"
     )
     assert preparation_error(files(tmp_path / "t"), tmp_path / "c") == expected
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import sources
 from atma_sweep.sweep.data.builtin.hub import FinePDFs
 from atma_sweep.sweep.data.registry import CORPORA
@@ -44,6 +45,11 @@ def error_text(source: DocumentSource) -> str:
 
 def lines(texts: list[str]) -> str:
     return "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts))
+
+
+def zstd(raw: bytes) -> bytes:
+    """Return one frame of Zstandard."""
+    return pa.Codec("zstd").compress(raw, asbytes=True)
 
 
 def goes_on_everywhere(make: Callable[[], DocumentSource]) -> list[Text]:
@@ -111,18 +117,18 @@ def test_file_source_reads_all_formats_in_order(tmp_path: Path) -> None:
     (tmp_path / "d" / "b.RST").write_text(texts[10])
     (tmp_path / "e.jsonl.xz").write_bytes(lzma.compress(lines(texts[11:20]).encode()))
     table(tmp_path / "f.parquet", texts[20:29], group=4)
-    (tmp_path / "g.py").write_text(texts[29])
+    (tmp_path / "g.py.zst").write_bytes(zstd(texts[29].encode()))
     for name in ("picture.png", "notes.txt.bak", "jsonl", "z.json"):
         (tmp_path / name).write_text("not text")
     documents = goes_on_everywhere(lambda: FileSource(tmp_path))
     assert [text.text for text in documents] == texts
     assert [text.name for text in documents[:2]] == ["a.txt", "b.jsonl:1"]
     assert [text.name for text in documents[8:12]] == ["c.jsonl.gz:3", "d/a.md", "d/b.RST", "e.jsonl.xz:1"]
-    assert [text.name for text in documents[28:]] == ["f.parquet:9", "g.py"]
+    assert [text.name for text in documents[28:]] == ["f.parquet:9", "g.py.zst"]
     assert {text.split for text in documents} == {None}
 
 
-@pytest.mark.parametrize("name", ["own text.jsonl", "größe/ü b.jsonl.xz", "x.parquet"])
+@pytest.mark.parametrize("name", ["own text.jsonl", "größe/ü b.jsonl.xz", "two frames.jsonl.zst", "x.parquet"])
 def test_file_source_reads_single_file(tmp_path: Path, name: str) -> None:
     path, texts = tmp_path / name, prose(5)
     path.parent.mkdir(exist_ok=True)
@@ -130,7 +136,8 @@ def test_file_source_reads_single_file(tmp_path: Path, name: str) -> None:
         table(path, texts, group=2)
     else:
         raw = lines(texts).encode()
-        path.write_bytes(lzma.compress(raw) if name.endswith(".xz") else raw)
+        packed = {".xz": lzma.compress, ".zst": lambda raw: zstd(raw[:99]) + zstd(raw[99:])}
+        path.write_bytes(packed.get(path.suffix, bytes)(raw))
     assert [(text.name, text.text) for text in goes_on_everywhere(lambda: FileSource(path))] == [
         (f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)
     ]
@@ -188,7 +195,7 @@ def test_file_source_key_follows_files(tmp_path: Path) -> None:
 def test_file_source_rejects_empty_paths(tmp_path: Path) -> None:
     assert error_text(FileSource(tmp_path / "gone")) == f"data.path: {tmp_path}/gone does not exist"
     (tmp_path / "a.pdf").write_text("")
-    kinds = ".txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet"
+    kinds = ".txt, .md, .rst, .py, .jsonl (each also .gz, .xz, .zst) or .parquet"
     assert error_text(FileSource(tmp_path)) == f"data.path: {tmp_path} holds no {kinds} file"
     assert (
         error_text(FileSource(tmp_path / "a.pdf", "data.heldout"))
@@ -217,11 +224,11 @@ def damaged(raw: bytes, how: str) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["cut", "changed", "none"])
-@pytest.mark.parametrize("kind", ["xz", "gz"])
+@pytest.mark.parametrize("kind", ["xz", "gz", "zst"])
 def test_file_source_rejects_damaged_archives(tmp_path: Path, kind: str, how: str) -> None:
     # random letters, so that the archive is long
     texts = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(2000)]
-    raw = (lzma.compress if kind == "xz" else gzip.compress)(lines(texts).encode())
+    raw = {"xz": lzma.compress, "gz": gzip.compress, "zst": zstd}[kind](lines(texts).encode())
     path = tmp_path / f"x.jsonl.{kind}"
     path.write_bytes(damaged(raw, how))
     message = error_text(FileSource(path))
@@ -246,6 +253,39 @@ def test_file_source_rejects_parquet_without_text(tmp_path: Path) -> None:
     assert error_text(FileSource(path)) == f"{path}:1: the column `text` holds int, not a string"
 
 
+def test_column_selects_the_text_and_the_key(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"content": ["a"], "text": ["b"]}), tmp_path / "x.parquet")
+    (tmp_path / "y.jsonl").write_text('{"content": "c", "text": "d"}\n')
+    for column, expected in (("content", ["a", "c"]), ("text", ["b", "d"])):
+        assert [text.text for text in FileSource(tmp_path, column=column).documents()] == expected
+    usual, changed = (FileSource(tmp_path, column=column).key() for column in ("text", "content"))
+    assert changed == [*usual, "content"]
+    message = error_text(FileSource(tmp_path / "y.jsonl", column="body"))
+    assert message.endswith("needs the key `body` with a string; data.column may name another: content, text")
+
+
+def test_hub_dataset_reads_its_column_and_split(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        rows = [f"{split} {number}" for number in range(30)]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        parquet.write_table(pa.table({"story": rows}), tmp_path / "data" / f"{split}-0.parquet", row_group_size=4)
+    data = DataConfig(
+        corpus="hub", path=str(tmp_path), column="story", settings={"hub": {"dataset": "own/stories", "split": "test"}}
+    )
+    kind = CORPORA.load("hub")
+    documents = goes_on_everywhere(lambda: kind.source(data))
+    assert [(text.name, text.text) for text in documents] == [(f"test/{n}", f"test {n}") for n in range(30)]
+    keys = []
+    for change in ({}, {"column": "text"}, {"settings": {"hub": {"dataset": "own/stories"}}}):
+        keys.append(json.dumps(kind.source(data.model_copy(update=change)).key()))
+    assert len(set(keys)) == 3
+    message = error_text(kind.source(data.model_copy(update={"column": "text"})))
+    assert message.endswith("column `text` holds no string; data.column may name another: story")
+    assert "needs data.settings.hub.dataset" in refused(lambda: kind.source(DataConfig(corpus="hub")))
+    assert kind.remote(DataConfig(corpus="hub"))
+    assert not kind.remote(data)
+
+
 def test_file_source_reports_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     path.write_text("")
@@ -253,7 +293,7 @@ def test_file_source_reports_unreadable_file(tmp_path: Path, monkeypatch: pytest
     def refuse(self: Path, **more: Any) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     assert error_text(FileSource(tmp_path)) == f"{path}: cannot be read: Permission denied"
 
 
@@ -358,7 +398,8 @@ def test_hub_source_rejects_unreadable_copies(tmp_path: Path) -> None:
     assert error_text(hub("finepdfs", root)).startswith(start)
     for rows in ({"content": ["a"]}, {"text": ["a", None]}, {"text": [3]}):
         parquet.write_table(pa.table(rows), path)
-        assert error_text(hub("finepdfs", root)) == f"{root}: split train has a row whose column `text` holds no string"
+        problem = f"{root}: split train has a row whose column `text` holds no string"
+        assert error_text(hub("finepdfs", root)).partition(";")[0] == problem
     parquet.write_table(pa.table({"text": ["a"]}), path)
     parquet.write_table(pa.table({"other": [1], "text": ["a"]}), root / "train2.parquet")
     assert error_text(hub("finepdfs", root)).startswith(start)

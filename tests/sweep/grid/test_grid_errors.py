@@ -24,7 +24,9 @@ from ruamel.yaml.error import YAMLError
 
 Write = Callable[..., Path]
 NAMES = {
-    "TRAIN": ", ".join(f"train.{name}" for name in TrainConfig.model_fields if name != "regularizer_source"),
+    "TRAIN": ", ".join(
+        f"train.{name}" for name in TrainConfig.model_fields if name not in ("regularizer_source", "init_sha256")
+    ),
     "BASES": ", ".join(shipped("base")),
     "PROBES": ", ".join(PROBES),
     "PROBE_SETTINGS": ", ".join(f"eval.settings.{name}" for name in sorted(PROBES)),

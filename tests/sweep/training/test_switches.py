@@ -27,8 +27,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
 """Setting -> another value, and what must be set beside it."""
 SAME_WEIGHTS = {"deterministic", "compile", "graphs", "recompute", "kernels", "regularizer_source"}
 """Four choose between ways to the same numbers, on the CPU to the same bits; one is no setting but a hash."""
-ELSEWHERE = {"loss_on", "activations", "precision"}
-"""What needs a corpus of its own, test_marks.py, a whole attempt, test_runner.py, or a GPU, test_precision.py."""
+ELSEWHERE = {"loss_on", "activations", "precision", "init_from", "init_sha256", "init_missing"}
+"""What needs a corpus of its own, test_marks.py, a whole attempt, test_runner.py, a GPU, test_precision.py, or a source, test_initial_weights.py."""
 PAIRS = [("schedule", a, b) for a, b in (("cosine", "linear"), ("linear", "wsd"), ("cosine", "wsd"))]
 
 
