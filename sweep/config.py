@@ -115,7 +115,7 @@ class DataConfig(Config):
         return hash(self.model_dump_json())
 
 
-MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations")
+MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations", "muon_split")
 """Settings of Muon, without effect under `optimizer: adamw`."""
 
 
@@ -170,6 +170,12 @@ class TrainConfig(Config):
     muon_momentum: Float = knob(0.95, "Nesterov momentum of Muon.", identity=0.95, ge=0, lt=1)
     muon_weight_decay: Float = knob(0.01, "Decoupled weight decay of Muon.", identity=0.01, ge=0, le=MAX_FLOAT)
     muon_iterations: Int = knob(12, "Newton-Schulz iterations of Muon.", identity=12, ge=1, le=MAX_ITERATIONS)
+    muon_split: Literal["none", "head"] = knob(
+        "none",
+        "Matrices that Muon orthogonalizes: each as a whole (none), or the query, gate, key, value and output projections of attention cut by head, "
+        "each head's block on its own (head, also called MuonSplit).",
+        identity="none",
+    )
     embedding_lr: Float = knob(0.3, "AdamW learning rate of the embedding.", identity=0.3, ge=0, le=MAX_FLOAT)
     head_lr: Float = knob(1 / 320, "AdamW learning rate of the head's weight.", identity=1 / 320, ge=0, le=MAX_FLOAT)
     scalar_lr: Float = knob(

@@ -128,8 +128,8 @@ def save_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
 
 
 SHAPE = (
-    "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_iterations", "regularizer", "regularizer_source",
-    "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
+    "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_iterations", "muon_split", "regularizer",
+    "regularizer_source", "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
     "precision",
 )  # fmt: skip
 """Fields of the train section that affect the time of a step; learning rates, schedule and number of steps do not."""

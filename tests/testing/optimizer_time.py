@@ -39,7 +39,7 @@ def times(ranks: Ranks, width: int, layers: int) -> tuple[float, float]:
     model = Backbone(config, dtype=torch.bfloat16 if cuda else torch.float32).to(device)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    optimizers = build_optimizers(model.parameter_groups(), TrainConfig(), device, ranks)
+    optimizers = build_optimizers(model, TrainConfig(), device, ranks)
 
     def now() -> float:
         if cuda:
