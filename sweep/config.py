@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -345,6 +347,15 @@ class EvalConfig(Config):
         2_097_152, "Tokens of the validation loss, from the start of the validation split.", ge=2, le=MAX_TOKENS
     )
     documents: Int = knob(16, "Number of held-out documents for the probes that read documents.", ge=1, le=MAX_COUNT)
+    texts: tuple[str, ...] = knob(
+        (),
+        "Further long texts, each a file or folder, on which clean, position_nll and needle are measured too. A text has the name of its file up to "
+        "the first dot: texts/code.jsonl.xz gives the probes clean:code, position_nll:code and needle:code.",
+    )
+    window: Literal["full", "trained"] = knob(
+        "full",
+        "Attention of probes in cells that train with a window: without the window (full), or with it (trained).",
+    )
     settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
     samples: SamplesConfig = knob(
         SamplesConfig(),
@@ -384,7 +395,7 @@ class EvalConfig(Config):
     def _dump_with_former_names(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the section's fields for a dump, with settings of MOVED_PROBE_SETTINGS under their former names.
 
-        Older code can read that. Default samples and empty `settings` are left out.
+        Older code can read that. Default `samples`, `texts` and `window`, and empty `settings` are left out.
         """
         dumped: dict[str, Any] = dump(self)
         settings = {probe: dict(own) for probe, own in dumped.pop("settings").items()}
@@ -394,12 +405,30 @@ class EvalConfig(Config):
         settings = {probe: own for probe, own in settings.items() if own}
         if self.samples == SamplesConfig():
             del dumped["samples"]
+        for name in ("texts", "window"):
+            if dumped[name] == EvalConfig.model_fields[name].default:
+                del dumped[name]
         return {**dumped, "settings": settings} if settings else dumped
 
     @model_validator(mode="after")
     def _lengths_rise(self) -> EvalConfig:
         if not self.lengths or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
             raise ValueError(f"lengths must rise and start at 2 or more, got {list(self.lengths)}")
+        return self
+
+    @property
+    def text_paths(self) -> dict[str, str]:
+        """Name -> path of the further texts; the name is that of the file or folder up to the first dot."""
+        return {PurePath(path).name.lower().partition(".")[0]: path for path in self.texts}
+
+    @model_validator(mode="after")
+    def _texts_have_names(self) -> EvalConfig:
+        """Raise ValueError for two texts of one name, and for a name with other characters than a-z, 0-9, _ and -."""
+        if len(self.text_paths) < len(self.texts):
+            raise ValueError(f"texts must have different names, got {list(self.texts)}; rename a file")
+        for name, path in self.text_paths.items():
+            if not re.fullmatch("[a-z0-9][a-z0-9_-]*", name):
+                raise ValueError(f"texts: the name of {path} must consist of letters, digits, _ and -; rename it")
         return self
 
 

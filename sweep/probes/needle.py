@@ -204,6 +204,7 @@ class Needle(DigitsRecalled):
     """
 
     Config = NeedleConfig
+    reads_texts = True
     metrics, more_of_others = metrics.by_subject("needle")
     of_any = True
 

@@ -108,7 +108,7 @@ class Passkey(DigitsRecalled):
         """Return the tokens of one row per trial and depth."""
         return int(self.settings.trials) * len(self.settings.depths) * length
 
-    def longest(self, corpus: Corpus) -> int | None:  # type: ignore[override]
+    def longest(self, corpus: Corpus) -> int | None:
         """Return the length that the shortest document allows; None for the filler of repeated sentences."""
         return None if self.settings.filler == "grass" else super().longest(corpus)
 
