@@ -406,7 +406,7 @@ class EvalConfig(Config):
         if self.samples == SamplesConfig():
             del dumped["samples"]
         for name in ("texts", "window"):
-            if dumped[name] == EvalConfig.model_fields[name].default:
+            if getattr(self, name) == EvalConfig.model_fields[name].default:
                 del dumped[name]
         return {**dumped, "settings": settings} if settings else dumped
 

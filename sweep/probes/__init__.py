@@ -43,6 +43,7 @@ PROBES = ProbeRegistry("probe", __name__, {
     "flipflop": "flipflop:FlipFlopProbe",
     "mqar": "mqar:MqarProbe",
     "gates": "diagnostics.gates:Gates",
+    "gate_dynamics": "diagnostics.gate_dynamics:GateDynamics",
     "attention_map": "diagnostics.attention_map:AttentionMap",
     "extrapolation": "extrapolation:Extrapolation",
     "passkey": "passkey:Passkey",
