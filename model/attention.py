@@ -163,6 +163,14 @@ class Attention(nn.Module):
         """Return the q, k, v and output projections, which may multiply in 8 bits; not those of mixer and memory."""
         return [self.w_q, self.w_k, self.w_v, self.proj]
 
+    def head_blocks(self) -> dict[nn.Parameter, tuple[int, int]]:
+        """Return q, k, v and output projection -> (number of blocks of its rows, of its columns), by head.
+
+        A block has as many rows (of the output projection: columns) as a head has channels.
+        """
+        cut_rows = {matrix.weight: (len(matrix.weight) // self.size, 1) for matrix in (self.w_q, self.w_k, self.w_v)}
+        return {**cut_rows, self.proj.weight: (1, self.heads)}
+
     def no_step_reason(self) -> str | None:
         """Return the part that cannot decode token by token; None if there is none.
 

@@ -659,6 +659,19 @@ class Backbone(nn.Module):
             raise RuntimeError("the optimizer groups do not hold every parameter exactly once")
         return groups
 
+    def head_blocks(self) -> dict[nn.Parameter, tuple[int, int]]:
+        """Return the projections of attention with their blocks by head: matrix -> (blocks of rows, of columns).
+
+        Those of queries, keys and values are cut by rows, head by head; with an output gate, so are its rows, which
+        stand between those of the queries. The output projection is cut by columns.
+        """
+        return {
+            matrix: blocks
+            for block in self.blocks
+            if isinstance(block.mix, Attention)
+            for matrix, blocks in block.mix.head_blocks().items()
+        }
+
     def kernel_paths(self) -> dict[str, str]:
         """Return op name -> description of the implementation that the network uses on its device, for provenance.
 

@@ -19,6 +19,8 @@ DIRECTION_SENTENCES: Mapping[Better, str] = {"lower": "Less is better.", "neithe
 FRACTION = "fraction"
 """Unit of a number between 0 and 1 that is printed in percent."""
 UNKNOWN_METRIC_TEXT = "Recorded by the probe {probe}, which describes it by name and unit only."
+TEXT_SEPARATOR = ":"
+"""Between the name of a probe and that of a further text on which it is measured, as in `clean:code`."""
 SD_SUFFIX = "_sd"
 """Suffix of a metric's name: the standard deviation between runs.
 
@@ -111,8 +113,12 @@ _PEAK = Metric(
 
 
 def metrics_of_probe(probe: str) -> tuple[Metric, ...]:
-    """Return the metrics of METRICS that the probe measures, the main one first; empty for an unknown probe."""
-    return tuple(metric for (of, _), metric in METRICS.items() if of == probe)
+    """Return the metrics of METRICS that the probe measures, the main one first; empty for an unknown probe.
+
+    On a further text (`clean:code`) it measures the same.
+    """
+    base = probe.partition(TEXT_SEPARATOR)[0]
+    return tuple(metric for (of, _), metric in METRICS.items() if of == base)
 
 
 EXTERNAL_ONLY = ("bits", "bits_per_byte", "steps_per_digit")
@@ -133,7 +139,7 @@ def builtin_metric(probe: str, name: str) -> Metric | None:
     """
     if name == PEAK_MEMORY:
         return _PEAK
-    base = METRICS.get((probe, name.removesuffix(SD_SUFFIX)))
+    base = METRICS.get((probe.partition(TEXT_SEPARATOR)[0], name.removesuffix(SD_SUFFIX)))
     return sd_metric(base) if base is not None and name.endswith(SD_SUFFIX) else base
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -122,7 +124,7 @@ class DataConfig(Config):
 
 HUB_PREFIX = "hf:"
 """Prefix that distinguishes an external model from the name of a cell."""
-MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations")
+MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations", "muon_split")
 """Settings of Muon, without effect under `optimizer: adamw`."""
 
 
@@ -182,6 +184,12 @@ class TrainConfig(Config):
     muon_momentum: Float = knob(0.95, "Nesterov momentum of Muon.", identity=0.95, ge=0, lt=1)
     muon_weight_decay: Float = knob(0.01, "Decoupled weight decay of Muon.", identity=0.01, ge=0, le=MAX_FLOAT)
     muon_iterations: Int = knob(12, "Newton-Schulz iterations of Muon.", identity=12, ge=1, le=MAX_ITERATIONS)
+    muon_split: Literal["none", "head"] = knob(
+        "none",
+        "Matrices that Muon orthogonalizes: each as a whole (none), or the query, gate, key, value and output projections of attention cut by head, "
+        "each head's block on its own (head, also called MuonSplit).",
+        identity="none",
+    )
     embedding_lr: Float = knob(0.3, "AdamW learning rate of the embedding.", identity=0.3, ge=0, le=MAX_FLOAT)
     head_lr: Float = knob(1 / 320, "AdamW learning rate of the head's weight.", identity=1 / 320, ge=0, le=MAX_FLOAT)
     scalar_lr: Float = knob(
@@ -369,6 +377,15 @@ class EvalConfig(Config):
         2_097_152, "Tokens of the validation loss, from the start of the validation split.", ge=2, le=MAX_TOKENS
     )
     documents: Int = knob(16, "Number of held-out documents for the probes that read documents.", ge=1, le=MAX_COUNT)
+    texts: tuple[str, ...] = knob(
+        (),
+        "Further long texts, each a file or folder, on which clean, position_nll and needle are measured too. A text has the name of its file up to "
+        "the first dot: texts/code.jsonl.xz gives the probes clean:code, position_nll:code and needle:code.",
+    )
+    window: Literal["full", "trained"] = knob(
+        "full",
+        "Attention of probes in cells that train with a window: without the window (full), or with it (trained).",
+    )
     settings: dict[str, dict[str, Any]] = knob({}, "Settings by probe name.")
     samples: SamplesConfig = knob(
         SamplesConfig(),
@@ -408,7 +425,7 @@ class EvalConfig(Config):
     def _dump_with_former_names(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the section's fields for a dump, with settings of MOVED_PROBE_SETTINGS under their former names.
 
-        Older code can read that. Default samples and empty `settings` are left out.
+        Older code can read that. Default `samples`, `texts` and `window`, and empty `settings` are left out.
         """
         dumped: dict[str, Any] = dump(self)
         settings = {probe: dict(own) for probe, own in dumped.pop("settings").items()}
@@ -418,12 +435,30 @@ class EvalConfig(Config):
         settings = {probe: own for probe, own in settings.items() if own}
         if self.samples == SamplesConfig():
             del dumped["samples"]
+        for name in ("texts", "window"):
+            if getattr(self, name) == EvalConfig.model_fields[name].default:
+                del dumped[name]
         return {**dumped, "settings": settings} if settings else dumped
 
     @model_validator(mode="after")
     def _lengths_rise(self) -> EvalConfig:
         if not self.lengths or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
             raise ValueError(f"lengths must rise and start at 2 or more, got {list(self.lengths)}")
+        return self
+
+    @property
+    def text_paths(self) -> dict[str, str]:
+        """Name -> path of the further texts; the name is that of the file or folder up to the first dot."""
+        return {PurePath(path).name.lower().partition(".")[0]: path for path in self.texts}
+
+    @model_validator(mode="after")
+    def _texts_have_names(self) -> EvalConfig:
+        """Raise ValueError for two texts of one name, and for a name with other characters than a-z, 0-9, _ and -."""
+        if len(self.text_paths) < len(self.texts):
+            raise ValueError(f"texts must have different names, got {list(self.texts)}; rename a file")
+        for name, path in self.text_paths.items():
+            if not re.fullmatch("[a-z0-9][a-z0-9_-]*", name):
+                raise ValueError(f"texts: the name of {path} must consist of letters, digits, _ and -; rename it")
         return self
 
 

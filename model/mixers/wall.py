@@ -29,6 +29,11 @@ class WallConfig(ScaledConfig):
     """Settings of wall attention, which has a gate per channel and token."""
 
     tie: Literal["head", "kv"] = knob("head", "Separate gates per query head, or per KV head.", identity="head")
+    gates: Literal["channel", "scalar"] = knob(
+        "channel",
+        "Gates of a head: one per channel, or a single one (scalar), which multiplies the whole score.",
+        identity="channel",
+    )
     subdim: Int | None = knob(
         None,
         "Number of channels of each head, from the first on, that have gates; null: all.",
@@ -65,18 +70,22 @@ class Wall(QueryBlockMixer):
 
     @classmethod
     def check(cls, model: ModelConfig, config: WallConfig) -> None:
-        """Raise ValueError if `subdim` exceeds the head size or the rotary setting does not fit it."""
+        """Raise ValueError if `subdim` exceeds the head size or comes with `gates: scalar`, or `rotary` does not fit."""
+        if config.subdim is not None and config.gates == "scalar":
+            raise ValueError(f"subdim ({config.subdim}) selects channels, but gates is scalar; set one of them")
         if config.subdim is not None and config.subdim > model.head_dim:
             raise ValueError(f"subdim ({config.subdim}) must be at most model.head_dim ({model.head_dim})")
         check_rotary(config.rotary, model.head_dim)
 
     @classmethod
     def gate_shape(cls, model: ModelConfig, config: WallConfig) -> tuple[int, int]:
-        """Return (number of heads P with gates of their own, gated channels per head).
+        """Return (number of heads P with gates of their own, gates per head).
 
         P is the number of query heads, or with `tie: kv` of KV heads.
         """
         heads = model.n_heads if config.tie == "head" else model.n_kv_heads
+        if config.gates == "scalar":
+            return heads, 1
         return heads, model.head_dim if config.subdim is None else config.subdim
 
     @classmethod
@@ -175,7 +184,8 @@ class Wall(QueryBlockMixer):
         """Return the natural log of each channel's gate, [B, T, P, X] <= 0 in float32 (float64 for float64).
 
         P is the number of heads with gates of their own: the query heads H, or with `tie: kv` the KV heads J. The first
-        `subdim` channels of a head have gates; the others have 0. With `g_max` values are soft-clamped to above -g_max.
+        `subdim` channels of a head have gates; the others have 0. With `gates: scalar` all channels of a head have the
+        same. With `g_max` values are soft-clamped to above -g_max.
 
         Args:
             x_BTD: the block's normed input; read with `gate_source: input`.
@@ -187,6 +197,8 @@ class Wall(QueryBlockMixer):
         log_gate = self.gate(x_BTD if self.config.gate_source == "input" else k_BTJX.flatten(2))
         if self.g_max is not None:
             log_gate = soft_clamp(log_gate, self.g_max)
+        if self.config.gates == "scalar":
+            return log_gate.unsqueeze(-1).expand(b, t, self.gate_heads, size).contiguous()
         return functional.pad(
             log_gate.view(b, t, self.gate_heads, self.gated_channels), (0, size - self.gated_channels)
         )

@@ -16,7 +16,7 @@ from ...results.store.records import Measurement
 from ..external_models.config import config_of
 from ..grid.plugins import load_plugin, plugin_of
 from ..host.hardware import peak_resident, reset_peak_resident
-from ..probes import PROBES, bound
+from ..probes import PROBES, Probe, bound
 from ..probes.subject import Subject, run_probe
 from ..ranks.group import SINGLE, Ranks
 from ..training.loop import Stopped
@@ -135,10 +135,14 @@ class AttemptRunner:
         self.recorder.examples([example for _, examples in results for example in examples])
         source = plugin_of(PROBES, name, self.config.plugins)
         origin: dict[str, Any] = {"seconds": seconds, "peak_memory": peak, "source": source}
+        facts = _reading_facts(subject, probe)
         self.recorder.measurements(
             [
                 replace(
-                    measurement, description=measurement.description or probe.description(measurement.metric), **origin
+                    measurement,
+                    description=({**(measurement.description or probe.description(measurement.metric) or {}), **facts})
+                    or None,
+                    **origin,
                 )
                 for measurement in measurements
             ]
@@ -154,6 +158,18 @@ class AttemptRunner:
         if time.monotonic() - self._last_heartbeat >= HEARTBEAT_S:
             self._last_heartbeat = time.monotonic()
             self.recorder.heartbeat()
+
+
+def _reading_facts(subject: Subject, probe: Probe) -> dict[str, str]:
+    """Return what else decides a number and stands in no other column: "text_sha256" and "window".
+
+    They are the SHA-256 of the tokens of a further text, and "trained" if the probe reads with the window of training;
+    each is there only if it applies.
+    """
+    facts = {"text_sha256": subject.long_text(probe.text).sha256} if probe.text else {}
+    if subject.config.eval.window == "trained" and subject.config.model.window:
+        facts["window"] = "trained"
+    return facts
 
 
 def _out_of_memory(error: RuntimeError | MemoryError) -> bool:

@@ -198,7 +198,7 @@ class CellRunner(AttemptRunner):
         self._subject = subject
         trainer = Trainer(
             model=model,
-            optimizers=build_optimizers(model.parameter_groups(), config.train, subject.device, self.ranks),
+            optimizers=build_optimizers(model, config.train, subject.device, self.ranks),
             batches=training_batches(config, subject.corpus),
             config=config.train,
             seed=config.seed,

@@ -469,7 +469,7 @@ def _trainer(
     tokens = np.random.default_rng(0).integers(0, 256, 4 * config.batch_tokens + 2, dtype=np.uint16)
     return Trainer(
         model=model,
-        optimizers=build_optimizers(model.parameter_groups(), config, device, ranks),
+        optimizers=build_optimizers(model, config, device, ranks),
         batches=Batches([tokens], config.seq_len, config.batch_tokens // config.seq_len, seed, True),
         config=config,
         seed=seed,

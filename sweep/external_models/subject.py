@@ -177,7 +177,7 @@ class OpenWeightSubject(Subject):
         self.corpus_tokenizer = corpus.load_tokenizer()
         check_lossless(self.corpus_tokenizer)
 
-    def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
+    def answers(self, prompts: Sequence[Prompt], *, full_context: bool | None = None) -> list[tuple[Tensor, Tensor]]:
         """Score the prompts one by one, because prompts differ in length under a model's own tokenizer.
 
         Args:
@@ -252,7 +252,7 @@ class TextPairedSubject(OpenWeightSubject):
     """
 
     def losses(
-        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool | None = None, last: int | None = None
     ) -> Tensor:
         """Return the loss of each target in nats, row by row, float64 [B, T] on the CPU; [B, last] with `last`.
 
@@ -396,7 +396,7 @@ class NativeSubject(OpenWeightSubject):
         return np.concatenate(parts)[:max_tokens]
 
     def losses(
-        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool | None = None, last: int | None = None
     ) -> Tensor:
         """Return the loss of each target in nats, row by row, float32 [B, T] on the CPU; [B, last] with `last`.
 

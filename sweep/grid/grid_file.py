@@ -34,7 +34,7 @@ from ...results import metrics
 from ...results.contrasts import AVERAGE_LENGTH
 from ...results.designs import regular_fractions
 from ...results.designs.design_option import METHODS
-from ...results.metrics import TRAINING_SOURCES, Metric
+from ...results.metrics import TEXT_SEPARATOR, TRAINING_SOURCES, Metric
 from ...results.names import NAME, NAME_RULE, PUBLISHED_PREFIX, normalized_level
 from ...results.stopping.stopping_rule import (
     DEFAULT_FIRST_SEEDS,
@@ -133,7 +133,7 @@ def check_measured(probe: str, metric: str, length: int | None, requests: Collec
         requests: The (probe, length) pairs at which cells are evaluated.
     """
     lengths = sorted(at for name, at in requests if name == probe)
-    if not lengths and probe in PROBES:
+    if not lengths and probe.partition(TEXT_SEPARATOR)[0] in PROBES:
         probes = [*sorted({name for name, _ in requests}), *TRAINING_SOURCES]
         raise key_error(f"no cell runs the probe {probe} (eval.probes)", allowed=probes, word=probe)
     if lengths and length is not None and length not in lengths:
@@ -161,7 +161,8 @@ def measure(text: object, *, short: bool = True, average: bool = False, where: S
     name, at, length = text.partition("@")
     probe, metric = _resolve_metric(name, where)
     full = f"{probe}.{metric.name}"
-    if (probe in PROBES and PROBES.load(probe).by_length) != bool(at):
+    base = probe.partition(TEXT_SEPARATOR)[0]
+    if (base in PROBES and PROBES.load(base).by_length) != bool(at):
         more = f", or {full}@{AVERAGE_LENGTH}" if average else ""
         needs = f"takes no context length; write {full}" if at else f"needs a context length; write {full}@65536{more}"
         raise key_error(needs, *where)
@@ -182,8 +183,9 @@ def _resolve_metric(name: str, where: Sequence[str]) -> tuple[str, Metric]:
         PydanticCustomError: For an unknown name, or a metric that several probes have; at the keys `where`.
     """
     sources = [*PROBES, *TRAINING_SOURCES]
+    # a text of eval.texts, as in clean:code
     probe, dot, metric = name.partition(".")
-    if not dot and name in sources:
+    if not dot and name.partition(TEXT_SEPARATOR)[0] in sources:
         return name, own_metrics(name)[0]
     if not dot:
         probes = [probe_name for probe_name, metric_name in metrics.METRICS if metric_name == name]
@@ -194,7 +196,7 @@ def _resolve_metric(name: str, where: Sequence[str]) -> tuple[str, Metric]:
             among = [*sources, "val_loss", "tokens_per_s"]
             raise key_error(f"no probe or metric {name!r}", *where, allowed=among, word=name)
         probe, metric = probes[0], name
-    if probe not in sources:
+    if probe.partition(TEXT_SEPARATOR)[0] not in sources:
         raise key_error(f"no probe {probe!r}", *where, allowed=sources, word=probe)
     own = {metric_of_probe.name: metric_of_probe for metric_of_probe in own_metrics(probe)}
     if metric not in own:

@@ -286,6 +286,9 @@ def merge(layers: Iterable[Layer]) -> Layer:
     for layer in layers:
         for path, setting in layer.items():
             merged.pop(path, None)
+            if path == "eval.texts" and isinstance(setting.value, list):
+                texts = [_resolve_path_setting(replace(setting, value=text)).value for text in setting.value]
+                setting = replace(setting, value=texts)
             merged[path] = _resolve_path_setting(setting) if _is_path(path, setting.value) else setting
     return merged
 

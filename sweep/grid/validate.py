@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -89,7 +90,13 @@ def _validated(cls: type[BaseModel], values: Any, path: str) -> Any:
 
 
 def _with_probe_settings(config: EvalConfig) -> EvalConfig:
-    """Return the eval section with the settings of its probes filled in. Raises InvalidConfig for invalid settings."""
+    """Return the eval section with the settings of its probes filled in.
+
+    Raises InvalidConfig for invalid settings, and for a text that does not exist.
+    """
+    for path in config.texts:
+        if not os.path.exists(path):
+            raise InvalidConfig(("eval.texts",), f"{path} does not exist")
     for name, values in config.settings.items():
         _validated(probes.PROBES.load(name).Config, values, f"eval.settings.{name}")
     return probes.with_settings(config)

@@ -18,11 +18,12 @@ from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
 from ...results.console.output_files import write_file
 from ...results.console.text import counted
+from ...results.metrics import TEXT_SEPARATOR
 from ...results.store.records import TrainingTiming
 from ..config import CellConfig
 from ..grid.cell import canonical_json, model_identity, train_identity
 from ..host.allocation import is_shared
-from ..probes import PROBES, bound
+from ..probes import PROBES, bound, requested
 from ..training import flops
 
 
@@ -128,8 +129,8 @@ def save_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
 
 
 SHAPE = (
-    "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_iterations", "regularizer", "regularizer_source",
-    "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
+    "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_iterations", "muon_split", "regularizer",
+    "regularizer_source", "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
     "precision",
 )  # fmt: skip
 """Fields of the train section that affect the time of a step; learning rates, schedule and number of steps do not."""
@@ -550,7 +551,7 @@ def _probes(runs: Sequence[_TimedRun]) -> dict[tuple[str, int], float]:
     samples: dict[tuple[str, int], list[float]] = {}
     for run in runs:
         for (name, length), seconds in run.timed.probes.items():
-            if name in run.config.eval.probes and name in PROBES:
+            if name.partition(TEXT_SEPARATOR)[0] in PROBES and (name, length) in requested(run.config.eval):
                 tokens = bound(name, run.config).tokens(length)
                 samples.setdefault((name, length), []).append(seconds / max(tokens, 1))
     return {key: median(rates) for key, rates in samples.items()}

@@ -12,13 +12,26 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...model.registry import Registry
-from ...results.metrics import SAMPLES, TRAINING_SOURCES, Metric
+from ...results.metrics import SAMPLES, TEXT_SEPARATOR, TRAINING_SOURCES, Metric
 from ..config import CellConfig, EvalConfig
 from .base import Probe, ProbeConfig
 
 __all__ = ["PROBES", "Metric", "Probe", "ProbeConfig", "bound", "register_probe", "requested", "with_settings"]
 
-PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
+
+class ProbeRegistry(Registry[type[Probe]]):
+    """Registry of probes, which loads `clean:code`, a probe on a further text, by the name of the probe."""
+
+    def load(self, name: str) -> type[Probe]:
+        """Import and return the class of a probe; KeyError if there is none."""
+        return super().load(name.partition(TEXT_SEPARATOR)[0])
+
+    def owner(self, name: str) -> str | None:
+        """Return the name of the module that registered the probe; None for the package's own and unknown names."""
+        return super().owner(name.partition(TEXT_SEPARATOR)[0])
+
+
+PROBES = ProbeRegistry("probe", __name__, {
     "val": "perplexity:Validation",
     "clean": "perplexity:Clean",
     "junk": "perplexity:Junk",
@@ -30,6 +43,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "flipflop": "flipflop:FlipFlopProbe",
     "mqar": "mqar:MqarProbe",
     "gates": "diagnostics.gates:Gates",
+    "gate_dynamics": "diagnostics.gate_dynamics:GateDynamics",
     "attention_map": "diagnostics.attention_map:AttentionMap",
     "extrapolation": "extrapolation:Extrapolation",
     "passkey": "passkey:Passkey",
@@ -84,14 +98,20 @@ def bound(name: str, config: CellConfig) -> Probe:
 def requested(config: EvalConfig) -> list[tuple[str, int]]:
     """Return every (probe, length) that a cell is evaluated on, by `eval.probes`, then by `eval.lengths`.
 
-    Length is 0 for probes without lengths, which have one entry. A cell is done when each pair has a value or a reason
-    for its absence.
+    Length is 0 for probes without lengths, which have one entry. A probe that reads texts follows under the name of each
+    of `eval.texts`, such as `clean:code`. A cell is done when each pair has a value or a reason for its absence.
 
     Raises:
         KeyError: No probe has a name of the section.
     """
     return [
-        (name, length) for name in config.probes for length in (config.lengths if PROBES.load(name).by_length else (0,))
+        (name, length)
+        for probe in config.probes
+        for name in (
+            probe,
+            *(f"{probe}{TEXT_SEPARATOR}{text}" for text in config.text_paths if PROBES.load(probe).reads_texts),
+        )
+        for length in (config.lengths if PROBES.load(probe).by_length else (0,))
     ]
 
 

@@ -52,21 +52,26 @@ class Probe(ABC):
     """
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules that the probe imports beyond those of every attempt; a launch without them is refused."""
+    reads_texts: ClassVar[bool] = False
+    """True if the probe is measured on each of `eval.texts` too."""
     settings: Any
     """Settings in the cell, an instance of `Config`."""
+    text: str
+    """Name of the further text (`eval.texts`) that is read; empty for the held-out documents of the corpus."""
 
     def __init__(self, name: str, config: CellConfig) -> None:
         """Bind the probe to a cell.
 
         Args:
-            name: Registered name of the probe.
+            name: Registered name of the probe; on a further text followed by a colon and the name of the text.
             config: Config of the cell.
 
         Raises:
             ValidationError: A setting of the probe is invalid (pydantic).
         """
         self.name, self.config = name, config
-        self.settings = self.Config.model_validate(config.eval.settings.get(name, {}))
+        registered, _, self.text = name.partition(metrics.TEXT_SEPARATOR)
+        self.settings = self.Config.model_validate(config.eval.settings.get(registered, {}))
 
     @classmethod
     def settled(cls, settings: Any, config: EvalConfig) -> Any:
@@ -254,11 +259,14 @@ class DocumentProbe(LengthwiseProbe):
         """Return the tokens of one row per document."""
         return self.config.eval.documents * length
 
-    def longest(self, corpus: Corpus) -> int:
+    def longest(self, corpus: Corpus) -> int | None:
         """Return the length that the shortest of the first `eval.documents` held-out documents allows.
 
-        It is the document's number of tokens less `beyond`; 0 if there are fewer documents.
+        It is the document's number of tokens less `beyond`; 0 if there are fewer documents. None for a further text,
+        whose documents are read by the evaluation alone.
         """
+        if self.text:
+            return None
         n_documents = self.config.eval.documents
         documents = corpus.heldout[:n_documents]
         return max(0, min(map(len, documents)) - self.beyond) if len(documents) == n_documents else 0
@@ -267,7 +275,10 @@ class DocumentProbe(LengthwiseProbe):
         """Return a message if fewer than `eval.documents` held-out documents exceed `length` tokens, else None.
 
         Only the first `eval.documents` documents count. A computed corpus has none, which gives a message of its own.
+        None for a further text.
         """
+        if self.text:
+            return None
         if corpus.computed:
             return f"it has no long documents, which {PROBE_PLACEHOLDER}: remove these probes from eval.probes"
         n_documents = self.config.eval.documents

@@ -147,7 +147,11 @@ class DigitsRecalled(DocumentProbe):
         `exact_accuracy`. The result is None if there is nothing to store.
         """
         facts = super().description(metric) or {}
-        answers = {"digit_accuracy": self.questions * int(self.settings.digits), "exact_accuracy": self.questions}
+        answers = {
+            "digit_accuracy": self.questions * int(self.settings.digits),
+            "exact_accuracy": self.questions,
+            "match_accuracy": self.questions,
+        }
         if metric in answers and answers[metric] != self.metric(metric).trials:
             facts["trials"] = answers[metric]
         return facts or None
@@ -204,6 +208,7 @@ class Needle(DigitsRecalled):
     """
 
     Config = NeedleConfig
+    reads_texts = True
     metrics, more_of_others = metrics.by_subject("needle")
     of_any = True
 

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import model_validator
 
-from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
+from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64, MAX_LENGTH
 from ...model.config import Float, Int, knob
 from ...results import metrics
+from ...results.intervals import wilson_of_trials
 from .base import ProbeConfig, Prompt, Result
 from .needle import DigitsRecalled, NeedleTrial, constant_share, draw_trial, value_tokens
 
 if TYPE_CHECKING:
     from ..data.corpora import Corpus
     from ..data.tokenizer import Tokenizer
-    from .subject import Subject
+    from .subject import CellSubject
 
 MAGIC_NAMES = ("amber", "copper", "harbor", "meadow", "orchid", "winter")
 """Words of the cues for kind niah."""
@@ -40,6 +41,13 @@ class PasskeyConfig(ProbeConfig):
     )
     trials: Int = knob(8, "Trials at each depth and length.", ge=1, le=MAX_COUNT)
     digits: Int = knob(5, "Digits to be recalled.", ge=1, le=MAX_DIGITS)
+    generate: Int = knob(
+        0,
+        "Tokens that the network writes after each question, the most likely one each time; an answer is right if the number occurs in them "
+        "(match_accuracy). 0: none.",
+        ge=0,
+        le=MAX_LENGTH,
+    )
     seed: Int = knob(
         1234, "Seed of the values; the same ones for every cell, depth and length.", ge=-MAX_INT64, le=MAX_INT64
     )
@@ -105,10 +113,11 @@ class Passkey(DigitsRecalled):
     metrics = metrics.metrics_of_probe("passkey")
 
     def tokens(self, length: int) -> int:
-        """Return the tokens of one row per trial and depth."""
-        return int(self.settings.trials) * len(self.settings.depths) * length
+        """Return the tokens of one row per trial and depth, twice if the network also writes answers."""
+        rows = int(self.settings.trials) * len(self.settings.depths)
+        return rows * (2 * length + int(self.settings.generate) if self.settings.generate else length)
 
-    def longest(self, corpus: Corpus) -> int | None:  # type: ignore[override]
+    def longest(self, corpus: Corpus) -> int | None:
         """Return the length that the shortest document allows; None for the filler of repeated sentences."""
         return None if self.settings.filler == "grass" else super().longest(corpus)
 
@@ -129,11 +138,11 @@ class Passkey(DigitsRecalled):
         """Return the depth of the question with that index."""
         return {"depth": float(self.settings.depths[question])}
 
-    def run_at(self, subject: Subject, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the measurements over all depths and the examples of `scored`, or a reason.
 
-        The measurements are digit_accuracy, exact_accuracy, nats and constant_accuracy, each over all trials and
-        depths. The reason is that the model cannot read the length, documents are missing or too short, or a prompt
+        The measurements are digit_accuracy, exact_accuracy, nats, constant_accuracy and, with `generate`,
+        match_accuracy, each over all trials and depths. The reason is that the model cannot read the length, documents are missing or too short, or a prompt
         does not fit into the length.
 
         Args:
@@ -154,9 +163,55 @@ class Passkey(DigitsRecalled):
                 prompts.append(prompt)
         measured, examples = self.scored(length, subject.answers(prompts))
         share, n = constant_share(prompts)
-        return [*measured, self.value("constant_accuracy", share, length, n=n)], examples
+        measured.append(self.value("constant_accuracy", share, length, n=n))
+        if self.settings.generate:
+            written = self._written(subject, prompts, length)
+            measured, examples = [*measured, *written[0]], [*examples, *written[1]]
+        return measured, examples
 
-    def _text(self, subject: Subject, index: int, length: int) -> np.ndarray:
+    def _written(self, subject: CellSubject, prompts: list[Prompt], length: int) -> Result:
+        """Return match_accuracy, and whether each question's written answer holds its number as examples, or a reason.
+
+        An example has the trial as `item` and the question as `position`. Spaces of the answer do not count.
+
+        Args:
+            subject: Network to be measured; it writes at full context, or as `eval.window` says.
+            prompts: Questions with their answers, the questions of one trial after each other.
+            length: Context length in tokens, for the record.
+        """
+        import torch
+
+        from ...model.inference.decode import make_decoder
+        from ...model.inference.generation import generate_tokens
+
+        new, trials = int(self.settings.generate), self.cast()
+        if (reason := subject.beyond(length + new)) is not None:
+            return [self.missing(reason, length, "match_accuracy")], []
+        decoder = make_decoder(subject.model, tokens=length + new, full_context=self.config.eval.window == "full")
+
+        def is_right(index: int) -> bool:
+            """Return True if the answer to the prompt with that index holds the digits of its trial in a row."""
+            subject.pause()
+            trial, tokenizer = trials[index // self.questions], subject.tokenizer
+            value, _ = value_tokens(trial.value, tokenizer)
+            question = torch.from_numpy(prompts[index].tokens[: -len(value)].astype(np.int64))
+            tokens = generate_tokens(
+                subject.model, question, tokens=new, temperature=0, vocabulary=tokenizer.vocabulary, decoder=decoder
+            )
+            answer = b"".join(map(tokenizer.token_bytes, tokens)).replace(b" ", b"")
+            return trial.value.replace(" ", "").encode() in answer
+
+        hits = subject.ranks.map(is_right, range(len(prompts)))
+        share = sum(hits) / len(hits)
+        low, high = wilson_of_trials(share, len(trials))
+        examples = []
+        for index, hit in enumerate(hits):
+            item, question = divmod(index, self.questions)
+            example = self.example("match_accuracy", float(hit), length, item=item, position=question)
+            examples.append(replace(example, detail=self.detail(question)))
+        return [self.value("match_accuracy", share, length, n=len(hits), low=low, high=high)], examples
+
+    def _text(self, subject: CellSubject, index: int, length: int) -> np.ndarray:
         """Return the tokens around a trial's value: a document without its end-of-text token, or repeated sentences.
 
         Args:

@@ -190,6 +190,7 @@ class Clean(DocumentProbe):
     """Mean loss over all targets of the first L + 1 tokens of each document; the same documents at every length."""
 
     divided = True
+    reads_texts = True
     metrics, more_of_others = metrics.by_subject("clean")
     of_any = True
     beyond = 1
@@ -312,7 +313,7 @@ class SameTail(DocumentProbe):
     def longest(self, corpus: Corpus) -> int:
         """Return the position of the last scored token, from 0; 0 if a document ends before that or one is missing."""
         end = self._resolved_settings.end
-        return end if super().longest(corpus) >= end else 0
+        return end if (super().longest(corpus) or 0) >= end else 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Return a message if the documents are too short or fewer than `length` tokens precede their end.

@@ -28,6 +28,7 @@ class PositionNll(DocumentProbe):
 
     divided = True
     Config = PositionNllConfig
+    reads_texts = True
     metrics = metrics.metrics_of_probe("position_nll")
     beyond = 1
     names_every_missing = True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from ..config import CellConfig
 from ..data.batches import stream_rows
 from ..data.computed_rows import Rows
 from ..data.corpora import Corpus
+from ..data.long_texts import LongText, read_long_text
 from ..data.tokenizer import Tokenizer
 from ..ranks.group import SINGLE, Ranks
 from . import bound
@@ -29,6 +31,9 @@ from .base import Prompt, Result
 
 DEFAULT_WINDOW_TOKENS = 2048
 """Window of lm-evaluation-harness for a model without a maximum length."""
+
+NEEDLE_TOKENS = 1024
+"""Tokens of a document of `eval.texts` beyond the longest context length, for the text of needles."""
 
 
 def no_pause() -> None:
@@ -67,7 +72,7 @@ class Subject(ABC):
 
     @abstractmethod
     def losses(
-        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool | None = None, last: int | None = None
     ) -> Tensor:
         """Return the cross-entropy of each target in nats, float32 or float64 [B, T] on the CPU; [B, last] with `last`.
 
@@ -76,17 +81,17 @@ class Subject(ABC):
         Args:
             inputs_BT: Input tokens, int64 on the CPU.
             targets_BT: Target tokens, int64: the inputs shifted by one token.
-            full_context: Read without the attention window of training.
+            full_context: Read without the attention window of training; None: as `eval.window` says.
             last: Return the last targets of each row alone; the whole row is read.
         """
 
     @abstractmethod
-    def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
+    def answers(self, prompts: Sequence[Prompt], *, full_context: bool | None = None) -> list[tuple[Tensor, Tensor]]:
         """Score each prompt, teacher-forced: every token is predicted from the true tokens before it.
 
         Args:
             prompts: The prompts.
-            full_context: Read without the attention window of training.
+            full_context: Read without the attention window of training; None: as `eval.window` says.
 
         Returns:
             For each prompt, in order, (is_argmax, loss in nats) of its scored tokens, each [scored] on the CPU.
@@ -104,6 +109,26 @@ class Subject(ABC):
     def tokens_of(self, text: str) -> int:
         """Return the length of a text in tokens of the corpus."""
         return len(self.tokenizer.encode(text))
+
+    def on_text(self, name: str) -> Self:
+        """Return this subject with the documents of a text of `eval.texts` in place of the held-out ones.
+
+        They are `eval.documents` documents with tokens enough for the longest of `eval.lengths` and a needle.
+
+        Raises:
+            CorpusError: The text cannot be read.
+        """
+        text = self.long_text(name)
+        corpus = replace(self.corpus, heldout=list(text.documents), heldout_names=list(text.names))
+        subject = copy.copy(self)
+        # a frozen dataclass is copied as it is, so that subclasses need no method of their own
+        object.__setattr__(subject, "corpus", corpus)
+        return subject
+
+    def long_text(self, name: str) -> LongText:
+        """Return the documents of a text of `eval.texts`. Raises CorpusError if it cannot be read."""
+        tokens = max(self.config.eval.lengths) + NEEDLE_TOKENS
+        return read_long_text(self.config.eval.text_paths[name], self.tokenizer, self.config.eval.documents, tokens)
 
     def beyond(self, tokens: int) -> str | None:
         """Return why the model cannot read a text of `tokens` tokens, or None if it can."""
@@ -223,15 +248,21 @@ class CellSubject(Subject):
         rows_at_once = max(1, self.config.eval.chunk_tokens // length)
         return [slice(first, first + rows_at_once) for first in range(0, rows, rows_at_once)]
 
-    def features(self, tokens_BT: Tensor, *, full_context: bool = True) -> Tensor:
-        """Return hidden states [B, T, D] on `device`, computed in chunks of `eval.chunk_tokens` tokens."""
+    def features(self, tokens_BT: Tensor, *, full_context: bool | None = None) -> Tensor:
+        """Return hidden states [B, T, D] on `device`, computed in chunks of `eval.chunk_tokens` tokens.
+
+        Memory grows with the length as one layer's inputs and outputs do, by [T, D] and [T, H, X]: no tensor has a size
+        of T x T or T x vocabulary.
+        """
         self.pause()
+        if full_context is None:
+            full_context = self.config.eval.window == "full"
         chunk = self.config.eval.chunk_tokens
         return self.model.features(tokens_BT.to(self.device), full_context=full_context, chunk=chunk).hidden_BTD
 
     @torch.no_grad()
     def losses(
-        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
+        self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool | None = None, last: int | None = None
     ) -> Tensor:
         """Return the cross-entropy of each target in nats, [B, T] on the CPU; [B, last] with `last`.
 
@@ -241,7 +272,7 @@ class CellSubject(Subject):
         Args:
             inputs_BT: Input tokens, int64.
             targets_BT: Target tokens, int64: the inputs shifted by one token.
-            full_context: Read without the attention window of training.
+            full_context: Read without the attention window of training; None: as `eval.window` says.
             last: Return the last targets of each row alone; the whole row is read.
         """
 
@@ -256,14 +287,14 @@ class CellSubject(Subject):
 
         return torch.cat(self.ranks.map(batch_losses, self.batches(*inputs_BT.shape)))
 
-    def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
+    def answers(self, prompts: Sequence[Prompt], *, full_context: bool | None = None) -> list[tuple[Tensor, Tensor]]:
         """Score each prompt, teacher-forced; prompts of the same length go through the network in batches together.
 
         The batches are divided over the ranks.
 
         Args:
             prompts: The prompts.
-            full_context: Read without the attention window of training.
+            full_context: Read without the attention window of training; None: as `eval.window` says.
 
         Returns:
             For each prompt, in order, (is_argmax, loss in nats) of its scored tokens, each [scored] on the CPU.
@@ -301,7 +332,7 @@ class CellSubject(Subject):
 
     def right_answers(
         self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray], *, letters: np.ndarray | None = None,
-        full_context: bool = True,
+        full_context: bool | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Count the marked tokens of each row, and those of them that have the largest logit of the vocabulary.
 
@@ -312,7 +343,7 @@ class CellSubject(Subject):
             mark_rows: Function from complete rows to marks of the same shape, 1 for each scored token, else 0.
             letters: The network's token for each token of `rows`, as an array indexed by those; None if they are the
                 same.
-            full_context: Read without the attention window of training.
+            full_context: Read without the attention window of training; None: as `eval.window` says.
 
         Returns:
             (marked tokens, right answers), each int64 [rows].
@@ -386,6 +417,8 @@ def run_probe(name: str, subject: Subject, lengths: Iterable[int]) -> Iterator[R
     wait for its results. Every rank gets all results.
     """
     probe, ranks = bound(name, subject.config), subject.ranks
+    if probe.text:
+        subject = subject.on_text(probe.text)
     if probe.divided or ranks.size == 1:
         yield from probe.run(subject, lengths)
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -65,6 +65,9 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
+HeadBlocks = Mapping[nn.Parameter, tuple[int, int]]
+"""Matrix -> (number of blocks that its rows are cut into, number that its columns are cut into)."""
+
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 _ADAM = {"cuda": "fused", "cpu": "foreach"}
@@ -92,7 +95,9 @@ class Muon(torch.optim.Optimizer):
 
     m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m (Nesterov); u <- orthogonalise(u) sqrt(max(1, rows / cols)); p <- p (1
     - lr wd) - lr u. The last two axes are a matrix: a parameter [C, 1, k] is treated as C matrices of one row.
-    Parameters of one shape are updated together. A group's lr may be a 0-dimensional tensor on the device. `dtype` is
+    A parameter of `blocks` is cut into equal blocks, each of which is orthogonalised on its own; its momentum is not cut.
+    The factor then has the rows of a block and the columns of the uncut matrix, so that a weight moves about as far as
+    without the cut. Parameters of one shape are updated together. A group's lr may be a 0-dimensional tensor on the device. `dtype` is
     the type of the iteration; the project uses 16 bits on CUDA, and float32 on the CPU, where bfloat16 is emulated.
     Source: docs/reference/mechanisms.md, "Training".
     """
@@ -106,6 +111,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         iterations: int = 12,
         dtype: torch.dtype = torch.bfloat16,
+        blocks: HeadBlocks | None = None,
     ) -> None:
         """Create the optimizer; momentum buffers follow at a parameter's first update.
 
@@ -116,17 +122,33 @@ class Muon(torch.optim.Optimizer):
             weight_decay: decoupled weight decay, multiplied by the learning rate.
             iterations: Newton-Schulz iterations.
             dtype: type of the iteration; parameters keep theirs.
+            blocks: numbers of blocks of the matrices that are cut; None: none is.
 
         Raises:
-            ValueError: a parameter has fewer than two dimensions.
+            ValueError: a parameter has fewer than two dimensions, or blocks of unequal sizes.
         """
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "iterations": iterations}
-        self.dtype = dtype
+        self.dtype, self._blocks = dtype, dict(blocks or {})
         super().__init__(params, defaults)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.ndim < 2:
                     raise ValueError(f"Muon takes parameters of 2 or more dimensions, got shape {tuple(p.shape)}")
+                if any(size % parts for size, parts in zip(p.shape[-2:], self.blocks(p), strict=True)):
+                    raise ValueError(
+                        f"Muon cannot cut a matrix of shape {tuple(p.shape)} into {self.blocks(p)} equal blocks"
+                    )
+
+    def blocks(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Return the numbers of blocks that a parameter's rows and columns are cut into, (1, 1) if it is not cut."""
+        return self._blocks.get(parameter, (1, 1))
+
+    def stacks(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
+        """Yield the parameters of a group in lists of equal shape and blocks, which are updated together."""
+        stacks: dict[tuple[torch.Size, tuple[int, int]], list[nn.Parameter]] = defaultdict(list)
+        for p in group["params"]:
+            stacks[p.shape, self.blocks(p)].append(p)
+        yield from stacks.values()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -140,19 +162,15 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon does not support a closure")
         for group in self.param_groups:
-            params_by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
-            for p in group["params"]:
-                if p.grad is not None:
-                    params_by_shape[p.shape].append(p)
-            for params in params_by_shape.values():
-                self.update_shape(params, group)
+            for params in self.stacks(group):
+                self.update_shape([p for p in params if p.grad is not None], group)
 
     @torch.no_grad()
     def update_shape(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update parameters of one shape, which all have gradients, with the settings of their group, in place.
+        """Update parameters of one shape and equal blocks, which all have gradients, with the settings of their group, in place.
 
-        m <- mu m + (1 - mu) g; u = orthogonalise((1 - mu) g + mu m); p <- p (1 - lr wd) - lr sqrt(max(1, rows / cols))
-        u. Creates missing momentum buffers (zeros) in `state`. The last two axes are the matrix; there may be more. Does
+        m <- mu m + (1 - mu) g; u = orthogonalise((1 - mu) g + mu m), block by block; p <- p (1 - lr wd) - lr
+        sqrt(max(1, rows / cols)) u, with the rows of a block. Creates missing momentum buffers (zeros) in `state`. The last two axes are the matrix; there may be more. Does
         nothing without parameters.
         """
         if not params:
@@ -168,8 +186,12 @@ class Muon(torch.optim.Optimizer):
         rows, cols = params[0].shape[-2:]
         updates = params[0].new_empty((len(params), *params[0].shape), dtype=norm_dtype(self.dtype))
         torch._foreach_copy_(updates.unbind(), torch._foreach_lerp(grads, buffers, mu))
-        u = orthogonalise(updates.reshape(-1, rows, cols), group["iterations"], self.dtype).reshape(updates.shape)
-        shrink, scale = 1 - group["lr"] * group["weight_decay"], group["lr"] * max(1.0, rows / cols) ** 0.5
+        row_parts, col_parts = self.blocks(params[0])
+        # [N, row blocks, rows of one, column blocks, columns of one]
+        cut = updates.reshape(-1, row_parts, rows // row_parts, col_parts, cols // col_parts).transpose(2, 3)
+        flat = orthogonalise(cut.flatten(0, 2), group["iterations"], self.dtype)
+        u = flat.view(cut.shape).transpose(2, 3).reshape(updates.shape)
+        shrink, scale = 1 - group["lr"] * group["weight_decay"], group["lr"] * max(1.0, rows / row_parts / cols) ** 0.5
         if isinstance(scale, Tensor):
             # a rate in device memory can only scale a whole stack; the rounding is the same as below
             stacked = torch.stack(weights).mul_(shrink).addcmul_(u, scale, value=-1)
@@ -213,6 +235,7 @@ class Optimizers:
         device: torch.device,
         *,
         rates_on_device: bool | None = None,
+        head_blocks: HeadBlocks | None = None,
     ) -> None:
         """Assign the parameter groups to optimizers.
 
@@ -223,7 +246,13 @@ class Optimizers:
             device: device of the parameters.
             rates_on_device: store learning rates in device memory, where a captured `update` reads those of each step;
                 None: on CUDA.
+            head_blocks: `Backbone.head_blocks()`, needed with `muon_split: head` alone.
+
+        Raises:
+            ValueError: `muon_split: head` without `head_blocks`.
         """
+        if config.muon_split == "head" and head_blocks is None:
+            raise ValueError("muon_split: head needs the blocks of the heads; pass head_blocks=model.head_blocks()")
 
         def params(name: str) -> list[nn.Parameter]:
             return [parameter for _, parameter in groups[name]]
@@ -243,6 +272,7 @@ class Optimizers:
                 weight_decay=config.muon_weight_decay,
                 iterations=config.muon_iterations,
                 dtype=_iteration_dtype(config, params("muon"), device),
+                blocks=head_blocks if config.muon_split == "head" else None,
             )
         else:
             adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})

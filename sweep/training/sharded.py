@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ...model.backbone import Backbone
 from ..config import TrainConfig
 from ..errors import SweepError
 from ..ranks.group import SINGLE, Ranks
 from ..ranks.shards import GradientReducer, WeightExchange, assign_owners, reduction_dtype
-from .optimizers import Muon, Optimizers
+from .optimizers import HeadBlocks, Muon, Optimizers
 
 ADAM_COST = 5_000
 """Cost of AdamW's update of one number in FLOPs of a matrix product that take as long (28 bytes at 3 TB/s)."""
@@ -22,12 +22,12 @@ GROUP = 1 << 23
 of weights starts early."""
 
 
-def newton_schulz_flops(shape: torch.Size, iterations: int) -> int:
+def newton_schulz_flops(shape: torch.Size, iterations: int, blocks: tuple[int, int] = (1, 1)) -> int:
     """Return the FLOPs of orthogonalising a parameter of this shape, whose last two axes are a matrix.
 
-    With R rows and C columns, R <= C, an iteration takes 2 R R C + 2 R R R + 2 R R C.
+    Its rows and columns are cut into `blocks` parts. With R rows and C columns, R <= C, an iteration takes 2 R R C + 2 R R R + 2 R R C.
     """
-    rows, columns = sorted(shape[-2:])
+    rows, columns = sorted(size // parts for size, parts in zip(shape[-2:], blocks, strict=True))
     matrices = shape.numel() // (rows * columns)
     return matrices * iterations * (4 * rows * rows * columns + 2 * rows**3)
 
@@ -55,6 +55,7 @@ class ShardedOptimizers(Optimizers):
         ranks: Ranks,
         *,
         rates_on_device: bool | None = None,
+        head_blocks: HeadBlocks | None = None,
     ) -> None:
         """Assign the parameter groups to optimizers, and every parameter to its owner.
 
@@ -64,13 +65,20 @@ class ShardedOptimizers(Optimizers):
             device: device of this rank's parameters.
             ranks: group of the ranks.
             rates_on_device: as for `Optimizers`.
+            head_blocks: as for `Optimizers`.
         """
-        super().__init__(groups, config, device, rates_on_device=rates_on_device)
+        super().__init__(groups, config, device, rates_on_device=rates_on_device, head_blocks=head_blocks)
         self.ranks, self._device = ranks, device
         muon = self.by_name.get("muon")
-        matrices = {p for group in muon.param_groups for p in group["params"]} if muon is not None else set()
+        matrices = (
+            {p: muon.blocks(p) for group in muon.param_groups for p in group["params"]}
+            if isinstance(muon, Muon)
+            else {}
+        )
         costs = [
-            newton_schulz_flops(p.shape, config.muon_iterations) if p in matrices else ADAM_COST * p.numel()
+            newton_schulz_flops(p.shape, config.muon_iterations, matrices[p])
+            if p in matrices
+            else ADAM_COST * p.numel()
             for p in self.parameters
         ]
         self.owner_of = dict(zip(self.parameters, assign_owners(costs, ranks.size), strict=True))
@@ -128,11 +136,8 @@ class ShardedOptimizers(Optimizers):
         muon = self.by_name.get("muon")
         if isinstance(muon, Muon):
             for group in muon.param_groups:
-                by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
-                for p in group["params"]:
-                    by_shape[p.shape].append(p)
                 # the last group's weights travel while nothing is computed, so it is of the smallest shape
-                for params in sorted(by_shape.values(), key=lambda params: -len(params) * params[0].numel()):
+                for params in sorted(muon.stacks(group), key=lambda params: -len(params) * params[0].numel()):
                     for by_owner in self._equal_parts(params):
                         own = by_owner[self.ranks.rank]
                         muon.update_shape([p for p in own if p.grad is not None], group)
@@ -247,20 +252,19 @@ def _skeleton(states: dict[int, dict[str, Any]], device: torch.device | None) ->
     }
 
 
-def build_optimizers(
-    groups: dict[str, list[tuple[str, nn.Parameter]]], config: TrainConfig, device: torch.device, ranks: Ranks = SINGLE
-) -> Optimizers:
+def build_optimizers(model: Backbone, config: TrainConfig, device: torch.device, ranks: Ranks = SINGLE) -> Optimizers:
     """Return the optimizers of a model, divided over the ranks if there are several.
 
     Args:
-        groups: `Backbone.parameter_groups()`.
+        model: the network.
         config: training settings.
         device: device of this rank's parameters.
         ranks: group of the ranks.
     """
+    groups, head_blocks = model.parameter_groups(), model.head_blocks()
     if ranks.size == 1:
-        return Optimizers(groups, config, device)
-    return ShardedOptimizers(groups, config, device, ranks)
+        return Optimizers(groups, config, device, head_blocks=head_blocks)
+    return ShardedOptimizers(groups, config, device, ranks, head_blocks=head_blocks)
 
 
 def check_ranks(config: TrainConfig, size: int) -> None:

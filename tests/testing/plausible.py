@@ -15,6 +15,7 @@ from typing import Any
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
+from probed import gate_dynamics
 from sweeps import cell
 
 NAME = "invented"
@@ -24,6 +25,8 @@ MIXERS, MEMORIES, SEEDS = ("fox", "rope"), ("off", "on"), (0, 1, 2)
 GATED = {"fox"}
 """Mixers whose attention has gates."""
 LOSS = {"fox": 3.10, "rope": 3.17}
+TEXTS = {"books": 0.0, "code": -1.1, "stories": -0.6}
+"""Further text -> how much its losses differ from those of the documents."""
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BIN, DOCUMENT, DOCUMENTS = 16, 4096, 6
@@ -44,10 +47,16 @@ def fill_plausible(store: Store) -> None:
         recorder = DatabaseRecorder(store, attempt.id, 1)
         draw = random.Random(f"{mixer} {memory} {seed}")
         _position_nll(recorder, mixer, memory, draw)
+        for text, shift in TEXTS.items():
+            own = random.Random(f"{mixer} {memory} {seed} {text}")
+            _position_nll(recorder, mixer, memory, own, f"position_nll:{text}", shift)
+            _further_text(recorder, mixer, memory, text, shift)
         for length in LENGTHS:
             _recall(recorder, mixer, memory, length, draw)
         _attention_map(recorder, mixer, draw)
         _gates(recorder, mixer, memory, draw)
+        if mixer in GATED:
+            gate_dynamics(recorder, float(memory == "on"), channels=8, heads=HEADS, layers=LAYERS, tokens=64, bin=4)
         _memory_recall(recorder, mixer, memory, draw)
         _downstream(recorder, mixer, memory, draw)
         store.finish_attempt(attempt.id, 1, "done")
@@ -59,11 +68,28 @@ def _write(recorder: DatabaseRecorder, probe: str, length: int, n: int, **values
     )
 
 
-def _position_nll(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
+def _further_text(recorder: DatabaseRecorder, mixer: str, memory: str, text: str, shift: float) -> None:
+    """Loss and needle accuracy by length on a further text, which RoPE leaves beyond the training length."""
+    slope = {"fox": -0.03, "rope": 0.3}[mixer] * (0.3 if memory == "on" else 1)
+    for length in LENGTHS:
+        loss = LOSS[mixer] + shift + 0.3 * (length / 512) ** -0.4 + slope * max(0.0, math.log2(length / TRAINED))
+        _write(recorder, f"clean:{text}", length, DOCUMENTS * length, nats=loss)
+        share = _chance_of_digit(mixer, memory, length, 0.5)
+        _write(recorder, f"needle:{text}", length, TRIALS * DIGITS, digit_accuracy=share, constant_accuracy=CONSTANT)
+
+
+def _position_nll(
+    recorder: DatabaseRecorder,
+    mixer: str,
+    memory: str,
+    draw: random.Random,
+    probe: str = "position_nll",
+    easier: float = 0.0,
+) -> None:
     """A power law of the position, which RoPE leaves beyond the training length; documents differ in difficulty."""
-    level = LOSS[mixer] - 0.12 * (memory == "on") + draw.gauss(0, 0.012)
+    level = LOSS[mixer] + easier - 0.12 * (memory == "on") + draw.gauss(0, 0.012)
     slope = {"fox": 0.0, "rope": 0.45}[mixer] * (0.3 if memory == "on" else 1)
-    fields: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": DOCUMENT}
+    fields: dict[str, Any] = {"probe": probe, "metric": "nats", "length": DOCUMENT}
     examples = []
     for document in range(DOCUMENTS):
         shift = random.Random(f"document {document}").gauss(0, 0.15)
@@ -72,7 +98,7 @@ def _position_nll(recorder: DatabaseRecorder, mixer: str, memory: str, draw: ran
             value = level + 3.2 * position**-0.42 + slope * max(0.0, math.log2(position / TRAINED)) + shift
             examples.append(Example(**fields, item=document, position=index, value=value + draw.gauss(0, 0.03)))
     recorder.examples(examples)
-    _write(recorder, "position_nll", DOCUMENT, DOCUMENTS, nats=level, end_nats=level, bin=float(BIN))
+    _write(recorder, probe, DOCUMENT, DOCUMENTS, nats=level, end_nats=level, bin=float(BIN))
 
 
 def _chance_of_digit(mixer: str, memory: str, length: int, depth: float) -> float:

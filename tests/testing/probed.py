@@ -7,7 +7,17 @@ from typing import Any
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement
 
-FIGURES = ("position-nll", "retention", "passkey", "attention-map", "extrapolation", "memory-recall", "downstream")
+FIGURES = (
+    "position-nll",
+    "texts",
+    "retention",
+    "gate-dynamics",
+    "passkey",
+    "attention-map",
+    "extrapolation",
+    "memory-recall",
+    "downstream",
+)
 """The figures of `probe_items`."""
 
 
@@ -19,7 +29,9 @@ def probe_items(
         position_nll(recorder, length, loss)
         passkey(recorder, length, share)
         _numbers(recorder, "extrapolation", length, 1000, nats=loss, perplexity=2.718281828 ** (loss + length / 1000))
+        further_texts(recorder, length, loss, share)
     attention_map(recorder, loss)
+    gate_dynamics(recorder, share)
     gates(recorder, share, channels=1)
     memory_recall(recorder, share)
     downstream(recorder, share)
@@ -62,6 +74,45 @@ def gates(
                 for step in range(each)
             ]
         )  # fmt: skip
+
+
+def gate_dynamics(
+    recorder: DatabaseRecorder, share: float, *, channels: int = 4, heads: int = 2, layers: tuple[int, ...] = (2, 6),
+    tokens: int = 32, bin: int = 8,
+) -> None:  # fmt: skip
+    """Gates that keep more the higher their index; the first one never closes, the last one at every fourth token."""
+    fields: dict[str, Any] = {"probe": "gate_dynamics"}
+    gates_per_layer = heads * channels
+    examples = []
+    for layer in layers:
+        for index in range(gates_per_layer):
+            spread = 0.3 * index / gates_per_layer
+            examples.append(
+                Example(**fields, metric="mean", item=layer, position=index, value=1 - spread * (0.5 + share / 4))
+            )
+            examples.append(Example(**fields, metric="spread", item=layer, position=index, value=spread))
+        for index in range(tokens // bin):
+            value = 0.7 + 0.2 * share + 0.01 * index + layer / 100
+            examples.append(Example(**fields, metric="bin", item=layer, position=index, value=value))
+        for rank, index in enumerate((0, gates_per_layer - 1)):
+            for token in range(tokens):
+                detail = {"head": index // channels, "channel": index % channels, "token": token}
+                value = 0.4 if rank and token % 4 == 3 else 1 - rank / 20
+                position = rank * tokens + token
+                examples.append(
+                    Example(**fields, metric="trace", item=layer, position=position, value=value, detail=detail)
+                )
+    recorder.examples(examples)
+    numbers = {"mean": 0.9, "spread": 0.1, "always_on": 0.1, "bin": float(bin), "trace": float(tokens)}
+    _numbers(recorder, "gate_dynamics", 0, 100, **numbers, channels=float(channels))
+
+
+def further_texts(recorder: DatabaseRecorder, length: int, loss: float, share: float) -> None:
+    """Losses and digits on two texts, of which `code` is easier."""
+    for text, shift in (("code", -0.5), ("books", 0.0)):
+        _numbers(recorder, f"clean:{text}", length, 100, nats=loss + shift + 10 / length)
+        _numbers(recorder, f"needle:{text}", length, 20, digit_accuracy=min(1.0, share * 64 / length + 0.1))
+        position_nll(recorder, length, loss + shift, probe=f"position_nll:{text}")
 
 
 def memory_recall(
@@ -148,9 +199,11 @@ def attention_map(
     _numbers(recorder, "attention_map", 0, len(examples), keys=2.0, row_sum=1.0)
 
 
-def position_nll(recorder: DatabaseRecorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:
+def position_nll(
+    recorder: DatabaseRecorder, length: int, loss: float, run: int = 16, documents: int = 3, probe: str = "position_nll"
+) -> None:
     """A loss that falls with the place, documents apart by 0.1; the last run is shorter where `run` does not divide `length`."""
-    fields: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": length}
+    fields: dict[str, Any] = {"probe": probe, "metric": "nats", "length": length}
     bins = range(-(-length // run))
     recorder.examples(
         [
@@ -159,4 +212,4 @@ def position_nll(recorder: DatabaseRecorder, length: int, loss: float, run: int 
             for bin_index in bins
         ]
     )
-    _numbers(recorder, "position_nll", length, documents, nats=loss, end_nats=loss, bin=float(run))
+    _numbers(recorder, probe, length, documents, nats=loss, end_nats=loss, bin=float(run))

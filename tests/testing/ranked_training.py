@@ -72,7 +72,7 @@ def train(
             return float(model.token_losses(model.features(inputs).hidden_BTD, targets).mean())
 
     trainer = hooks.trainer = Trainer(
-        model=model, optimizers=build_optimizers(model.parameter_groups(), config, CPU, ranks), batches=batches,
+        model=model, optimizers=build_optimizers(model, config, CPU, ranks), batches=batches,
         config=config, seed=0, device=CPU, validate=validate, validate_every=1, hooks=hooks,
     )  # fmt: skip
     if folder is not None and (state := checkpoint.load_newest(folder)) is not None:
@@ -98,7 +98,7 @@ def train(
 def overflow(ranks: Ranks) -> tuple[bool, float, list[float]]:
     """Return (step applied, loss scale, weights) after a step whose gradient overflows on the last rank alone."""
     model, config = network(), recipe(precision="fp16")
-    optimizers = build_optimizers(model.parameter_groups(), config, CPU, ranks)
+    optimizers = build_optimizers(model, config, CPU, ranks)
     before = [p.detach().clone() for p in model.parameters()]
     optimizers.expect_gradients()
     for index, parameter in enumerate(model.parameters()):

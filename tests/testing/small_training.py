@@ -92,7 +92,7 @@ def small_trainer(
     marks = [MARKS] if config.loss_on == "marked" else None
     batches = Batches([STREAM], config.seq_len, config.batch_tokens // config.seq_len, seed, True, marks=marks)
     watch.trainer = Trainer(
-        model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU), batches=batches, config=config,
+        model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU, head_blocks=model.head_blocks()), batches=batches, config=config,
         seed=seed, device=CPU, validate=validate, validate_every=every, hooks=watch, graphs=graphs,
     )  # fmt: skip
     return watch.trainer

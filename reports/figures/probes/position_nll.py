@@ -51,7 +51,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ReportError: No cell has losses by position.
     """
     trained = training_lengths(store, data)
-    frame = _frame(store, data, trained)
+    frame = position_frame(store, data, trained)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has losses by position; evaluate with --probe {PROBE}")
     frame, axes = assign_panels(data, frame)
@@ -75,7 +75,7 @@ def format_count_range(counts: pd.Series) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFrame:
+def position_frame(store: Store, data: SweepData, trained: dict[str, int], probe: str = PROBE) -> pd.DataFrame:
     """Return the rows of `collect` without panel, first, second and line; empty if no cell has any.
 
     Cells whose bin size (tokens per stored position) is not stored are left out.
@@ -84,13 +84,14 @@ def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFra
         store: The database.
         data: The sweep.
         trained: Training length in tokens by cell id.
+        probe: Name of the probe, that of a further text included.
     """
-    ends = longest_lengths(data, PROBE, METRIC)
+    ends = longest_lengths(data, probe, METRIC)
     parts = []
     for length in sorted(set(ends.values())):
-        values = item_values_frame(store, data, (PROBE, METRIC, length))
+        values = item_values_frame(store, data, (probe, METRIC, length))
         values = values[values["cell"].map(ends) == length]
-        sizes = {cell: data.values.get((cell, PROBE, "bin", length)) for cell in set(values["cell"])}
+        sizes = {cell: data.values.get((cell, probe, "bin", length)) for cell in set(values["cell"])}
         bin_sizes = {cell: int(size.value) for cell, size in sizes.items() if size is not None and size.value}
         values = values[values["cell"].isin(list(bin_sizes))]
         size = values["cell"].map(bin_sizes)
@@ -102,7 +103,7 @@ def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFra
         return pd.DataFrame()
     frame = _over_documents(pd.concat(parts, ignore_index=True))
     middle, rows = (frame["start"] + frame["stop"]) / 2, [trained.get(cell, 0) for cell in frame["cell"]]
-    frame = frame.assign(configuration=frame["cell"].map(configuration_of(data)), probe=PROBE, metric=METRIC)
+    frame = frame.assign(configuration=frame["cell"].map(configuration_of(data)), probe=probe, metric=METRIC)
     return in_grid_order(frame.assign(length=middle, trained=rows), data, "start")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....model.bounds import MAX_COUNT
@@ -113,31 +114,55 @@ def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor
         subject: Network to be measured.
         inputs_BT: Tokens that it reads, int64.
     """
+    sums: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
+
+    def add(totals: dict[int, Tensor], layer: int, log: Tensor) -> None:
+        """Add the sum over tokens of a call's log gates, divided by the number of all tokens, to a layer's total."""
+        total_PX = (log if log.ndim == 4 else log[..., None]).double().sum((0, 1)).cpu() / inputs_BT.numel()
+        totals[layer] = totals[layer] + total_PX if layer in totals else total_PX
+
+    observe_log_gates(
+        subject, inputs_BT, lambda layer, log: add(sums[0], layer, log), lambda layer, log: add(sums[1], layer, log)
+    )
+    return sums
+
+
+Observer = Callable[[int, "Tensor"], None]
+"""Function of a layer's index and its log gates, [B, T, P] or [B, T, P, X]."""
+
+
+def observe_log_gates(
+    subject: CellSubject, inputs_BT: Tensor, on_mixer: Observer, on_memory: Observer | None = None
+) -> None:
+    """Run the network over the rows at full context, and pass on the log gates of each layer and batch of rows.
+
+    Args:
+        subject: Network to be measured.
+        inputs_BT: Tokens that it reads, int64.
+        on_mixer: Called with the gates of a mixer; layers without gates are left out.
+        on_memory: Called with the gates of a memory; None: memories are not observed.
+    """
     from ....model.attention import Attention
     from ..subject import observe_evaluations
 
     mixes = {layer: block.mix for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)}
-    layers, memories = list(mixes), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
-    sums: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
+    memories = {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None and on_memory is not None}
 
-    def add(totals: dict[int, Tensor], layer: int, log: Tensor | None) -> None:
-        """Add the sum over tokens of a call's log gates, divided by the number of all tokens, to a layer's total."""
+    def read_mixer(index: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
+        """Pass on the log gates of a call of the mixer with that index."""
+        layer, read = list(mixes)[index], {} if x_BTD is None else {"x_BTD": x_BTD}
+        log = mixes[layer].mixer.log_gates(k_BTJX=k_BTJX, **read)
         if log is not None:
-            total_PX = (log if log.ndim == 4 else log[..., None]).double().sum((0, 1)).cpu() / inputs_BT.numel()
-            totals[layer] = totals[layer] + total_PX if layer in totals else total_PX
+            on_mixer(layer, log)
 
-    def add_mixer(index: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
-        """Add the log gates of a call of the mixer with that index."""
-        read = {} if x_BTD is None else {"x_BTD": x_BTD}
-        add(sums[0], layers[index], mixes[layers[index]].mixer.log_gates(k_BTJX=k_BTJX, **read))
-
-    def add_memory(index: int, x_BTD: Tensor, *_: Any, **__: Any) -> None:
-        """Add the log gates of a call of the memory with that index."""
+    def read_memory(index: int, x_BTD: Tensor, *_: Any, **__: Any) -> None:
+        """Pass on the log gates of a call of the memory with that index."""
         layer = list(memories)[index]
-        add(sums[1], layer, memories[layer].log_gates(x_BTD=x_BTD))
+        log = memories[layer].log_gates(x_BTD=x_BTD)
+        if log is not None and on_memory is not None:
+            on_memory(layer, log)
 
     mixers = [mix.mixer for mix in mixes.values()]
-    with observe_evaluations(mixers, add_mixer), observe_evaluations(list(memories.values()), add_memory):
+    with observe_evaluations(mixers, read_mixer), observe_evaluations(list(memories.values()), read_memory):
         for rows in subject.batches(*inputs_BT.shape):
-            subject.features(inputs_BT[rows])
-    return sums
+            subject.features(inputs_BT[rows], full_context=True)

@@ -87,6 +87,27 @@ def test_subdim_gates_the_first_channels(read: list[Tensor]) -> None:
     assert (gates[..., 3:] == 0).all()
 
 
+def test_scalar_gate_multiplies_the_whole_score(read: list[Tensor]) -> None:
+    """One query of one head by the formula: the retention of a path times scale q k, unlike FoX, which adds its log."""
+    mixer = build_mixer(gates="scalar", scale=0.4)
+    assert mixer.gate.weight.shape == (4, 12)
+    q, k, v, x = read
+    i, h = 11, 2
+    log_gate = soft_clamp((x[0] @ mixer.gate.weight[h] + mixer.gate.offset[h]).sigmoid().log(), 0.86)
+    retention = torch.stack([log_gate[j + 1 : i + 1].sum().exp() for j in range(i + 1)])
+    weights = (0.4 * retention * (k[0, : i + 1, 1] @ q[0, i, h])).softmax(0)
+    assert (mixed(mixer, read)[0, i, h] - weights @ v[0, : i + 1, 1]).abs().max() <= 1e-13
+    # as channel gates whose rows are equal
+    apart = build_mixer(scale=0.4)
+    with torch.no_grad():
+        for name in ("weight", "offset"):
+            getattr(apart.gate, name).copy_(getattr(mixer.gate, name).repeat_interleave(X, 0))
+    assert (mixed(apart, read) - mixed(mixer, read)).abs().max() <= 1e-13
+    assert Wall.forward_flops(ModelConfig(**SIZES), mixer.config, 100) == 4 * 4 * X * 100 + 2 * 12 * 4
+    with pytest.raises(ValueError, match="gates is scalar"):
+        Wall.check(ModelConfig(**SIZES), WallConfig(gates="scalar", subdim=3))
+
+
 def test_kv_head_gates_equal_query_head_gates_of_equal_rows(read: list[Tensor]) -> None:
     tied, apart = build_mixer(tie="kv"), build_mixer()
     assert tied.gate.weight.shape == (2 * X, 12)

@@ -76,7 +76,7 @@ INSIDE = [
     "model.mixers.rope.distractor_norm: off", "data.shuffle: off", "train.tokens: 153_601", "train.seq_len: 64",
     "train.batch_tokens: 2048", "train.micro_batch: 4", "train.loss_reduction: sum", "train.schedule: linear",
     "train.constant: 0.4", "train.clip: 2", "train.muon_lr: 0.1", "train.muon_momentum: 0.9",
-    "train.muon_weight_decay: 0", "train.muon_iterations: 5", "train.embedding_lr: 0.1", "train.head_lr: 0.1",
+    "train.muon_weight_decay: 0", "train.muon_iterations: 5", "train.muon_split: head", "train.embedding_lr: 0.1", "train.head_lr: 0.1",
     "train.scalar_lr: 0.1", "train.adam_beta1: 0.9", "train.adam_beta2: 0.9", "train.adam_eps: 1e-8",
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
     "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off", "train.compile: blocks",

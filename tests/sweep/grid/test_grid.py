@@ -428,3 +428,26 @@ def test_mqar_grid_reaches_far_only_through_memory(fake_fingerprint: Any) -> Non
         assert (apart[4:8] > 0).all()
         assert bool((apart[8:] > 0).any()) is far
         assert not apart[:4].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "row", "batch"), [("wall-400m", 1024, 8192, 8e5), ("wall-1b", 2048, 2048, 4e6)]
+)
+def test_wall_recipes_have_the_printed_sizes(
+    name: str, width: int, row: int, batch: float, fake_fingerprint: Any
+) -> None:
+    """Parameters in closed form: 24 blocks, full multi-head attention of `width`, hidden layer of twice that, and gates."""
+    cells = load_grid(name).expand(fake_fingerprint)
+    d, heads = width, width // 128
+    attention = 5 * d * d + 5 * d + 3 * 4 * d  # q, its gate, k, v, o with biases, and three filters of four taps
+    mlp = (2 + 1) * 2 * d * d + 2 * 2 * d + d  # [a | g] and back, with biases
+    rest = 2 * 50304 * d + 50304 + d  # embedding, head with its bias, last norm
+    gates = {"rope": 0, "fox": d * heads + heads, "wall": d * d + d}
+    assert [cell.levels["attn_type"] for cell in cells] == ["rope", "fox", "wall", "wall"]
+    assert [cell.axes["model.mixers.wall.rotary"] for cell in cells] == ["none"] * 3 + ["full"]
+    for cell in cells:
+        expected = 24 * (attention + mlp + 2 * d + gates[cell.levels["attn_type"]]) + rest
+        assert count_parameters(cell.config.model) == expected
+        train = cell.config.train
+        assert (train.seq_len, train.muon_split, train.batch_tokens % row) == (row, "head", 0)
+        assert abs(train.batch_tokens / batch - 1) < 0.004

@@ -23,7 +23,7 @@ EVERY = [name for name in PROBES if name != "downstream"]
 """Every probe but that of downstream tasks, which has no numbers without tasks (test_downstream.py)."""
 OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]
 
-MIXERS = {"gates": "fox"}
+MIXERS = {"gates": "fox", "gate_dynamics": "wall"}
 """The mixer of which a probe has numbers, where it has none of polar."""
 TOKENS = {"mqar": "mqar"}
 """The tokenizer of a probe that has no numbers of bytes."""
@@ -248,7 +248,7 @@ def test_probe_without_lengths_has_no_limit(name: str, who: Callable[..., CellSu
 SHORT = {"positions": "ape", "position_settings": {"ape": {"length": 30}}}
 """A network that reads 30 tokens."""
 SEVEN = {"n_layers": 7, "attn_type": "nope"}
-ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state_norm", "count_map")
+ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "gate_dynamics", "state_norm", "count_map")
 """Probes that give a reason for every metric, not for the main one alone."""
 
 
@@ -264,6 +264,7 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
     ("attention_map", SEVEN, {"layers": [1]}, 0, "n/a: layer 1 has no attention; layers with attention: 2, 6"),
     ("attention_map", SEVEN, {"tokens": 512}, 0, "too-short: the validation split has 300 of 513 tokens"),
     ("attention_map", SHORT, {"tokens": 31}, 0, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),
+    ("gate_dynamics", {"attn_type": "wall"}, {}, 0, "too-short: the validation split holds 4 of 8 rows of 13 tokens"),
     ("gates", {"attn_type": "fox"}, {}, 0, "too-short: the validation split holds 4 of 8 rows of 13 tokens"),
     ("state_norm", {}, {}, 16, "n/a: the network has no memory"),
     ("state_norm", {"memory": "gated_delta"}, {}, 4096, "too-few-docs: 0 of 3 held-out documents have 4096 tokens"),
@@ -279,8 +280,8 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
 def test_probe_gives_reason_if_not_measurable(
     name: str, model: Any, settings: Any, length: int, reason: str, network: Any, subject: Callable[..., CellSubject]
 ) -> None:
-    validation = {"gates": 60, "attention_map": 300}.get(name, 700)
-    changes = {"validation_tokens": 26 if name == "gates" else 300, "settings": {name: settings}}
+    validation = {"gates": 60, "gate_dynamics": 60, "attention_map": 300}.get(name, 700)
+    changes = {"validation_tokens": 26 if name.startswith("gate") else 300, "settings": {name: settings}}
     who = subject(network(vocab_size=264, **model).eval(), validation=validation, **changes)
     assert model is not SHORT or who.beyond(30) is None
     ((missing, examples),) = run_probe(name, who, [length])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.data.batches import stream_rows
@@ -104,3 +105,56 @@ def test_gates_of_memory_under_mixer_without_gates(network: Any, subject: Make) 
     numbers, gates = measure_gates(subject(network(vocab_size=264, attn_type="nope").eval()))
     assert numbers["memory"].reason == "n/a: the network has no memory with gates"
     assert gates == {}
+
+
+# --- gate_dynamics ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mixer", "chunk"), [("wall", 30), ("fox", 10_000)])
+def test_gate_dynamics_match_the_gates_of_every_token(network: Any, subject: Make, mixer: str, chunk: int) -> None:
+    """Against numpy over the mixer's own gates at each token; `chunk` splits the rows into batches."""
+    model = network(awake=True, vocab_size=264, dtype=torch.float64, attn_type=mixer, n_layers=7, attn_every=3).eval()
+    settings = {"gate_dynamics": {"rows": ROWS, "bins": 4, "trace": 6}}
+    who = subject(model, chunk_tokens=chunk, settings=settings)
+    ((measured, examples),) = run_probe("gate_dynamics", who, (0,))
+    numbers = {m.metric: m.value for m in measured}
+    tokens = who.validation_rows(ROWS)
+    assert isinstance(tokens, torch.Tensor)
+    layers = [layer for layer in range(7) if model.config.is_global(layer)]
+    gates = []
+    with torch.no_grad():
+        for layer, x in zip(layers, inputs_of_mixers(model, tokens), strict=True):
+            # the gates of this test read the block's input; keys matter by their shape alone
+            k = torch.zeros(ROWS, LENGTH, model.config.n_kv_heads, model.config.head_dim, dtype=torch.float64)
+            log = model.blocks[layer].mix.mixer.log_gates(x_BTD=x, k_BTJX=k)
+            gates.append((log if log.ndim == 4 else log[..., None]).exp().numpy().reshape(ROWS, LENGTH, -1))
+    every = np.concatenate(gates, -1)
+    assert numbers["mean"] == pytest.approx(every.mean(), abs=1e-12)
+    assert numbers["spread"] == pytest.approx(every.std((0, 1)).mean(), abs=1e-10)
+    on = (every.mean((0, 1)) > 0.99) & (every.std((0, 1)) < 0.01)
+    assert numbers["always_on"] == on.mean()
+    assert (numbers["bin"], numbers["trace"]) == (4, 6)
+    assert numbers["channels"] == (model.config.head_dim if mixer == "wall" else 1)
+    of = {(e.metric, e.item, e.position): e for e in examples}
+    for layer, gate in zip(layers, gates, strict=True):
+        for channel in range(gate.shape[-1]):
+            assert of["mean", layer, channel].value == pytest.approx(gate[..., channel].mean(), abs=1e-12)
+            assert of["spread", layer, channel].value == pytest.approx(gate[..., channel].std(), abs=1e-10)
+        for index, start in enumerate(range(0, LENGTH, 4)):
+            assert of["bin", layer, index].value == pytest.approx(gate[:, start : start + 4].mean(), abs=1e-12)
+        traced = [e for e in examples if (e.metric, e.item) == ("trace", layer)]
+        order = gate.std((0, 1)).argsort()
+        assert len(traced) == 12
+        for example in traced:
+            detail = example.detail or {}
+            channel = detail["head"] * int(numbers["channels"] or 0) + detail["channel"]
+            assert channel in (order[0], order[-1])
+            assert example.value == pytest.approx(gate[0, detail["token"], channel], abs=1e-12)
+
+
+def test_gate_dynamics_of_a_mixer_without_gates(network: Any, subject: Make) -> None:
+    ((measured, examples),) = run_probe(
+        "gate_dynamics", subject(network(vocab_size=264, attn_type="nope").eval()), (0,)
+    )
+    assert {m.reason for m in measured} == {"n/a: mixer nope has no gates"}
+    assert examples == []

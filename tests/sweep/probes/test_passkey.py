@@ -144,3 +144,33 @@ def test_passkey_description_counts_answers_per_trial() -> None:
         None,
     ]
     assert plain.tokens(1000) == 40_000
+
+
+@pytest.mark.parametrize("mixer", ["wall", "path"])
+def test_written_answers_match_a_greedy_loop(network: Any, subject: Make, mixer: str) -> None:
+    """Digits 3 and 7 alone are likely; the loop takes the most likely token of a complete pass. PaTH has no cache."""
+    model = network(awake=True, vocab_size=264, attn_type=mixer).eval()
+    with torch.no_grad():
+        model.head.bias[[ord("3"), ord("7")]] += 14.0
+    settings = {
+        "passkey": {"kind": "niah", "filler": "grass", "depths": [0.0, 1.0], "trials": 6, "digits": 1, "generate": 3}
+    }
+    who = subject(model, lengths=(120,), settings=settings)
+    ((measured, examples),) = run_probe("passkey", who, [120])
+    written = {(e.item, e.position): e.value for e in examples if e.metric == "match_accuracy"}
+    probe, expected = bound("passkey", who.config), {}
+    for item, trial in enumerate(probe.cast()):
+        for question, depth in enumerate((0.0, 1.0)):
+            text = np.tile(np.frombuffer(GRASS.encode(), dtype=np.uint8).astype(np.uint16), 9)[:120]
+            prompt = build_prompt(trial, text, 120, depth, who.tokenizer)
+            assert not isinstance(prompt, int)
+            row = prompt.tokens[:-2].astype(np.int64).tolist()
+            for _ in range(3):
+                hidden = model.features(torch.tensor([row]), full_context=True).hidden_BTD
+                row.append(int(model.logits(hidden)[0, -1, :257].argmax()))
+            expected[item, question] = float(ord(str(trial.digits[0])) in row[-3:])
+    assert written == expected
+    numbers = {m.metric: m for m in measured}
+    assert (numbers["match_accuracy"].value, numbers["match_accuracy"].n) == (sum(expected.values()) / 12, 12)
+    assert 0 < sum(expected.values()) < 12
+    assert probe.description("match_accuracy") == {"trials": 2}

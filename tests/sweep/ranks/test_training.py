@@ -33,7 +33,10 @@ CALM = {
 """Five micro-batches of a row per step, so that ranks get 3 and 2, or 2, 2 and 1."""
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "polar": ({}, {}),
-    "everything": ({"memory": "gated_delta", "window": True}, {"distractor": True, "regularizer": "zipfian"}),
+    "everything": (
+        {"memory": "gated_delta", "window": True},
+        {"distractor": True, "regularizer": "zipfian", "muon_split": "head"},
+    ),
     "sketch": ({"attn_type": "rope"}, {"regularizer": "strong", "loss_reduction": "sum", "clip": 0.5}),
     "dropout": ({"dropout": 0.25, "attn_type": "nope"}, {"regularizer": "weak", "micro_batch": 1}),
     "fp16": ({"attn_type": "nope"}, {"precision": "fp16"}),

@@ -328,6 +328,41 @@ def test_adamw_alone_is_torchs_adamw(network: Network) -> None:
         assert (a - b).abs().max() < 1e-12, name
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_muon_split_orthogonalizes_each_head_alone(network: Network, gate: bool) -> None:
+    """First update of q, k, v and output projection against U V^T of every head's block, cut out by hand, in float64."""
+    config = TrainConfig(muon_split="head", muon_iterations=40, muon_lr=0.1, muon_weight_decay=0)
+    model = network(awake=True, dtype=torch.float64, output_gate=gate, n_heads=4, n_kv_heads=2, head_dim=6)
+    optimizers = Optimizers(model.parameter_groups(), config, CPU, head_blocks=model.head_blocks())
+    layer = next(block.mix for block in model.blocks if hasattr(block.mix, "w_q"))
+    projections, names = (layer.w_q, layer.w_k, layer.w_v, layer.proj), ("q", "k", "v", "o")
+    backward(model, 0)
+    before = [p.weight.detach().clone() for p in projections]
+    gradients = [p.weight.grad.clone() for p in projections]
+    optimizers.step(1.0)
+    for name, projection, old, gradient in zip(names, projections, before, gradients, strict=True):
+        moved, axis = (old - projection.weight.detach()) / 0.1, 1 if name == "o" else 0
+        heads = gradient.split(6, axis)
+        assert len(heads) == {"q": 8 if gate else 4, "k": 2, "v": 2, "o": 4}[name]
+        expected = torch.cat([polar_factor(head) for head in heads], axis)
+        # rows of a block over columns of the matrix: above 1 for the output projection alone
+        assert (moved - expected * max(1, (old.shape[0] / 24) if name == "o" else 0) ** 0.5).abs().max() < 1e-9, name
+        assert (expected - polar_factor(gradient)).abs().max() > 0.01, name
+
+
+def test_muon_split_none_ignores_the_heads(network: Network) -> None:
+    ours, plain = (network(awake=True, dtype=torch.float64) for _ in range(2))
+    for model, blocks in ((ours, ours.head_blocks()), (plain, None)):
+        optimizers = Optimizers(model.parameter_groups(), TrainConfig(), CPU, head_blocks=blocks)
+        backward(model, 0)
+        optimizers.step(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+    with pytest.raises(ValueError, match="head_blocks"):
+        Optimizers(ours.parameter_groups(), TrainConfig(muon_split="head"), CPU)
+    with pytest.raises(ValueError, match="equal blocks"):
+        Muon([ours.head.weight], blocks={ours.head.weight: (7, 1)})
+
+
 def test_adamw_alone_has_a_rate_for_each_kind(network: Network) -> None:
     model = network(memory="gated_delta")
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(optimizer="adamw", matrix_lr=0.007), CPU)

@@ -1,0 +1,150 @@
+"""Figure `gate-dynamics`: retention of gates over positions, over channels, and token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from ....results.store.store import Store
+from ...sweep_data import ReportError, SweepData
+from ..canvas import drawing
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..canvas.length_frames import in_grid_order
+from .heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
+from .item_frames import item_detail_rows, item_values_frame
+
+PROBE = "gate_dynamics"
+MAX_DRAWN = 3
+"""Largest number of cells that are drawn, with four panels each."""
+MAX_KEYED_LAYERS = 6
+"""Largest number of layers in the legend; of more, evenly spaced ones are named."""
+LOWEST = 1e-4
+"""Lowest cumulative product that is drawn."""
+
+
+def collect(store: Store, data: SweepData) -> FigureData:
+    """Return the retention per token of the gates of mixers, in three parts.
+
+    One row per number: cell, attempt, part, layer, series, x and value. Of part `position`, `value` is the mean
+    retention of a layer around the position `x` (in tokens); of `channel`, `x` is the mean and `value` the standard
+    deviation of one gate over tokens, `series` the gate's index; of `trace`, `value` is the retention of one gate at the
+    token `x` of the first row. Retention is a fraction.
+
+    Raises:
+        ReportError: No cell has measured the dynamics of its gates.
+    """
+    frame = _frame(store, data)
+    if frame.empty:
+        raise ReportError(f"no cell of sweep {data.sweep} has measured gate dynamics; evaluate with --probe {PROBE}")
+    measured = list(dict.fromkeys(frame["cell"]))
+    first = first_cell_of_each(data, measured)
+    notes = [
+        "Retention: share of earlier state that a token keeps. Channels: one point per gate, over all tokens. Traces and "
+        f"cumulative products: the least (dashed) and the most variable gate of three layers in one text, products from {LOWEST:g} on."
+    ]
+    if len(first) > MAX_DRAWN:
+        notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
+    return collected(
+        store, data, "gate-dynamics", "Retention of gates by position, channel and token", frame, frame_origins(frame),
+        notes=notes, first=first, titles=title_parts(data, measured),
+    )  # fmt: skip
+
+
+def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    """Return the rows of `collect`, in the grid's order of cells; empty if nothing is stored."""
+    columns = ["cell", "attempt", "part", "layer", "series", "x", "value"]
+    curve, mean, spread = (item_values_frame(store, data, (PROBE, name, 0)) for name in ("bin", "mean", "spread"))
+    if mean.empty:
+        return pd.DataFrame(columns=columns)
+    sizes = {
+        cell: value.value or 1.0 for cell in set(curve["cell"]) if (value := data.values.get((cell, PROBE, "bin", 0)))
+    }
+    middle = (curve["position"] + 0.5) * curve["cell"].map(sizes)
+    parts = [curve.assign(part="position", layer=curve["item"], series=0, x=middle)]
+    keys = ["cell", "attempt", "item", "position"]
+    channels = mean.rename(columns={"value": "x"}).merge(spread, on=keys)
+    parts.append(channels.assign(part="channel", layer=channels["item"], series=channels["position"]))
+    traces = pd.DataFrame(item_detail_rows(store, data, (PROBE, "trace", 0)))
+    if not traces.empty:
+        channel_counts = {cell: _channels(data, cell) for cell in set(traces["cell"])}
+        series = traces["head"] * traces["cell"].map(channel_counts) + traces["channel"]
+        parts.append(traces.assign(part="trace", layer=traces["item"], series=series, x=traces["token"]))
+    frame = pd.concat([part[columns] for part in parts], ignore_index=True).astype({"x": float, "value": float})
+    return in_grid_order(frame, data)
+
+
+def _channels(data: SweepData, cell: str) -> int:
+    channels = data.values.get((cell, PROBE, "channels", 0))
+    return int(channels.value) if channels is not None and channels.value else 1
+
+
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
+    """Draw four panels per cell: retention over positions, deviation over mean per channel, traces, and their products.
+
+    A layer has one colour in all panels. Highlighted cells of `look` are drawn instead of the first of each
+    configuration, at most three.
+    """
+    cells = cells_to_draw(figure_data, look)[:MAX_DRAWN]
+    frame = figure_data.frame[figure_data.frame["cell"].isin(cells)]
+    layers = sorted(set(frame["layer"]))
+    inks = _layer_inks(layers)
+    kinds = ("by position", "by channel", "traces", "cumulative products")
+    titles = [f"{map_title(figure_data, look, cell)}: {kind}" for cell in cells for kind in kinds]
+    figure = drawing.page(drawing.PANEL_HEIGHT * 2 * len(cells) + 0.35, drawing.width_of(2, 3.2))
+    group = drawing.panels(figure, titles, columns=2)
+    for index, cell in enumerate(cells):
+        rows = frame[frame["cell"] == cell]
+        position, channel, trace, product = group[4 * index : 4 * index + 4]
+        _draw_lines(position, rows[rows["part"] == "position"], inks)
+        position.set_xlabel("position (tokens)")
+        position.set_ylabel("mean retention")
+        _draw_channels(channel, rows[rows["part"] == "channel"], inks)
+        traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
+        _draw_lines(trace, traced, inks)
+        trace.set_ylabel("retention")
+        products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
+        _draw_lines(product, products[products["value"] >= LOWEST], inks)
+        product.set_yscale("log")
+        product.set_ylim(LOWEST / 1.5, 1.5)
+        product.set_ylabel("product of retention")
+        for axes in (trace, product):
+            axes.set_xlabel("token of the text")
+    shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
+    keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(1.2)) for layer in shown}
+    return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
+
+
+def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
+    """Return a colour per layer, from dark violet for the first to green for the last."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    ordered = list(layers)
+    scale = colormaps["viridis"]
+    # the light end of the scale is hard to see on white
+    return {layer: to_hex(scale(0.72 * index / max(1, len(ordered) - 1))) for index, layer in enumerate(ordered)}
+
+
+def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
+    """Draw one line per layer and series: `value` over `x`. Of a layer's series, the first is dashed if there are two."""
+    for layer, of_layer in rows.groupby("layer", sort=True):
+        ordered = list(dict.fromkeys(of_layer["series"]))
+        spread = of_layer.groupby("series")["value"].std().fillna(0.0)
+        for series, line in of_layer.groupby("series", sort=True):
+            is_steady = len(ordered) > 1 and series == spread.idxmin()
+            style = (0, (3, 1.5)) if is_steady else "-"
+            axes.plot(
+                line["x"], line["value"], color=inks[int(layer)], linestyle=style, linewidth=drawing.line_width(1.0)
+            )
+
+
+def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
+    """Draw the standard deviation of each gate over its mean."""
+    colours = [inks[layer] for layer in rows["layer"]]
+    axes.scatter(rows["x"], rows["value"], s=6, c=colours, linewidths=0, rasterized=len(rows) > 2000)
+    high = float(np.nanmax(rows["value"])) if len(rows) else 0.0
+    axes.set_ylim(-0.04 * max(high, 1e-3), 1.1 * max(high, 1e-3))
+    axes.set_xlabel("mean retention")
+    axes.set_ylabel("standard deviation")

@@ -1,0 +1,138 @@
+"""Figure `texts`: loss by length and by position, and needle accuracy, on each of several long texts."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ....results.metrics import TEXT_SEPARATOR
+from ....results.store.store import Store
+from ...sweep_data import ReportError, SweepData, cell_level
+from ..canvas import drawing
+from ..canvas.base import (
+    Axes,
+    Figure,
+    FigureData,
+    FigureOptions,
+    axes_of_lines,
+    cell_labels,
+    collected,
+    frame_origins,
+    training_lengths,
+)
+from ..canvas.length_frames import averaging_note, band_note, is_barred, length_frame, line_means, single_value
+from ..canvas.line_drawing import (
+    draw_lines_with_means,
+    legend,
+    line_styles,
+    lines_of_cells,
+    mark_out_of_range,
+    mark_training_length,
+    named_cells,
+    range_of_lines,
+    training_key,
+)
+from .position_nll import position_frame
+
+MEASURES = {
+    "clean": ("nats", "loss by length"),
+    "position_nll": ("nats", "loss by position"),
+    "needle": ("digit_accuracy", "needle accuracy"),
+}
+"""Probe -> (metric, title of its panels)."""
+
+
+def collect(store: Store, data: SweepData) -> FigureData:
+    """Return the losses (nats per token) and needle accuracies (fractions) on further texts.
+
+    One row per cell, text, probe and length: cell, attempt, configuration, panel (the text), first, second and line (the
+    mixer and one axis that varies), probe (such as `clean:code`), metric, length (tokens; of losses by position the
+    middle of the positions), trained (tokens of a training row), value, n, low and high.
+
+    Raises:
+        ReportError: No cell has been measured on further texts.
+    """
+    trained = training_lengths(store, data)
+    parts, names = [], sorted({name for _, name, _, _ in data.values if TEXT_SEPARATOR in name})
+    for probe, (metric, _) in MEASURES.items():
+        for name in names:
+            if name.partition(TEXT_SEPARATOR)[0] != probe:
+                continue
+            is_by_position = probe == "position_nll"
+            part = (
+                position_frame(store, data, trained, name)
+                if is_by_position
+                else length_frame(data, trained, name, metric)
+            )
+            parts.append(part)
+    measured = [part for part in parts if not part.empty]
+    if not measured:
+        raise ReportError(
+            f"no cell of sweep {data.sweep} has numbers on further texts; name some in eval.texts and launch again"
+        )
+    axes = ("attn_type", *axes_of_lines(data)[:1])
+    frame = pd.concat(measured, ignore_index=True)
+    levels = {cell.cell_id: [cell_level(cell, axis) for axis in axes] for cell in data.cells}
+    frame = frame.assign(
+        panel=[name.partition(TEXT_SEPARATOR)[2] for name in frame["probe"]],
+        first=[levels[cell][0] for cell in frame["cell"]],
+        second=[[*levels[cell], ""][1] for cell in frame["cell"]],
+        line=[", ".join(levels[cell]) for cell in frame["cell"]],
+    )
+    means = line_means(frame)
+    notes = [f"{averaging_note(data, means=means)}{band_note(means)}Full attention. A column is a text."]
+    return collected(
+        store, data, "texts", "Loss and needle accuracy on further texts", frame, frame_origins(frame), notes=notes,
+        trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=axes),
+    )  # fmt: skip
+
+
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
+    """Draw a row of panels per measure and a column per text, with a line per mixer; the training length is marked."""
+    frame, trained = figure_data.frame, figure_data.draw_options["trained"]
+    texts = list(dict.fromkeys(frame["panel"]))
+    measures = [
+        probe for probe in MEASURES if any(name.startswith(probe + TEXT_SEPARATOR) for name in set(frame["probe"]))
+    ]
+    order = [(probe, text) for probe in measures for text in texts]
+    figure = drawing.page(drawing.PANEL_HEIGHT * len(measures) + 0.35, drawing.width_of(len(texts)))
+    columns = drawing.columns_of(figure, len(texts))
+    if columns < len(texts):
+        # a row would mix panels of several measures: each text gets a row
+        order = [(probe, text) for text in texts for probe in measures]
+        columns = len(measures)
+    group = drawing.panels(figure, [f"{text}, {MEASURES[probe][1]}" for probe, text in order], columns=columns)
+    means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
+    highlighted = named_cells(figure_data, look)
+    for axes, (probe, text) in zip(group, order, strict=True):
+        of_probe = frame[frame["probe"].str.startswith(probe + TEXT_SEPARATOR)]
+        rows, mean = (part[part["probe"] == f"{probe}{TEXT_SEPARATOR}{text}"] for part in (frame, means))
+        is_share = probe == "needle"
+        scale = 100.0 if is_share else 1.0
+        draw_lines_with_means(axes, rows, mean, styles, scale, highlighted=highlighted, barred=is_barred(means))
+        _set_scales(axes, of_probe, means, trained, is_share=is_share)
+        if not is_share:
+            mark_out_of_range(axes, lines_of_cells(rows, mean), 1)
+    drawing.outer_labels(figure, "context length or position (tokens)", "loss (nats per token), or accuracy (%)")
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))
+
+
+def _set_scales(axes: Axes, rows: pd.DataFrame, means: pd.DataFrame, trained: int | None, *, is_share: bool) -> None:
+    """Set both scales of a panel, equal for all texts of a measure, and mark the training length.
+
+    Args:
+        axes: The panel.
+        rows: Rows of the measure on all texts.
+        means: Means of all lines.
+        trained: Training length in tokens; None: it is not marked.
+        is_share: Whether values are shares, which are drawn in percent.
+    """
+    first = float(rows["length"].min())
+    # losses by position stand in the middle of their positions, which end at `stop`
+    end = int(rows["stop"].max()) if "stop" in rows and rows["stop"].notna().any() else int(rows["length"].max())
+    drawing.length_axis(axes, [end // 2**power for power in range(32) if end // 2**power >= first] or [end])
+    axes.set_xlim(first / 2**0.3, end * 2**0.3)
+    if is_share:
+        axes.set_ylim(-3, 103)
+    else:
+        axes.set_ylim(*range_of_lines(rows, means[means["probe"].isin(set(rows["probe"]))]))
+    mark_training_length(axes, trained)
