@@ -94,7 +94,9 @@ class AttentionMap(LengthwiseProbe):
 
         count, requested = int(self.settings.tokens), self.settings.layers
         attention_layers = [
-            layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)
+            layer
+            for layer, block in enumerate(subject.model.blocks)
+            if isinstance(block.mix, Attention) and block.mix.mixer is not None
         ]
         if unknown := [layer for layer in requested if layer not in attention_layers]:
             return f"n/a: layer {unknown[0]} has no attention; layers with attention: {', '.join(map(str, attention_layers)) or 'none'}"

@@ -117,7 +117,8 @@ def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor
     from ..subject import observe_evaluations
 
     mixes = {layer: block.mix for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)}
-    layers, memories = list(mixes), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
+    mixers = {layer: mix.mixer for layer, mix in mixes.items() if mix.mixer is not None}
+    layers, memories = list(mixers), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
     sums: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
 
     def add(totals: dict[int, Tensor], layer: int, log: Tensor | None) -> None:
@@ -129,15 +130,17 @@ def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor
     def add_mixer(index: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
         """Add the log gates of a call of the mixer with that index."""
         read = {} if x_BTD is None else {"x_BTD": x_BTD}
-        add(sums[0], layers[index], mixes[layers[index]].mixer.log_gates(k_BTJX=k_BTJX, **read))
+        add(sums[0], layers[index], mixers[layers[index]].log_gates(k_BTJX=k_BTJX, **read))
 
     def add_memory(index: int, x_BTD: Tensor, *_: Any, **__: Any) -> None:
         """Add the log gates of a call of the memory with that index."""
         layer = list(memories)[index]
         add(sums[1], layer, memories[layer].log_gates(x_BTD=x_BTD))
 
-    mixers = [mix.mixer for mix in mixes.values()]
-    with observe_evaluations(mixers, add_mixer), observe_evaluations(list(memories.values()), add_memory):
+    with (
+        observe_evaluations(list(mixers.values()), add_mixer),
+        observe_evaluations(list(memories.values()), add_memory),
+    ):
         for rows in subject.batches(*inputs_BT.shape):
             subject.features(inputs_BT[rows])
     return sums

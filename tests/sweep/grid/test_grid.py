@@ -376,7 +376,7 @@ def test_threshold_paper_parameter_counts(write: Any, fake_fingerprint: Any, bas
 @pytest.mark.parametrize("base", ["llama-mini", "llama-medium", "transformer-400m"])
 def test_position_grids_use_mixers_without_canon(write: Any, fake_fingerprint: Any, base: str) -> None:
     """Canon would reveal the order of neighbours; the mixer must be in every block."""
-    mixers = ", ".join(MIXERS)
+    mixers = ", ".join([*MIXERS, "none"])
     for cell in load_grid(write(f"name: g\nextends: {base}\naxes: {{attn_type: [{mixers}]}}\n")).expand(
         fake_fingerprint
     ):
