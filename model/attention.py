@@ -22,8 +22,8 @@ from .layers import Canon, Linear, RMSNorm, fuse_weights, fused_rows, map_chunks
 from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, NO_MIXER, memory_settings, mixer_settings
 
-LayerTensors = tuple[dict[str, Tensor], list[Tensor] | None, Any]
-"""Contents of `LayerState` as plain containers: (pools by name, Canon's convolution tails, memory states)."""
+LayerTensors = tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor] | None, Any]
+"""Contents of `LayerState` as plain containers: (pools and tables by name, Canon's convolution tails, memory states)."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class LayerState:
 
     pools: Pools
     """Paged cache of what the mixer stores per token."""
+    tables: dict[str, Tensor]
+    """State that the mixer keeps per sequence, name -> table [slots + 1, ...]."""
     conv_tails: list[Tensor] | None
     """Last inputs of Canon's convolutions, a list of one tensor [slots + 1, taps - 1, C]; None without Canon.
 
@@ -42,12 +44,17 @@ class LayerState:
 
     @property
     def as_tuple(self) -> LayerTensors:
-        """State as a plain tuple (pools by name, Canon's tails, memory state), the form that `Attention.step` takes.
+        """State as a plain tuple (pools and tables by name, Canon's tails, memory state), as `Attention.step` takes it.
 
         Tensors are shared, not copied. The compiler keeps class instances, and with them their tensors, until the next
         garbage collection; tuples avoid that.
         """
-        return self.pools.tensors, self.conv_tails, self.memory
+        return self.pools.tensors, self.tables, self.conv_tails, self.memory
+
+    @property
+    def by_slot(self) -> list[Any]:
+        """Everything but the pools, which belongs to slots: tables, Canon's tails and the state of the memory."""
+        return [*self.tables.values(), *(self.conv_tails or ()), *(() if self.memory is None else (self.memory,))]
 
 
 class Attention(nn.Module):
@@ -192,7 +199,8 @@ class Attention(nn.Module):
         The mixer's page pools are allocated later, by the first `begin`.
         """
         tails = None if self.canon is None else self.canon.open(capacity)
-        return LayerState(Pools(capacity), tails, None if self.memory is None else self.memory.open(capacity))
+        tables = {} if self.mixer is None else self.mixer.open(capacity)
+        return LayerState(Pools(capacity), tables, tails, None if self.memory is None else self.memory.open(capacity))
 
     def begin(self, x_1TD: Tensor, states: LayerState, step: DecodeStep, *, chunk: int) -> Tensor:
         """Prefill: compute the output of one new sequence and store in `states` what `step` needs to continue it.
@@ -213,6 +221,7 @@ class Attention(nn.Module):
             positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
             entries = self.mixer.keep(k, v, places_BT=positions_1T, before=None, **self._mixer_inputs(x_1TD))
             states.pools.fill(step.texts.tables_BP[0], {name: rows[0] for name, rows in entries.items()})
+            KVView({}, step, states.tables).set_rows(self.mixer.begin(k, v))
         if self.canon is not None and states.conv_tails is not None:
             last = self._project(x_1TD[:, -self.canon.halo :] if self.canon.halo else x_1TD[:, :0])
             self.canon.begin(states.conv_tails, step.slots_B, *last[:3])
@@ -247,7 +256,7 @@ class Attention(nn.Module):
             x_BD: residual stream of the new tokens, before the norm.
             norm: the block's first norm.
             residual_BD: tensor that the output is added to.
-            states: the layer's states as a tuple (pools, Canon's tails, memory state); updated in place.
+            states: the layer's states as a tuple (pools, tables, Canon's tails, memory state); updated in place.
             step: slots, page tables and lengths of the sequences, the new token included.
         """
         assert self.fused_weights is not None
@@ -270,7 +279,7 @@ class Attention(nn.Module):
             x_BE: outputs of the q, k and v projections, concatenated. With an output gate, each query head is followed
                 by its gate's logits.
             x_BD: normed input of the block; read only by mixers with `reads_input` and by the memory.
-            states: the layer's states as a tuple (pools, Canon's tails, memory state); updated in place: the new
+            states: the layer's states as a tuple (pools, tables, Canon's tails, memory state); updated in place: the new
                 token's entries, Canon's tails, memory.
             step: slots, page tables and lengths of the sequences, the new token included.
 
@@ -278,7 +287,7 @@ class Attention(nn.Module):
             (gated mixer output [B, H X], which the output projection reads, or None without a mixer; 0 to 2 terms
             [B, D] to be added after that projection: the mixer's extra term, the memory's output).
         """
-        pools, tails, memory = states
+        pools, tables, tails, memory = states
         q_BE, k_BE, v_BE = x_BE.split([self.heads * self.query_stride, *[self.kv_heads * self.size] * 2], -1)
         q, *gate = q_BE.unflatten(-1, (self.heads, self.query_stride)).split(self.size, -1)
         k, v = (part.unflatten(-1, (self.kv_heads, self.size)) for part in (k_BE, v_BE))
@@ -290,7 +299,7 @@ class Attention(nn.Module):
             q, k = rms_norm(q), rms_norm(k)
         y_BE, terms = None, list[Tensor]()
         if self.mixer is not None:
-            cache = KVView(pools, step)
+            cache = KVView(pools, step, tables, {"k": k, "v": v})
             entries = self.mixer.keep(
                 k[:, None],
                 v[:, None],
