@@ -13,6 +13,7 @@ H query heads
 J KV heads: J divides H, and head h uses KV head h // (H / J)
 G query heads that share a KV head, H / J
 X head size
+Y channels of a value and one more, whose entries are 1, X + 1
 S keys that a query may see; tokens that may be others than the T queries
 R distractors
 C channels of a convolution

@@ -21,10 +21,10 @@ from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep, KVView, Pools, has_step
 from .layers import Canon, Linear, RMSNorm, fuse_weights, fused_rows, map_chunks
 from .registry import MEMORIES, MIXERS
-from .resolve import NO_MEMORY, memory_settings, mixer_settings
+from .resolve import NO_MEMORY, NO_MIXER, memory_settings, mixer_settings
 
-LayerTensors = tuple[dict[str, Tensor], list[Tensor] | None, Any]
-"""Contents of `LayerState` as plain containers: (pools by name, Canon's convolution tails, memory states)."""
+LayerTensors = tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor] | None, Any]
+"""Contents of `LayerState` as plain containers: (pools and tables by name, Canon's convolution tails, memory states)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class LayerState:
 
     pools: Pools
     """Paged cache of what the mixer stores per token."""
+    tables: dict[str, Tensor]
+    """State that the mixer keeps per sequence, name -> table [slots + 1, ...]."""
     conv_tails: list[Tensor] | None
     """Last inputs of Canon's convolutions, a list of one tensor [slots + 1, taps - 1, C]; None without Canon.
 
@@ -43,12 +45,17 @@ class LayerState:
 
     @property
     def as_tuple(self) -> LayerTensors:
-        """State as a plain tuple (pools by name, Canon's tails, memory state), the form that `Attention.step` takes.
+        """State as a plain tuple (pools and tables by name, Canon's tails, memory state), as `Attention.step` takes it.
 
         Tensors are shared, not copied. The compiler keeps class instances, and with them their tensors, until the next
         garbage collection; tuples avoid that.
         """
-        return self.pools.tensors, self.conv_tails, self.memory
+        return self.pools.tensors, self.tables, self.conv_tails, self.memory
+
+    @property
+    def by_slot(self) -> list[Any]:
+        """Everything but the pools, which belongs to slots: tables, Canon's tails and the state of the memory."""
+        return [*self.tables.values(), *(self.conv_tails or ()), *(() if self.memory is None else (self.memory,))]
 
 
 class Attention(nn.Module):
@@ -57,6 +64,7 @@ class Attention(nn.Module):
     q, k, v and gate are projections of the layer's input. q and k are RMS-normed per head without weight (`qk_norm`),
     then q, k and v convolved by Canon, if both the network and the mixer's settings say `canon`. Without `output_gate`,
     W_o is applied to y alone. Without `qk_norm`, q and k are not normed; with `qk_norm_weight`, the norms have weights.
+    Without a mixer (`attn_type: none`) there is neither gate nor W_o: the memory's output is the layer's.
     """
 
     def __init__(self, model: ModelConfig, layer: int = 0) -> None:
@@ -66,8 +74,10 @@ class Attention(nn.Module):
         theirs here. Raises ModelConfigError for invalid settings of mixer or memory.
         """
         super().__init__()
-        mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
-        mixer.layer = layer
+        mixer = None
+        if model.attn_type != NO_MIXER:
+            mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+            mixer.layer = layer
         has_memory = model.memory != NO_MEMORY
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
@@ -78,15 +88,14 @@ class Attention(nn.Module):
         if model.qk_norm_weight:
             self.q_norm, self.k_norm = (RMSNorm(model.head_dim, model.norm_eps) for _ in range(2))
         # channels from one query head to the next in w_q's output: q, then (with a gate) the gate's logits
-        self.query_stride = self.size * (2 if model.output_gate else 1)
+        self.query_stride = self.size * (2 if model.output_gate and mixer is not None else 1)
         self.w_q = Linear(model.d_model, self.heads * self.query_stride, bias=bias)
         self.w_k = Linear(model.d_model, kv, bias=bias)
         self.w_v = Linear(model.d_model, kv, bias=bias)
-        self.canon = (
-            Canon(inner, kv, model.canon_taps, norm=self.normed) if model.canon and mixer.config.canon else None
-        )
+        has_canon = model.canon and (mixer is None or mixer.config.canon)
+        self.canon = Canon(inner, kv, model.canon_taps, norm=self.normed) if has_canon else None
         self.mixer = mixer
-        self.proj = Linear(inner, model.d_model, bias=model.bias, zero=True)
+        self.proj = None if mixer is None else Linear(inner, model.d_model, bias=model.bias, zero=True)
         self.memory = memory
         self.fused_weights: tuple[Tensor, Tensor | None] | None = None
 
@@ -112,15 +121,18 @@ class Attention(nn.Module):
             NotImplementedError: distractors for a mixer without `distractor_loss`.
         """
         q_BTHX, k_BTJX, v_BTJX, *gate = self._project_and_norm(x_BTD)
-        mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._mixer_inputs(x_BTD))
-        y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
-        (out_BTD,) = self._output(y_BTHX, *gate)
-        if extra_BTD is not None:
-            out_BTD = out_BTD + extra_BTD
+        y_BTHX, terms = None, list[Tensor]()
+        if self.mixer is not None:
+            mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._mixer_inputs(x_BTD))
+            y_BTHX, *terms = mixed if isinstance(mixed, tuple) else (mixed,)
+            terms = [*self._output(y_BTHX, *gate), *terms]
         if self.memory is not None:
-            out_BTD = out_BTD + self.memory(x_BTD, q_BTHX, k_BTJX, v_BTJX)
+            terms = [*terms, self.memory(x_BTD, q_BTHX, k_BTJX, v_BTJX)]
+        out_BTD = _sum(terms)
         if distractors_BRD is None:
             return out_BTD, None
+        if self.mixer is None or y_BTHX is None:
+            raise NotImplementedError("a layer without a mixer has no distractor loss")
         k_r, v_r = self._distractors(distractors_BRD)
         loss = self.mixer.distractor_loss(q_BTHX, k_BTJX, v_BTJX, k_r, v_r, y_BTHX, window=window)
         return out_BTD, loss
@@ -135,13 +147,15 @@ class Attention(nn.Module):
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             chunk: tokens to process at a time, over all rows.
         """
-        out_BTD, *qkv = self._evaluate_mixer(x_BTD, window, chunk)
+        terms, *qkv = self._evaluate_mixer(x_BTD, window, chunk)
         if self.memory is not None:
-            out_BTD = out_BTD + self.memory.evaluate(x_BTD, *qkv, chunk=chunk)
-        return out_BTD
+            terms = [*terms, self.memory.evaluate(x_BTD, *qkv, chunk=chunk)]
+        return _sum(terms)
 
-    def _evaluate_mixer(self, x_BTD: Tensor, window: int | None, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute the layer's output without its memory, about `chunk` tokens at a time.
+    def _evaluate_mixer(
+        self, x_BTD: Tensor, window: int | None, chunk: int
+    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        """Compute the terms of the layer's output without that of its memory, about `chunk` tokens at a time.
 
         Args:
             x_BTD: the normed residual stream.
@@ -149,19 +163,20 @@ class Attention(nn.Module):
             chunk: tokens to process at a time, over all rows.
 
         Returns:
-            (output [B, T, D], q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]). q, k, v are those that the mixer and the
-            memory read: after norm and Canon, before any rotation.
+            (list of up to two terms [B, T, D], none without a mixer; q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]).
+            q, k, v are those that the mixer and the memory read: after norm and Canon, before any rotation.
         """
         halo = 0 if self.canon is None else self.canon.halo
         q_BTHX, k_BTJX, v_BTJX, *gate = map_chunks(self._project_and_norm, (x_BTD,), chunk, halo)
+        if self.mixer is None:
+            return [], q_BTHX, k_BTJX, v_BTJX
         mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk, **self._mixer_inputs(x_BTD))
-        y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
-        (out_BTD,) = map_chunks(self._output, (y_BTHX, *gate), chunk)
-        return out_BTD if extra_BTD is None else out_BTD + extra_BTD, q_BTHX, k_BTJX, v_BTJX
+        y_BTHX, *terms = mixed if isinstance(mixed, tuple) else (mixed,)
+        return [*map_chunks(self._output, (y_BTHX, *gate), chunk), *terms], q_BTHX, k_BTJX, v_BTJX
 
     def projections(self) -> list[Linear]:
         """Return the q, k, v and output projections, which may multiply in 8 bits; not those of mixer and memory."""
-        return [self.w_q, self.w_k, self.w_v, self.proj]
+        return [self.w_q, self.w_k, self.w_v, *([] if self.proj is None else [self.proj])]
 
     def head_blocks(self) -> dict[nn.Parameter, tuple[int, int]]:
         """Return q, k, v and output projection -> (number of blocks of its rows, of its columns), by head.
@@ -169,14 +184,14 @@ class Attention(nn.Module):
         A block has as many rows (of the output projection: columns) as a head has channels.
         """
         cut_rows = {matrix.weight: (len(matrix.weight) // self.size, 1) for matrix in (self.w_q, self.w_k, self.w_v)}
-        return {**cut_rows, self.proj.weight: (1, self.heads)}
+        return cut_rows if self.proj is None else {**cut_rows, self.proj.weight: (1, self.heads)}
 
     def no_step_reason(self) -> str | None:
         """Return the part that cannot decode token by token; None if there is none.
 
         The text is "mixer CLASS" (such as "mixer PaTH") or, if the mixer can, "memory CLASS".
         """
-        if not has_step(self.mixer):
+        if self.mixer is not None and not has_step(self.mixer):
             return f"mixer {type(self.mixer).__name__}"
         return None if self.memory is None or has_step(self.memory) else f"memory {type(self.memory).__name__}"
 
@@ -188,7 +203,7 @@ class Attention(nn.Module):
         """
         # a plugin's `step` may copy values to the host
         ours = __name__.rpartition(".")[0]
-        parts = (self.mixer,) if self.memory is None else (self.mixer, self.memory)
+        parts = [part for part in (self.mixer, self.memory) if part is not None]
         return all(type(part).__module__.startswith(f"{ours}.") and part.is_capturable for part in parts)
 
     def open(self, capacity: CacheCapacity) -> LayerState:
@@ -197,7 +212,8 @@ class Attention(nn.Module):
         The mixer's page pools are allocated later, by the first `begin`.
         """
         tails = None if self.canon is None else self.canon.open(capacity)
-        return LayerState(Pools(capacity), tails, None if self.memory is None else self.memory.open(capacity))
+        tables = {} if self.mixer is None else self.mixer.open(capacity)
+        return LayerState(Pools(capacity), tables, tails, None if self.memory is None else self.memory.open(capacity))
 
     def begin(self, x_1TD: Tensor, states: LayerState, step: DecodeStep, *, chunk: int) -> Tensor:
         """Prefill: compute the output of one new sequence and store in `states` what `step` needs to continue it.
@@ -213,17 +229,19 @@ class Attention(nn.Module):
         Returns:
             Output [1, T, D], to be added to the residual stream.
         """
-        out_1TD, q, k, v = self._evaluate_mixer(x_1TD, step.window, chunk)
-        positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
-        entries = self.mixer.keep(k, v, places_BT=positions_1T, before=None, **self._mixer_inputs(x_1TD))
-        states.pools.fill(step.texts.tables_BP[0], {name: rows[0] for name, rows in entries.items()})
+        terms, q, k, v = self._evaluate_mixer(x_1TD, step.window, chunk)
+        if self.mixer is not None:
+            positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
+            entries = self.mixer.keep(k, v, places_BT=positions_1T, before=None, **self._mixer_inputs(x_1TD))
+            states.pools.fill(step.texts.tables_BP[0], {name: rows[0] for name, rows in entries.items()})
+            KVView({}, step, states.tables).set_rows(self.mixer.begin(k, v))
         if self.canon is not None and states.conv_tails is not None:
             last = self._project(x_1TD[:, -self.canon.halo :] if self.canon.halo else x_1TD[:, :0])
             self.canon.begin(states.conv_tails, step.slots_B, *last[:3])
         if self.memory is not None:
             slot = int(step.slots_B[0])
-            out_1TD = out_1TD + self.memory.begin(x_1TD, q, k, v, states.memory, slot, chunk=chunk)
-        return out_1TD
+            terms = [*terms, self.memory.begin(x_1TD, q, k, v, states.memory, slot, chunk=chunk)]
+        return _sum(terms)
 
     def step(self, x_BD: Tensor, states: LayerTensors, step: DecodeStep) -> Tensor:
         """Compute the output [B, D] for one new token of each of B sequences; updates their states in place.
@@ -235,11 +253,8 @@ class Attention(nn.Module):
             states: the layer's states as `LayerState.as_tuple` returns them, with pools allocated by a `begin` before.
             step: slots, page tables and lengths of the sequences, the new token included.
         """
-        y_BE, *terms = self._mix_step(self._fused_projections(x_BD), x_BD, states, step)
-        out_BD: Tensor = self.proj(y_BE)
-        for term_BD in terms:
-            out_BD = out_BD + term_BD
-        return out_BD
+        y_BE, terms = self._mix_step(self._fused_projections(x_BD), x_BD, states, step)
+        return _sum(terms if self.proj is None or y_BE is None else [self.proj(y_BE), *terms])
 
     def fused_step(
         self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: LayerTensors, step: DecodeStep
@@ -254,38 +269,38 @@ class Attention(nn.Module):
             x_BD: residual stream of the new tokens, before the norm.
             norm: the block's first norm.
             residual_BD: tensor that the output is added to.
-            states: the layer's states as a tuple (pools, Canon's tails, memory state); updated in place.
+            states: the layer's states as a tuple (pools, tables, Canon's tails, memory state); updated in place.
             step: slots, page tables and lengths of the sequences, the new token included.
         """
         assert self.fused_weights is not None
-        if self.memory is not None or self.mixer.reads_input:
+        if self.mixer is None or self.memory is not None or self.mixer.reads_input:
             x_BD = norm(x_BD)
             x_BE = fused_rows(x_BD, *self.fused_weights)
         else:
             x_BE = fused_rows(x_BD, *self.fused_weights, norm=norm)
-        y_BE, *terms = self._mix_step(x_BE, x_BD, states, step)
-        out_BD = self.proj.forward_fused(y_BE, residual_BE=residual_BD)
-        for term_BD in terms:
-            out_BD = out_BD + term_BD
-        return out_BD
+        y_BE, terms = self._mix_step(x_BE, x_BD, states, step)
+        if self.proj is not None and y_BE is not None:
+            residual_BD = self.proj.forward_fused(y_BE, residual_BE=residual_BD)
+        return _sum([residual_BD, *terms])
 
-    def _mix_step(self, x_BE: Tensor, x_BD: Tensor, states: LayerTensors, step: DecodeStep) -> list[Tensor]:
+    def _mix_step(
+        self, x_BE: Tensor, x_BD: Tensor, states: LayerTensors, step: DecodeStep
+    ) -> tuple[Tensor | None, list[Tensor]]:
         """Run Canon, mixer, output gate and memory for one new token per sequence, from its concatenated projections.
 
         Args:
             x_BE: outputs of the q, k and v projections, concatenated. With an output gate, each query head is followed
                 by its gate's logits.
             x_BD: normed input of the block; read only by mixers with `reads_input` and by the memory.
-            states: the layer's states as a tuple (pools, Canon's tails, memory state); updated in place: the new
+            states: the layer's states as a tuple (pools, tables, Canon's tails, memory state); updated in place: the new
                 token's entries, Canon's tails, memory.
             step: slots, page tables and lengths of the sequences, the new token included.
 
         Returns:
-            List of the gated mixer output [B, H X], which the output projection reads, then 0 to 2 terms [B, D] to be
-            added after that projection: the mixer's extra term, the memory's output.
+            (gated mixer output [B, H X], which the output projection reads, or None without a mixer; 0 to 2 terms
+            [B, D] to be added after that projection: the mixer's extra term, the memory's output).
         """
-        pools, tails, memory = states
-        cache = KVView(pools, step)
+        pools, tables, tails, memory = states
         q_BE, k_BE, v_BE = x_BE.split([self.heads * self.query_stride, *[self.kv_heads * self.size] * 2], -1)
         q, *gate = q_BE.unflatten(-1, (self.heads, self.query_stride)).split(self.size, -1)
         k, v = (part.unflatten(-1, (self.kv_heads, self.size)) for part in (k_BE, v_BE))
@@ -295,25 +310,27 @@ class Attention(nn.Module):
             q, k, v = y_BC.unflatten(-1, (sum(head_counts), self.size)).split(head_counts, 1)
         elif self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        entries = self.mixer.keep(
-            k[:, None],
-            v[:, None],
-            places_BT=step.positions[:, None],
-            before=cache.before,
-            **self._mixer_inputs(x_BD[:, None]),
-        )
-        cache.write({name: rows[:, 0] for name, rows in entries.items()})
-        assert self.mixer.step is not None
-        inputs = {"x_BD": x_BD} if self.mixer.reads_input else {}
-        mixed = self.mixer.step(q, cache, **inputs)
-        y_BHX, *terms = mixed if isinstance(mixed, tuple) else (mixed,)
-        if gate:
-            y_BHX = y_BHX * gate[0].sigmoid()
+        y_BE, terms = None, list[Tensor]()
+        if self.mixer is not None:
+            cache = KVView(pools, step, tables, {"k": k, "v": v})
+            entries = self.mixer.keep(
+                k[:, None],
+                v[:, None],
+                places_BT=step.positions[:, None],
+                before=cache.before,
+                **self._mixer_inputs(x_BD[:, None]),
+            )
+            cache.write({name: rows[:, 0] for name, rows in entries.items()})
+            assert self.mixer.step is not None
+            inputs = {"x_BD": x_BD} if self.mixer.reads_input else {}
+            mixed = self.mixer.step(q, cache, **inputs)
+            y_BHX, *terms = mixed if isinstance(mixed, tuple) else (mixed,)
+            y_BE = (y_BHX * gate[0].sigmoid() if gate else y_BHX).flatten(1)
         if self.memory is not None:
             assert self.memory.step is not None
             # a new list, because torch 2.11's compiler treats `terms` as a tuple, which has no append
             terms = [*terms, self.memory.step(x_BD, q, k, v, memory, step.slots_B)]
-        return [y_BHX.flatten(1), *terms]
+        return y_BE, terms
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         """Return op name -> description of the implementation that `forward` uses on that device and dtype.
@@ -322,7 +339,8 @@ class Attention(nn.Module):
         with a memory. Most texts read "backend (reason)", with "gluon", "triton", "fla", "cudnn" or "torch".
         """
         paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
-        paths |= self.mixer.kernel_paths(device, dtype)
+        if self.mixer is not None:
+            paths |= self.mixer.kernel_paths(device, dtype)
         return paths if self.memory is None else paths | self.memory.kernel_paths(device, dtype)
 
     def _project_and_norm(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
@@ -352,7 +370,7 @@ class Attention(nn.Module):
 
     def _mixer_inputs(self, x_BTD: Tensor) -> dict[str, Tensor]:
         """Return the mixer's keyword arguments besides q, k and v: `x_BTD` if it reads the block's input."""
-        return {"x_BTD": x_BTD} if self.mixer.reads_input else {}
+        return {"x_BTD": x_BTD} if self.mixer is not None and self.mixer.reads_input else {}
 
     def join(self) -> None:
         """Concatenate the q, k and v weights into one matrix: a decoding step then needs one product instead of three.
@@ -376,6 +394,7 @@ class Attention(nn.Module):
         """Return (output projection [B, T, D] of y times the sigmoid of the gate's logits,), a tuple of one."""
         if gate_BTHX is not None:
             y_BTHX = y_BTHX * gate_BTHX.sigmoid()
+        assert self.proj is not None
         return (self.proj(y_BTHX.flatten(2)),)
 
     def _keys(self, x_BSD: Tensor) -> Tensor:
@@ -390,5 +409,14 @@ class Attention(nn.Module):
         Keys are RMS-normed if real keys are (`qk_norm`) and the mixer wants it (`norm_distractor_keys`); values never
         are.
         """
+        assert self.mixer is not None
         k, v = self._keys(x_BRD).detach(), self._values(x_BRD).detach()
         return (self.k_norm(k) if self.normed and self.mixer.norm_distractor_keys else k), v
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    """Return the sum of one or more tensors of one shape, added from the first to the last."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

@@ -38,6 +38,7 @@ from .resolve import (
     NO_REGULARIZER,
     check_model_config,
     check_regularizer,
+    has_distractor,
     longest_text,
     position_settings,
 )
@@ -697,7 +698,7 @@ class Backbone(nn.Module):
         """Raise ValueError if a distractor loss is requested but the mixer defines none or no layer is global."""
         if not auxiliary.distractor:
             return
-        if not registry.MIXERS.load(self.config.attn_type).has_distractor:
+        if not has_distractor(self.config.attn_type):
             raise ValueError(f"mixer {self.config.attn_type!r} has no distractor loss; switch distractor off")
         if not self.config.n_global_layers:
             raise ValueError("the network has no global layer, which the distractor loss needs; switch distractor off")

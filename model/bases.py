@@ -190,6 +190,22 @@ class Mixer(Part):
     for each decoding step. Tensors are stored in their own type. The default caches keys and values as "k" and "v".
     """
 
+    def open(self, capacity: CacheCapacity) -> dict[str, Tensor]:
+        """Allocate the state that `step` keeps per sequence, by name: tables of `CacheCapacity.table`.
+
+        The default has none: what a mixer caches per token suffices.
+        """
+        return {}
+
+    def begin(self, k_BTJX: Tensor, v_BTJX: Tensor) -> dict[str, Tensor]:
+        """Return the state after whole sequences, [B, ...] by name as in `open`, to be stored before the first `step`.
+
+        Args:
+            k_BTJX: keys of all tokens.
+            v_BTJX: values of all tokens.
+        """
+        return {}
+
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,

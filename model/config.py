@@ -225,7 +225,9 @@ class ModelConfig(Config):
         "published runs; its convolutions then never train); or none (llama, which also starts the embedding small).",
         identity="zero-ends",
     )
-    attn_type: str = knob("polar", "Mixer of the global layers.")
+    attn_type: str = knob(
+        "polar", "Mixer of the global layers; none: the memory alone, without gate and output projection."
+    )
     mixers: dict[str, dict[str, Any]] = knob(
         {}, "Settings by mixer name; a cell stores only those of its own mixer.", identity={}
     )

@@ -148,6 +148,19 @@ class KVView:
     pools: Mapping[str, Tensor]
     """Name -> pool [N, page_size, ...]."""
     step: DecodeStep
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> table [slots + 1, ...] of the mixer's state per sequence (`Mixer.open`)."""
+    new: Mapping[str, Tensor] = field(default_factory=dict)
+    """Keys "k" and values "v" of the new tokens, [B, J, X]."""
+
+    def row(self, name: str) -> Tensor:
+        """Return a copy [B, ...] of the state of that name of each sequence."""
+        return self.tables[name][self.step.slots_B]
+
+    def set_rows(self, rows: Mapping[str, Tensor]) -> None:
+        """Replace states of the sequences in place, name -> [B, ...]."""
+        for name, part in rows.items():
+            self.tables[name].index_copy_(0, self.step.slots_B, part.to(self.tables[name].dtype))
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
         """Store the new tokens' entries in the pools, in place.

@@ -140,7 +140,8 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _PACKAGE, {
     "fox": "mixers.fox:FoX",
     "wall": "mixers.wall:Wall",
     "path": "mixers.path:PaTH",
-})  # fmt: skip
+    "polysketch": "mixers.polysketch:PolySketch",
+}, reserved=("none",))  # fmt: skip
 MEMORIES: Registry[type[Memory]] = Registry("memory", _PACKAGE, {
     "gated_delta": "memory.gated_delta:GatedDelta",
     "deltanet": "memory.gated_delta:DeltaNet",

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from . import registry
 from .config import Config, ModelConfig, ModelConfigError
 
+NO_MIXER = "none"
 NO_MEMORY = "none"
 NO_POSITIONS = "none"
 NO_REGULARIZER = "baseline"
@@ -23,11 +24,11 @@ class PartKind(NamedTuple):
     """Config field of the part's name."""
     settings: str
     """Config field of the settings, by part."""
-    absent: str | None
-    """Name that means no part; None if there must be one."""
+    absent: str
+    """Name that means no part."""
 
 
-MIXER = PartKind(registry.MIXERS, "attn_type", "mixers", None)
+MIXER = PartKind(registry.MIXERS, "attn_type", "mixers", NO_MIXER)
 MEMORY = PartKind(registry.MEMORIES, "memory", "memories", NO_MEMORY)
 POSITION = PartKind(registry.POSITIONS, "positions", "position_settings", NO_POSITIONS)
 KINDS = (MIXER, MEMORY, POSITION)
@@ -46,8 +47,10 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
     chosen = [(kind, getattr(config, kind.name)) for kind in KINDS]
     for kind, name in chosen:
         if name != kind.absent and name not in kind.parts:
-            allowed = [*([] if kind.absent is None else [kind.absent]), *sorted(kind.parts)]
+            allowed = [kind.absent, *sorted(kind.parts)]
             raise ModelConfigError(f"model.{kind.name}", f"no {kind.parts.kind} named {name!r}", allowed)
+    if config.attn_type == NO_MIXER:
+        _check_memory_alone(config)
     for kind in KINDS:
         for name in getattr(config, kind.settings):
             if name not in kind.parts:
@@ -57,6 +60,19 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
         for kind, name in chosen
     }
     return config.model_copy(update=settings)
+
+
+def _check_memory_alone(config: ModelConfig) -> None:
+    """Raise ModelConfigError if a network without a mixer has no memory either, or a window, which only mixers have."""
+    if config.memory == NO_MEMORY:
+        raise ModelConfigError(
+            "model.attn_type",
+            "none leaves the memory as the only mixer, but model.memory is none too; set a memory, or a mixer",
+        )
+    if config.window:
+        raise ModelConfigError(
+            "model.window", "must be off with attn_type none, because a memory has no window; switch it off"
+        )
 
 
 def check_regularizer(name: str) -> str:
@@ -76,6 +92,11 @@ def check_regularizer(name: str) -> str:
 def mixer_settings(config: ModelConfig) -> Any:
     """Return the validated settings of the config's mixer; raise ModelConfigError if one is invalid."""
     return _settings(MIXER, config)
+
+
+def has_distractor(attn_type: str) -> bool:
+    """Return True if that mixer has a distractor loss; False without a mixer ("none")."""
+    return attn_type != NO_MIXER and bool(registry.MIXERS.load(attn_type).has_distractor)
 
 
 def memory_settings(config: ModelConfig) -> Any:

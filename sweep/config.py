@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -124,8 +124,19 @@ class DataConfig(Config):
 
 HUB_PREFIX = "hf:"
 """Prefix that distinguishes an external model from the name of a cell."""
-MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations", "muon_split")
+MUON_FIELDS = ("muon_for", "muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations", "muon_split")
 """Settings of Muon, without effect under `optimizer: adamw`."""
+
+
+def uses_muon(shape: Sequence[int], optimizer: str, muon_for: str) -> bool:
+    """Return True if Muon updates a matrix inside a block, False if AdamW does.
+
+    Args:
+        shape: shape of the parameter; its last two axes are a matrix.
+        optimizer: `train.optimizer`.
+        muon_for: `train.muon_for`: "matrices", or "square" for those with as many rows as columns.
+    """
+    return optimizer == "muon" and (muon_for == "matrices" or shape[-2] == shape[-1])
 
 
 class TrainConfig(Config):
@@ -173,9 +184,14 @@ class TrainConfig(Config):
     optimizer: Literal["muon", "adamw"] = knob(
         "muon", "Optimizer of the matrices inside blocks; all other parameters use AdamW.", identity="muon"
     )
+    muon_for: Literal["matrices", "square"] = knob(
+        "matrices",
+        "Matrices inside blocks that Muon updates: all, or those with as many rows as columns, with AdamW for the others.",
+        identity="matrices",
+    )
     matrix_lr: Float = knob(
         3e-4,
-        "AdamW learning rate of the matrices inside blocks, for optimizer: adamw.",
+        "AdamW learning rate of the matrices inside blocks that Muon does not update.",
         identity=3e-4,
         ge=0,
         le=MAX_FLOAT,

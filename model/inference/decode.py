@@ -270,7 +270,7 @@ def block_bytes(state: Any, tokens: int, window: int | None) -> int:
     if isinstance(state, Tensor):
         return 2 * state[0].numel() * state.element_size()
     visible = tokens if window is None else min(tokens, window)
-    tables = [*(state.conv_tails or []), *([state.memory] if isinstance(state.memory, Tensor) else [])]
+    tables = [part for part in state.by_slot if isinstance(part, Tensor)]
     return visible * state.pools.token_bytes + sum(block_bytes(table, tokens, window) for table in tables)
 
 
@@ -292,7 +292,7 @@ def _copy_state(state: Any, slot: int, target: int, pages_P: Tensor, targets_P: 
         state.states[target], state.since_chunk[target] = state.states[slot], state.since_chunk[slot]
     elif isinstance(state, LayerState):
         state.pools.copy(pages_P, targets_P)
-        for part in (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,))):
+        for part in state.by_slot:
             _copy_state(part, slot, target, pages_P, targets_P)
 
 
@@ -305,8 +305,7 @@ def _state_bytes(state: Any, slot: int, tokens: int) -> int:
         tokens: number of its tokens whose entries are still needed; scales the paged entries alone.
     """
     if isinstance(state, LayerState):
-        parts = (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,)))
-        return tokens * state.pools.token_bytes + sum(_state_bytes(part, slot, tokens) for part in parts)
+        return tokens * state.pools.token_bytes + sum(_state_bytes(part, slot, tokens) for part in state.by_slot)
     tensors = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since_chunk[slot]]
     return sum(leaf.numel() * leaf.element_size() for leaf in _nested_tensors(tensors))
 

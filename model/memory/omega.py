@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...kernels import features
 from ...kernels.norms import statistics_dtype
-from ...kernels.omega import features
 from ...kernels.omega.op import Rates, State, answer, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ..bases import MemoryConfig

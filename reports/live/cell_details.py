@@ -164,10 +164,11 @@ class CellDetails:
         train = self.cell.config.get("train", {})
         if train.get("loss_on") == "marked":
             lines.append("  losses: mean over the targets that the corpus marks")
-        matrices = "matrix_lr" if train.get("optimizer") == "adamw" else "muon_lr"
+        matrices = ["matrix_lr"] if train.get("optimizer") == "adamw" else ["muon_lr"]
+        matrices += ["matrix_lr"] if train.get("muon_for") == "square" and matrices != ["matrix_lr"] else []
         rates = [
             f"{name} {train[name]:.6g}"
-            for name in (matrices, *SCHEDULED_RATES)
+            for name in (*matrices, *SCHEDULED_RATES)
             if isinstance(train.get(name), int | float)
         ]
         if rates:

@@ -98,6 +98,7 @@ LEVEL_NAMES: Mapping[tuple[str, str], str] = {
     ("attn_type", "rel"): "REL",
     ("attn_type", "ssmax"): "SSMax",
     ("attn_type", "path"): "PaTH",
+    ("attn_type", "polysketch"): "PolySketch",
     ("attn_type", "none"): "no attention",
     ("reg_mode", "baseline"): "no regularizer",
     ("reg_mode", "zipfian"): "Zipfian",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...model.backbone import Backbone
 from ...model.config import ModelConfig
+from ..config import uses_muon
 from . import storage
 from .file_names import KEEP_NEWEST, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
 from .seal import CheckpointFacts, DamagedCheckpoint, read_verified_facts
@@ -249,7 +250,9 @@ def unallocated_network(config: ModelConfig, dtype: torch.dtype = torch.float32)
         return Backbone(config, dtype=dtype)
 
 
-def state_bytes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
+def state_bytes(
+    config: ModelConfig, *, narrow: bool, optimizer: str = "muon", muon_for: str = "matrices"
+) -> tuple[int, int]:
     """Return (bytes of a model's weights, bytes of its optimizers' state), computed from shapes.
 
     Weights are parameters and buffers. The state is one buffer of a parameter's size for each parameter of Muon, two
@@ -259,8 +262,9 @@ def state_bytes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -
     Args:
         config: Config of the model.
         narrow: Activations of 16 bits (bfloat16) instead of 32.
-        optimizer: "muon", for Muon where a parameter's group is that and AdamW elsewhere, or another name for AdamW
-            everywhere.
+        optimizer: `train.optimizer`: "muon", for Muon where a parameter's group is that and AdamW elsewhere, or another
+            name for AdamW everywhere.
+        muon_for: `train.muon_for`.
     """
     n_built = min(config.n_layers, config.attn_every)
     shorter, dtype = config.model_copy(update={"n_layers": n_built}), torch.bfloat16 if narrow else torch.float32
@@ -274,7 +278,7 @@ def state_bytes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -
     weights = sum(total_bytes(name, tensor) for name, tensor in model.state_dict().items())
     # Muon keeps one buffer for each of its parameters, AdamW two.
     buffers = sum(
-        total_bytes(name, parameter) * (1 if group == optimizer == "muon" else 2)
+        total_bytes(name, parameter) * (1 if group == "muon" and uses_muon(parameter.shape, optimizer, muon_for) else 2)
         for group, members in model.parameter_groups().items()
         for name, parameter in members
     )

@@ -72,10 +72,10 @@ def train_identity(config: TrainConfig) -> dict[str, Any]:
     """Return the train section's part of an id as field -> JSON value, without settings of switched-off terms.
 
     Fields outside the id and fields at their identity default are left out. So are Muon's settings with AdamW (else
-    `matrix_lr`), weight and sketch of the regularizer "baseline", and weight and count of a distractor that is off.
+    `matrix_lr`, unless Muon has square matrices alone), weight and sketch of the regularizer "baseline", and weight and count of a distractor that is off.
     """
     train = _without_defaults(TrainConfig, config.model_dump(mode="json"))
-    unused = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",)
+    unused = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",) if config.muon_for == "matrices" else ()
     for name in unused:
         train.pop(name, None)
     if config.regularizer == "baseline":

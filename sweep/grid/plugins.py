@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
-from ...model.resolve import NO_MEMORY, NO_POSITIONS, NO_REGULARIZER
+from ...model.resolve import NO_MEMORY, NO_MIXER, NO_POSITIONS, NO_REGULARIZER
 from ...results.exchange.installed_parts import InstalledPartError, installed_names, installed_part
 from ..config import Plugin
 from ..data.registry import CORPORA
@@ -35,7 +35,7 @@ class Pluggable(NamedTuple):
 
 
 PLUGGABLE = (
-    Pluggable(MIXERS, "model", "attn_type", "mixer_source"),
+    Pluggable(MIXERS, "model", "attn_type", "mixer_source", none_name=NO_MIXER),
     Pluggable(MEMORIES, "model", "memory", "memory_source", none_name=NO_MEMORY),
     Pluggable(POSITIONS, "model", "positions", "position_source", none_name=NO_POSITIONS),
     Pluggable(CORPORA, "data", "corpus", "corpus_source", allows_unregistered=True),

@@ -68,8 +68,8 @@ def _on_off(is_on: bool) -> str:
 
 AXES: dict[str, Axis] = {
     "attn_type": Axis(
-        "Mixer of the global layers.",
-        lambda: {name: {"model.attn_type": name} for name in registry.MIXERS},
+        "Mixer of the global layers; none is a memory alone.",
+        lambda: {name: {"model.attn_type": name} for name in (*registry.MIXERS, "none")},
         lambda config: config.model.attn_type,
         accepts_plugins=True,
     ),

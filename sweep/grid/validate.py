@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from ...model import registry
 from ...model.config import ModelConfig, ModelConfigError, quoted
-from ...model.resolve import NO_MEMORY, check_model_config, longest_text, memory_settings
+from ...model.resolve import NO_MEMORY, check_model_config, has_distractor, longest_text, memory_settings
 from ...results.console.text import counted
 from .. import probes
 from ..config import CellConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
@@ -181,7 +181,7 @@ def _check_names(section: str, config: Any) -> None:
     when their fingerprint is looked up.
     """
     tables: dict[str, Iterable[str]] = {
-        "model.attn_type": registry.MIXERS,
+        "model.attn_type": ["none", *registry.MIXERS],
         "model.memory": ["none", *registry.MEMORIES],
         "model.positions": ["none", *registry.POSITIONS],
         "train.regularizer": ["baseline", *registry.REGULARIZERS],
@@ -279,7 +279,7 @@ def check_agreement(
         if why is not None:
             section = f"model.memories.{model.memory}"
             raise InvalidConfig((section, "model.memory"), f"{section}: {why}")
-    if train.distractor and not registry.MIXERS.load(model.attn_type).has_distractor:
+    if train.distractor and not has_distractor(model.attn_type):
         raise InvalidConfig(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or implement the loss for the mixer",

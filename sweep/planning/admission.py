@@ -495,7 +495,7 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
     # imports torch, which other commands need not load
     from ..checkpoints.checkpoint import state_bytes
 
-    counted: dict[tuple[int, bool, str], tuple[int, int]] = {}
+    counted: dict[tuple[int, bool, str, str], tuple[int, int]] = {}
     each, running = [], 0
     for cell in cells:
         config = cell.config
@@ -504,9 +504,10 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
             id(config.model),
             is_16_bit,
             config.train.optimizer,
+            config.train.muon_for,
         )  # the id stays unique, since the cells keep the section alive
         if key not in counted:
-            counted[key] = state_bytes(config.model, narrow=is_16_bit, optimizer=key[2])
+            counted[key] = state_bytes(config.model, narrow=is_16_bit, optimizer=key[2], muon_for=key[3])
         weights, optimizers = counted[key]
         checkpoint_bytes = weights + optimizers
         stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEEP_NEWEST * checkpoint_bytes}

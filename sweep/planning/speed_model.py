@@ -129,7 +129,7 @@ def save_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
 
 
 SHAPE = (
-    "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_iterations", "muon_split", "regularizer",
+    "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_for", "muon_iterations", "muon_split", "regularizer",
     "regularizer_source", "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
     "precision",
 )  # fmt: skip

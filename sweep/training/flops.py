@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...model.config import ModelConfig
 from ...model.registry import MEMORIES, MIXERS, call_if_defined
-from ...model.resolve import NO_MEMORY
+from ...model.resolve import NO_MEMORY, NO_MIXER
 
 MAX_CAPTURE_FLOPS = 1e13
 """FLOPs of a micro-batch up to which `train.graphs: auto` captures CUDA graphs.
@@ -133,8 +133,9 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
     convs = config.n_layers - globals_
     mlp = 3 * 2 * d * config.mlp_channels
     gated_conv = 2 * d * 3 * d + 2 * d * d + 2 * config.conv_taps * d
-    queries = (2 if config.output_gate else 1) * heads * dh
-    projections = 2 * d * queries + 2 * 2 * d * kv * dh + 2 * heads * dh * d
+    # a mixer has an output projection and perhaps a gate, each as large as the projection to queries
+    inner = (1 if config.attn_type == NO_MIXER else 3 if config.output_gate else 2) * heads * dh
+    projections = 2 * d * inner + 2 * 2 * d * kv * dh
     reach = config.window_size if config.window else seq_len
     full = min(reach, seq_len)  # queries up to this one see all earlier keys, later ones `reach` keys
     keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len
@@ -148,18 +149,18 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
 def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
     """Return part ("mixer 'polar'", "memory 'omega'") -> forward FLOPs per token and layer; None where unknown.
 
-    The mixer comes first; without a memory it is the only key. Imports the parts.
+    The mixer comes first, if there is one; without a memory it is the only key. Imports the parts.
 
     Args:
         config: network; settings that are missing have their defaults.
         keys: keys that a query sees on average.
     """
     name = config.attn_type
-    mixer = MIXERS.load(name)
-    settings = mixer.Config(**config.mixers.get(name, {}))
-    flops_by_part: dict[str, float | None] = {
-        f"mixer {name!r}": call_if_defined(mixer, "forward_flops", config, settings, keys)
-    }
+    flops_by_part: dict[str, float | None] = {}
+    if name != NO_MIXER:
+        mixer = MIXERS.load(name)
+        settings = mixer.Config(**config.mixers.get(name, {}))
+        flops_by_part[f"mixer {name!r}"] = call_if_defined(mixer, "forward_flops", config, settings, keys)
     if config.memory != NO_MEMORY:
         memory = MEMORIES.load(config.memory)
         settings = memory.Config(**config.memories.get(config.memory, {}))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..config import TrainConfig
+from ..config import TrainConfig, uses_muon
 from ..ranks.group import SINGLE, Ranks
 from .loss_scale import LossScale
 
@@ -242,7 +242,8 @@ class Optimizers:
         Args:
             groups: `Backbone.parameter_groups()`: muon, embedding, head, scalar.
             config: training settings; with `optimizer: adamw` AdamW updates the matrices (group muon) too, at
-                `matrix_lr`. With `precision: fp16` losses are scaled.
+                `matrix_lr`, and with `muon_for: square` those that are not square. With `precision: fp16` losses are
+                scaled.
             device: device of the parameters.
             rates_on_device: store learning rates in device memory, where a captured `update` reads those of each step;
                 None: on CUDA.
@@ -264,18 +265,20 @@ class Optimizers:
         ]
         self.by_name: dict[str, torch.optim.Optimizer] = {}
         """Optimizers by name: `muon` for the matrices, unless AdamW has them, and `adam` for all other parameters."""
-        if config.optimizer == "muon":
+        muon = [p for p in params("muon") if uses_muon(p.shape, config.optimizer, config.muon_for)]
+        if muon:
             self.by_name["muon"] = Muon(
-                params("muon"),
+                muon,
                 lr=config.muon_lr,
                 momentum=config.muon_momentum,
                 weight_decay=config.muon_weight_decay,
                 iterations=config.muon_iterations,
-                dtype=_iteration_dtype(config, params("muon"), device),
+                dtype=_iteration_dtype(config, muon, device),
                 blocks=head_blocks if config.muon_split == "head" else None,
             )
-        else:
-            adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})
+        if len(muon) < len(params("muon")):
+            rest = [p for p in params("muon") if not uses_muon(p.shape, config.optimizer, config.muon_for)]
+            adam.insert(0, {"params": rest, "lr": config.matrix_lr})
         rates_on_device = device.type == "cuda" if rates_on_device is None else rates_on_device
         self.by_name["adam"] = AdamW(
             adam,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.kernels import features
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
-from atma_sweep.kernels.omega import features
 from atma_sweep.kernels.omega import scan as scanned
 from atma_sweep.kernels.omega.newton_schulz import NewtonSchulzTape, newton_schulz
 from atma_sweep.kernels.omega.op import Rates, answer, first_state, omega, unit

@@ -38,14 +38,15 @@ COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "attn_every": {"attn_offset": 0},
     "attn_offset": {"attn_every": 4, "n_layers": 4},
     "window_size": {"window": True},
-    "sketch": {"features": "sketch"},
-    "degree": {"features": "sketch"},
+    "memories.sketch": {"features": "sketch"},
+    "memories.degree": {"features": "sketch"},
     "hidden": {"memory": "mlp2"},
 }
 """Option -> other options of the same section without which it has no effect, or its values contradict the small network."""
 REFUSED: Mapping[str, str] = {
     "memories.omega.degree=3": "degree (3) must be even",
     "memories.atlas.degree=3": "degree (3) must be even",
+    "mixers.polysketch.degree=3": "degree (3) must be even",
 }
 """Values that no network has, and the end of the message that says so."""
 NETWORKS = [("polar", "gated_delta"), ("nope", "none"), ("wall", "omega")]
@@ -67,7 +68,8 @@ class Option(NamedTuple):
 
     def changes(self, value: Any) -> dict[str, Any]:
         """Return the changes of the small network's config that give the option this value and an effect."""
-        own = {**COMPANIONS.get(self.name, {}), self.name: value}
+        companions = COMPANIONS.get(f"{self.section}.{self.name}", COMPANIONS.get(self.name, {}))
+        own = {**companions, self.name: value}
         if self.section is None or self.part is None:
             return own
         return {PART_FIELDS[self.section]: self.part, self.section: {self.part: own}}

@@ -26,6 +26,8 @@ from .item_frames import item_detail_rows
 PROBE, METRIC = "attention_map", "keys"
 MAX_MAPS = 12
 """Largest number of maps of one cell that are drawn."""
+MAX_LETTERS = 40
+"""Most tokens of a map whose axes show the tokens themselves."""
 MIN_NEGATIVE_WEIGHT = 0.01
 """Weight below zero from which on a map has colours for negative weights."""
 
@@ -33,8 +35,8 @@ MIN_NEGATIVE_WEIGHT = 0.01
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the weights of every stored attention map.
 
-    One row per weight: cell, attempt, layer, head, query, key (both positions from 0), weight, and keys, the number of
-    keys that share the attention of that query.
+    One row per weight: cell, attempt, layer, head, query, key (both positions from 0), weight, keys, the number of keys
+    that share the attention of that query, and token, the query's text (empty in older maps).
 
     Raises:
         ReportError: No cell has maps.
@@ -53,8 +55,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if normed := sorted(mixers & {"polar", "diff"}):
         shown = " and ".join(drawing.level_label(mixer) for mixer in normed)
         notes.append(f"{shown}: rows are normalized to a sum of 1, without the magnitude or norm that follows.")
-    if len(first) > 1:
-        maps = frame.drop_duplicates(["cell", "layer", "head"]).groupby("cell").size()
+    maps = frame.drop_duplicates(["cell", "layer", "head"]).groupby("cell").size()
+    if len(first) > 1 and maps.max() > 1:
         counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
         notes.append(
             f"Of the {counts} maps of each cell: the one whose queries attend to the fewest keys: the lowest "
@@ -69,27 +71,30 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """Return the weights of all stored maps, one row per weight; empty if none is stored.
 
-    Columns: cell, attempt, layer, head, query, keys (effective number of keys of the query, (Σ|w|)²/Σw²), key, weight. Items without a list of weights are left out.
+    Columns: cell, attempt, layer, head, query, keys (effective number of keys of the query, (Σ|w|)²/Σw²), key, weight, token. Items without a list of weights are left out.
     """
     maps = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
     sizes = [len(row["weights"]) for row in maps]
-    each = pd.DataFrame(maps, columns=["cell", "attempt", "layer", "head", "position", "value"])
+    each = pd.DataFrame(maps, columns=["cell", "attempt", "layer", "head", "position", "value", "token"])
+    tokens = each.pop("token").fillna("").repeat(sizes).reset_index(drop=True)
     frame = each.loc[np.repeat(np.arange(len(each)), sizes)].reset_index(drop=True)
     key = [position for size in sizes for position in range(size)]
     weight = [weight for row in maps for weight in row["weights"]]
-    return frame.rename(columns={"position": "query", "value": "keys"}).assign(key=key, weight=weight)
+    return frame.rename(columns={"position": "query", "value": "keys"}).assign(key=key, weight=weight, token=tokens)
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw one map per cell, or up to 12 maps of a single cell or of each highlighted one, by layer and head.
 
-    The map of a cell is that whose queries share their attention among the fewest keys. Colours are signed, with equal
+    The map of a cell is that whose queries share their attention among the fewest keys. Axes show the tokens of up to 40
+    tokens of a letter each, otherwise positions. Colours are signed, with equal
     ends, if any weight is below -0.01; otherwise they follow the square root of the weight.
     """
     from matplotlib.colors import PowerNorm
 
     cells = cells_to_draw(figure_data, look)
     maps: list[tuple[str, np.ndarray]] = []
+    letters: list[list[str]] = []
     for cell in cells:
         cell_rows = figure_data.frame[figure_data.frame["cell"] == cell]
         of_cell = list(cell_rows.groupby(["layer", "head"], sort=True))
@@ -99,17 +104,23 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for (layer, head), rows in of_cell[:MAX_MAPS]:
             name = f"layer {layer}, head {head}"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
+            letters.append(rows.drop_duplicates("query").sort_values("query")["token"].tolist())
     figure, group = map_grid([name for name, _ in maps], 2.9, 0.9, square=True)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MIN_NEGATIVE_WEIGHT
     far = max(-least, most)
     norm: Any = drawing.linear(-far, far) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
-    for axes, (_, table) in zip(group, maps, strict=True):
+    for axes, (_, table), tokens in zip(group, maps, letters, strict=True):
         image = draw_heat_map(
             axes, table, norm, colours=drawing.diverging() if signed else drawing.HEAT_MAP, bad="#ffffff"
         )
         ticks = drawing.thin_evenly(range(len(table)), 8)
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1, xlabel="key position", ylabel="query position")
+        if len(tokens) <= MAX_LETTERS and all(len(token) == 1 and token.isalnum() for token in tokens):
+            axes.set(xlabel="key", ylabel="query")
+            size = drawing.size("small") * min(1, 24 / len(tokens))
+            axes.set_xticks(range(len(tokens)), tokens, fontsize=size)
+            axes.set_yticks(range(len(tokens)), tokens, fontsize=size)
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
     add_colour_bar(

@@ -44,8 +44,8 @@ class AttentionMap(LengthwiseProbe):
 
     The effective number of keys is (sum |w|)^2 / sum w^2 over the weights w of a query.
 
-    An example is a row of a map: `item` counts maps, `position` is the query, and the detail has layer, head and the
-    weights of keys up to the query.
+    An example is a row of a map: `item` counts maps, `position` is the query, and the detail has layer, head, the
+    weights of keys up to the query, and the query's token as text.
     """
 
     Config = AttentionMapConfig
@@ -69,6 +69,10 @@ class AttentionMap(LengthwiseProbe):
         maps = self._maps(subject)
         if isinstance(maps, str):
             return maps
+        letters = [
+            subject.tokenizer.token_bytes(int(token)).decode(errors="replace")
+            for token in subject.corpus.validation[: self.settings.tokens]
+        ]
         weights_MTS = np.stack(list(maps.values()))
         squares = (weights_MTS**2).sum(-1)
         keys = np.divide(np.abs(weights_MTS).sum(-1) ** 2, squares, out=np.zeros_like(squares), where=squares > 0)
@@ -76,7 +80,10 @@ class AttentionMap(LengthwiseProbe):
         return [self.value(name, float(per_query.mean()), n=per_query.size) for name, per_query in numbers.items()], [
             replace(
                 self.example("keys", float(keys[item, query]), item=item, position=query),
-                detail={"layer": layer, "head": head, "weights": [round(w, DIGITS) for w in map_TS[query, : query + 1].tolist()]},
+                detail={
+                    "layer": layer, "head": head, "token": letters[query],
+                    "weights": [round(w, DIGITS) for w in map_TS[query, : query + 1].tolist()],
+                },
             )
             for item, ((layer, head), map_TS) in enumerate(maps.items())
             for query in range(len(map_TS))
@@ -94,7 +101,9 @@ class AttentionMap(LengthwiseProbe):
 
         count, requested = int(self.settings.tokens), self.settings.layers
         attention_layers = [
-            layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)
+            layer
+            for layer, block in enumerate(subject.model.blocks)
+            if isinstance(block.mix, Attention) and block.mix.mixer is not None
         ]
         if unknown := [layer for layer in requested if layer not in attention_layers]:
             return f"n/a: layer {unknown[0]} has no attention; layers with attention: {', '.join(map(str, attention_layers)) or 'none'}"

@@ -146,12 +146,13 @@ def observe_log_gates(
     from ..subject import observe_evaluations
 
     mixes = {layer: block.mix for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)}
+    mixers = {layer: mix.mixer for layer, mix in mixes.items() if mix.mixer is not None}
     memories = {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None and on_memory is not None}
 
     def read_mixer(index: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
         """Pass on the log gates of a call of the mixer with that index."""
-        layer, read = list(mixes)[index], {} if x_BTD is None else {"x_BTD": x_BTD}
-        log = mixes[layer].mixer.log_gates(k_BTJX=k_BTJX, **read)
+        layer, read = list(mixers)[index], {} if x_BTD is None else {"x_BTD": x_BTD}
+        log = mixers[layer].log_gates(k_BTJX=k_BTJX, **read)
         if log is not None:
             on_mixer(layer, log)
 
@@ -162,7 +163,9 @@ def observe_log_gates(
         if log is not None and on_memory is not None:
             on_memory(layer, log)
 
-    mixers = [mix.mixer for mix in mixes.values()]
-    with observe_evaluations(mixers, read_mixer), observe_evaluations(list(memories.values()), read_memory):
+    with (
+        observe_evaluations(list(mixers.values()), read_mixer),
+        observe_evaluations(list(memories.values()), read_memory),
+    ):
         for rows in subject.batches(*inputs_BT.shape):
             subject.features(inputs_BT[rows], full_context=True)

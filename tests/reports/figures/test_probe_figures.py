@@ -202,6 +202,17 @@ class TestAttentionMap:
                 assert shown[query, key] == weight
 
     @pytest.mark.thorough
+    def test_axes_show_tokens_of_a_letter_each(self, probed: Store) -> None:
+        figure_data = make_figure("attention-map", probed)
+        assert set(figure_data.frame["token"]) == {""}
+        for letters, shown in (("wri01wr0", list("wri01wr0")), ("wri01w ?", [str(place) for place in range(8)])):
+            figure_data.frame["token"] = [letters[query] for query in figure_data.frame["query"]]
+            maps = [axes for axes in figure_of(figure_data).axes if axes.get_title()]
+            for axes in maps:
+                labels = axes.get_xticklabels(), axes.get_yticklabels()
+                assert [[label.get_text() for label in every] for every in labels] == [shown, shown]
+
+    @pytest.mark.thorough
     def test_of_each_configuration_the_sharpest_map(self, probed: Store) -> None:
         figure_data = make_figure("attention-map", probed)
         keys = (

@@ -313,6 +313,27 @@ def test_memory_synonyms_give_the_same_cell(fake_fingerprint: Any) -> None:
     assert memories["off"].id == full["polar-baseline-d0-m0-w0-s0"]
 
 
+def test_atlas_blog_has_the_recipe_and_size_of_its_page(fake_fingerprint: Callable[..., str]) -> None:
+    """Parameters in closed form, with d = 768: blocks, embedding shared with the head, the head's bias, last norm."""
+    cells = {c.config.model.attn_type: c.config for c in load_grid("atlas-blog").expand(fake_fingerprint)}
+    assert {name: c.model.memory for name, c in cells.items()} == {
+        "rope": "none",
+        "polysketch": "none",
+        "none": "atlas",
+    }
+    d, vocabulary = 768, 50304
+    shared = 2 * d + 3 * (d * d + d) + 12 * d + 12 * d * d + 9 * d  # norms, q k v, filters of four taps, MLP
+    memory = 2 * (d * d + d) + 4 * (16 * d + 16) + 192 * 256 + 48 * 192  # gate, output, rates, start
+    sizes = {"rope": d * d + d, "polysketch": d * d + d, "none": memory}
+    for name, config in cells.items():
+        assert count_parameters(config.model) == 12 * (shared + sizes[name]) + vocabulary * d + vocabulary + d
+        train = config.train
+        assert (train.muon_for, train.muon_lr, train.matrix_lr, train.scalar_lr) == ("square", 1e-3, 3e-4, 3e-4)
+        assert (train.schedule, train.constant, train.warmup_steps) == ("cosine", 0, 200)
+        assert (train.batch_tokens // train.seq_len, train.seq_len) == (16, 512)
+    assert cells["none"].model.memories["atlas"]["chunk"] == 64
+
+
 def test_atlas_grids_match_the_published_settings(fake_fingerprint: Any) -> None:
     off, atlas = (cell.config for cell in load_grid("atlas-170m").expand(fake_fingerprint))
     assert (off.model.memory, atlas.model.memory) == ("none", "atlas")
@@ -376,7 +397,7 @@ def test_threshold_paper_parameter_counts(write: Any, fake_fingerprint: Any, bas
 @pytest.mark.parametrize("base", ["llama-mini", "llama-medium", "transformer-400m"])
 def test_position_grids_use_mixers_without_canon(write: Any, fake_fingerprint: Any, base: str) -> None:
     """Canon would reveal the order of neighbours; the mixer must be in every block."""
-    mixers = ", ".join(MIXERS)
+    mixers = ", ".join([*MIXERS, "none"])
     for cell in load_grid(write(f"name: g\nextends: {base}\naxes: {{attn_type: [{mixers}]}}\n")).expand(
         fake_fingerprint
     ):

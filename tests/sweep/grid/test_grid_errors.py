@@ -32,7 +32,7 @@ NAMES = {
     "PROBE_SETTINGS": ", ".join(f"eval.settings.{name}" for name in sorted(PROBES)),
     "PROBES_AND_TRAINING": ", ".join([*PROBES, *TRAINING_SOURCES]),
     "MEMORY": ", ".join(["off", "on", *MEMORIES]),
-    "MIXERS": ", ".join(MIXERS),
+    "MIXERS": ", ".join([*MIXERS, "none"]),
     "POSITIONS": ", ".join(POSITIONS),
     "ROPE": ", ".join(f"model.mixers.rope.{name}" for name in sorted(RoPEConfig.model_fields)),
 }

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from atma_sweep.kernels.omega import features
+from atma_sweep.kernels import features
 from atma_sweep.kernels.omega.op import Rates, first_state
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.memory.gated_delta import DeltaRates

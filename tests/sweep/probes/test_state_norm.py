@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.kernels.omega import features
+from atma_sweep.kernels import features
 from atma_sweep.kernels.omega.reference import omega_reference
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Backbone

@@ -272,6 +272,30 @@ def test_parameters_are_grouped_by_kind(network: Network, attn_type: str, memory
     } == {(0.02, 0.95, 0.01, 12)}
 
 
+def test_muon_for_square_leaves_the_others_to_adamw(network: Network) -> None:
+    """The first update of AdamW is the rate times the gradient's sign, that of Muon the orthogonalised gradient's."""
+    model = network(awake=True, output_gate=False)
+    config = TrainConfig(muon_for="square", matrix_lr=3e-4, muon_lr=1e-3, muon_weight_decay=0, adam_eps=1e-30)
+    optimizers = Optimizers(model.parameter_groups(), config, CPU)
+    matrices = dict(model.parameter_groups()["muon"])
+    square = {name for name, p in matrices.items() if p.shape[-2] == p.shape[-1]}
+    assert 0 < len(square) < len(matrices)
+    before = {name: p.detach().clone() for name, p in matrices.items()}
+    backward(model, 0)
+    gradients = {name: p.grad.clone() for name, p in matrices.items() if p.grad is not None}
+    moving = {name for name, gradient in gradients.items() if gradient.abs().min() > 1e-20}
+    optimizers.step(1.0)
+    for name in moving:
+        change = (matrices[name] - before[name]).detach()
+        if name in square:
+            expected = -1e-3 * orthogonalise(gradients[name][None], dtype=torch.float32)[0]
+        else:
+            expected = -3e-4 * gradients[name].sign()
+        torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-6)
+    assert moving & square
+    assert moving - square
+
+
 def backward(model: Backbone, seed: int) -> None:
     tokens = torch.randint(0, 29, (2, 8), generator=torch.Generator().manual_seed(seed))
     model.token_losses(model.features(tokens[:, :-1]).hidden_BTD, tokens[:, 1:]).mean().backward()

@@ -1,6 +1,6 @@
 """Feature maps of keys and queries, so that a matrix holds more pairs than its keys have channels.
 
-X head size, H heads, F columns of a feature, r columns of a sketch. See docs/reference/mechanisms.md, "Omega memory".
+X head size, H heads, F columns of a feature, r columns of a sketch. See docs/reference/mechanisms.md, "Omega memory" and "PolySketch attention".
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ def sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
     The product is never negative. Its mean over the draws is s^degree plus the variance of m(q)·m(k), which falls as
     1/r.
     """
-    m = half_sketch(x_BTHX, draws_KHXR)
+    return square(half_sketch(x_BTHX, draws_KHXR))
+
+
+def square(m: Tensor) -> Tensor:
+    """Return m ⊗ m, [..., r] -> [..., r²], whose product with another is the square of the product of the two m."""
     return (m.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)
 
 
