@@ -1,4 +1,4 @@
-"""Blocks of the network: a mixing branch (global attention or gated convolution) followed by an MLP.
+"""Blocks of the network: a mixing branch (attention, block part or gated convolution) followed by an MLP.
 
 Source: docs/reference/mechanisms.md, "Backbone".
 Letters of shapes: B batch, T length, D model width, R distractors, C channels.
@@ -16,9 +16,12 @@ from ..kernels.conv.op import choose_backend, gated_causal_conv
 from ..kernels.conv_step.op import gated_conv_step, last_inputs
 from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
+from .block_parts.layer import BlockLayer
+from .block_parts.matching import mlp_width
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep
 from .layers import MLP, CausalConv, Linear, RMSNorm, apply_dropout, map_chunks
+from .resolve import uses_block_part
 
 DropoutMasks = tuple[Tensor, Tensor]
 """Dropout masks of a block's two branches (mixing, MLP), bool [B, T, D] each; True where a value is kept."""
@@ -134,7 +137,7 @@ class GatedConv(nn.Module):
 class Block(nn.Module):
     """Two residual branches: x + mix(norm1(x)), then x + mlp(norm2(x)).
 
-    `mix` is global attention or a gated convolution. With `residual: normed` each branch is added to its normed input n
+    `mix` is global attention, a block part or a gated convolution. With `residual: normed` each branch is added to its normed input n
     instead: n + mix(n), and the same for the MLP.
     """
 
@@ -146,9 +149,13 @@ class Block(nn.Module):
         """
         super().__init__()
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
-        self.mix: Attention | GatedConv = Attention(config, layer) if config.is_global(layer) else GatedConv(config)
+        self.mix: Attention | BlockLayer | GatedConv
+        if not config.is_global(layer):
+            self.mix = GatedConv(config)
+        else:
+            self.mix = BlockLayer(config, layer) if uses_block_part(config) else Attention(config, layer)
         self.norm2 = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp, bias=config.bias)
+        self.mlp = MLP(config.d_model, mlp_width(config, layer), config.mlp, bias=config.bias)
         self.normed = config.residual == "normed"
         self.dropout = config.dropout
 
@@ -179,6 +186,11 @@ class Block(nn.Module):
         return self._residual(x_BTD, normed_BTD) + apply_dropout(
             self.mlp(normed_BTD), dropout_masks[1], self.dropout
         ), loss
+
+    @property
+    def is_compilable(self) -> bool:
+        """True unless the block part says that torch.compile cannot make one graph of it."""
+        return not isinstance(self.mix, BlockLayer) or self.mix.part.is_compilable
 
     def _fused_residual(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
         residual_BD: Tensor = norm(x_BD) if self.normed else x_BD
@@ -236,8 +248,8 @@ class Block(nn.Module):
         Args:
             x_BD: first summand of the stream.
             branch_BD: second summand of the stream; None selects the fused products.
-            states: the block's states: of global attention a tuple (pools, Canon's tails, memory state), of a gated
-                convolution the table of its last inputs.
+            states: the block's states: of global attention a tuple (pools, Canon's tails, memory state), of a block
+                part its own format, of a gated convolution the table of its last inputs.
             step: slots, page tables and lengths of the sequences, the new token included.
 
         Returns:

@@ -172,6 +172,12 @@ class ModelConfig(Config):
         identity="relu2",
     )
     mlp_ratio: Int = knob(4, "Hidden width of the gated MLP as a multiple of d_model.", identity=4, ge=1, le=MAX_RATIO)
+    match: Literal["none", "parameters"] = knob(
+        "none",
+        "With parameters, the MLPs of the global blocks get the hidden width with which a block has as many parameters, "
+        "within 1 %, as one with mixer nope and mlp_ratio; none leaves them at mlp_ratio.",
+        identity="none",
+    )
     conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1, le=MAX_TAPS)
     canon: Flag = knob(
         True,

@@ -171,15 +171,15 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {"relu2": squared_relu_gate, "swi
 class MLP(nn.Module):
     """Gated MLP: [a | g] = fc(x); out = proj(gate(a, g)); gate is g relu(a)^2 ("relu2") or g silu(a) ("swiglu")."""
 
-    def __init__(self, width: int, ratio: int, gate: str, *, bias: bool = True) -> None:
-        """Build an MLP from `width` to `ratio * width` hidden channels and back; `gate` is "relu2" or "swiglu".
+    def __init__(self, width: int, hidden: int, gate: str, *, bias: bool = True) -> None:
+        """Build an MLP from `width` to `hidden` channels and back; `gate` is "relu2" or "swiglu".
 
         `fc` gives twice the hidden channels: a first, then g. `proj` is marked to start at zero.
         """
         super().__init__()
-        self.fc = Linear(width, 2 * ratio * width, bias=bias)
+        self.fc = Linear(width, 2 * hidden, bias=bias)
         self.gate, self.kind = GATES[gate], gate
-        self.proj = Linear(ratio * width, width, bias=bias, zero=True)
+        self.proj = Linear(hidden, width, bias=bias, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the MLP's output [B, T, D] in x's type, without the residual: proj(gate(a, g)) with [a | g] = fc(x).

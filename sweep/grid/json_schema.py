@@ -46,10 +46,11 @@ def _open_numbers(node: Any) -> Any:
 def _registered_levels(name: str, axis: Axis) -> dict[str, Any]:
     """Return the schema of an axis's registered levels: an enum of their names, and booleans if one is "off".
 
-    `name` is not used.
+    Mixers of an installed library are no members; any name with its prefix is allowed.
     """
-    levels = axis.levels()
-    return {"enum": [*levels, *([True, False] if "off" in levels else [])]}
+    levels = [level for level in axis.levels() if ":" not in level]
+    schema: dict[str, Any] = {"enum": [*levels, *([True, False] if "off" in levels else [])]}
+    return {"anyOf": [schema, {"type": "string", "pattern": "^fla:"}]} if name == "attn_type" else schema
 
 
 def _level(name: str, axis: Axis) -> dict[str, Any]:
