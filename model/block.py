@@ -192,6 +192,10 @@ class Block(nn.Module):
         """True unless the block part says that torch.compile cannot make one graph of it."""
         return not isinstance(self.mix, BlockLayer) or self.mix.part.is_compilable
 
+    def refusal(self, device: torch.device) -> str | None:
+        """Return why the block part cannot run on that device, and what to do; None if it can, or there is none."""
+        return self.mix.part.refusal(device) if isinstance(self.mix, BlockLayer) else None
+
     def _fused_residual(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
         residual_BD: Tensor = norm(x_BD) if self.normed else x_BD
         return residual_BD

@@ -35,8 +35,9 @@ class Retention(BlockPart):
     def merge(self, y):
         return torch.nn.functional.linear(y.flatten(-2), self.out.weight.to(y.dtype))
 
-    def keep(self, x):
-        return 1 - 2.0 ** -torch.arange(3, 3 + self.config.heads, device=x.device)  # one decay per head
+    def keep(self, x):  # one decay per head
+        powers = torch.arange(3, 3 + self.config.heads, device=x.device)
+        return 1 - 2.0 ** -powers.to(torch.promote_types(x.dtype, torch.float32))
 
     def forward(self, x):  # [B, T, D]
         q, k, v = self.split(x)
@@ -48,10 +49,9 @@ class Retention(BlockPart):
 
     # Decoding: a state of fixed size per sequence. Without these two, each new token recomputes the text.
     def empty_state(self, x):  # x [B, D]
-        size = x.shape[-1] // self.config.heads
-        return {"s": torch.zeros(len(x), self.config.heads, size, size, dtype=torch.float32, device=x.device).to(
-            torch.promote_types(x.dtype, torch.float32)
-        )}  # fmt: skip
+        heads, size = self.config.heads, x.shape[-1] // self.config.heads
+        exact = torch.promote_types(x.dtype, torch.float32)
+        return {"s": torch.zeros(len(x), heads, size, size, dtype=exact, device=x.device)}
 
     def step(self, x, state):  # x [B, D] of the next tokens
         q, k, v = self.split(x)

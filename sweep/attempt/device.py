@@ -14,7 +14,7 @@ import torch
 from ...kernels.dispatch import cache_self_tests, sources, version
 from ...model.backbone import Backbone, build
 from ..config import CellConfig
-from ..errors import SweepError
+from ..errors import PartRefused, SweepError
 from ..host.hardware import no_gpu_error
 from .compile_lock import CompileLock, graph_key
 from .provenance import driver_version
@@ -71,11 +71,15 @@ def build_network(config: CellConfig, device: torch.device, *, training: bool = 
 
     Raises:
         SweepError: fp8 training on such a GPU.
+        PartRefused: the block part cannot run on the device.
         ModelConfigError: the network cannot be built.
     """
     train, cuda = config.train, device.type == "cuda"
     dtype: torch.dtype = getattr(torch, train.activations_on(cuda=cuda))
     model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+    for reason in (block.refusal(device) for block in model.blocks[: config.model.attn_every]):
+        if reason is not None:
+            raise PartRefused(reason)
     if training and train.recompute != "none":
         model.recompute_blocks(RECOMPUTED_EVERY[train.recompute])
     if train.precision == "fp8" and cuda:

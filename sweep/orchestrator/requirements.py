@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...model.block_parts import fla_catalogue
 from ...results.console.quantities import format_bytes
+from ..attempt import part_check
 from ..config import Resources
 from ..executors.registry import EXECUTORS
 from ..grid.grid import Grid
@@ -54,10 +56,10 @@ class Lack:
         return {name: value for name, value in named.items() if name != "numbers"}
 
 
-def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
+def lacks(request: LaunchRequest, plan: Plan, *, trial: bool = False) -> list[Lack]:
     """Return every requirement of the planned attempts that this machine does not meet.
 
-    In this order: texts, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Packages are torch,
+    In this order: texts, block parts without a GPU, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Packages are torch,
     numpy, safetensors, those of the executor and, with a GPU on 64-bit x86 Linux, triton. Empty for a plan whose
     attempts all run already, or that has none; trials still to be proposed count as attempts. For an executor at an
     address only texts and the executor's packages are checked, since its attempts run on other machines.
@@ -65,15 +67,23 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     Args:
         request: Launch that is planned.
         plan: Its plan.
+        trial: Try the block parts of an installed library on the GPU, which takes up to minutes for each the first
+            time.
     """
     tasks = [task for task in plan.with_proposals().tasks if task.standing != "running"]
     if not tasks:
         return []
     executor, cells = EXECUTORS[request.executor], [task.cell for task in tasks]
     lacking = [_lacking_text(text) for text in admission.unprepared(cells, request.grid, request.runs / "corpora")]
+    library = [cell.config for cell in cells if cell.config.model.attn_type.startswith(f"{fla_catalogue.PREFIX}:")]
+    lacking += _parts_without_gpu([config.model.attn_type for config in library if not config.resources.gpus])
     if executor.needs_address:
         return lacking + _lacking_packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
+    if trial and gpus:
+        distinct = {config.model.model_dump_json(): config.model for config in library if config.resources.gpus}
+        remedy = "leave these cells out with --only, or launch on a machine whose GPU and Triton fla supports"
+        lacking += [Lack("GPU", reason, remedy) for reason in part_check.refusals_on_gpu(distinct.values())]
     lacking += lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
         # a cell that has begun already has its checkpoints on the disk
@@ -83,6 +93,16 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     return (
         lacking + _lacking_packages((*REQUIRED_PACKAGES, *executor.packages, *kernels)) + (cpu_build() if gpus else [])
     )
+
+
+def _parts_without_gpu(mixers: Sequence[str]) -> list[Lack]:
+    """Return one blocking lack for the cells whose layers of flash-linear-attention shall train without a GPU."""
+    if not mixers:
+        return []
+    names, need = ", ".join(sorted(set(mixers))), "1 cell needs" if len(mixers) == 1 else f"{len(mixers)} cells need"
+    problem = f"{need} a GPU for {names}, and resources.gpus is 0; layers of flash-linear-attention run on GPUs only"
+    remedy = "set resources.gpus to 1 and launch on a machine with a GPU, or leave these cells out with --only"
+    return [Lack("GPU", problem, remedy, numbers={"cells": len(mixers), "mixers": sorted(set(mixers))})]
 
 
 def _lacking_text(text: Unprepared) -> Lack:
