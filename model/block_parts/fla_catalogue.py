@@ -29,6 +29,11 @@ REFUSALS: Mapping[str, str] = {
 """Layer classes that are no block parts although nothing in their arguments shows it -> the reason."""
 NEEDS_MASK = frozenset({"ForgettingAttention", "PaTHAttention"})
 """Layer classes that decode only with a mask of the tokens read so far, all ones."""
+NEEDS_FLASH_ATTN = frozenset({
+    "Attention", "BitAttention", "DeltaFormerAttention", "MoBA", "MultiheadLatentAttention",
+    "SlidingWindowSharedKeyAttention",
+})  # fmt: skip
+"""Layer classes that import flash-attn when they are built or run."""
 LENGTH_LIMITS: Mapping[str, int] = {"LogLinearMamba2": 16384}
 """Most tokens of a sequence, where fla's source states them."""
 
@@ -120,6 +125,12 @@ def _full_heads(a: Any, d: int) -> Cost:
     return _attention(a.num_heads, d / a.num_heads, a.num_kv_heads)
 
 
+def _gated_heads(a: Any, d: int, gates: int) -> Cost:
+    """Return the cost of attention that caches gates too, as `gates` entries of 16 bits per token (float32 counts twice)."""
+    cost = _full_heads(a, d)
+    return cost._replace(token_entries=cost.token_entries + gates)
+
+
 def _features(a: Any, d: int) -> Cost:
     heads = a.num_heads or d // a.expand_ratio
     return _linear(heads, a.expand_ratio, d / heads)
@@ -134,7 +145,7 @@ def _scan(inner: int, a: Any, groups: int) -> Cost:
 
 
 def _rwkv7(a: Any, d: int) -> Cost:
-    heads = a.num_heads or d // a.head_dim
+    heads = d // a.head_dim if a.head_dim else a.num_heads
     return _linear(heads, d / heads, (a.value_dim or d) / heads, 1)
 
 
@@ -144,7 +155,7 @@ COSTS: Mapping[str, Callable[[Any, int], Cost]] = {
     "BitAttention": _full_heads,
     "Comba": _head_dim,
     "DeltaNet": functools.partial(_expanded, rules=1),
-    "ForgettingAttention": _full_heads,
+    "ForgettingAttention": lambda a, d: _gated_heads(a, d, 2 * a.num_heads),
     "GatedDeltaNet": _head_dim,
     "GatedDeltaNet2": _head_dim,
     "GatedDeltaProduct": lambda a, d: _head_dim(a, d, a.num_householder),
@@ -163,7 +174,7 @@ COSTS: Mapping[str, Callable[[Any, int], Cost]] = {
     "RWKV6Attention": _expanded,
     "RWKV7Attention": _rwkv7,
     "StickBreakingAttention": _full_heads,
-    "WallAttention": _full_heads,
+    "WallAttention": lambda a, d: _gated_heads(a, d, 2 * d),
     "YOCOGatedRetention": lambda a, d: _linear(a.num_heads, d / a.num_heads, d / a.num_heads),
 }
 """Layer class -> its cost, where a closed form is known; the states of the others are unknown."""
