@@ -19,7 +19,7 @@ PREFIX = "fla"
 """Part of a mixer's name before the colon."""
 DISTRIBUTIONS = ("fla-core", "flash-linear-attention")
 SCALARS: Mapping[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
-_GIVEN = frozenset({"self", "hidden_size", "d_model", "layer_idx", "num_hidden_layers", "device", "dtype"})
+_FROM_NETWORK = frozenset({"self", "hidden_size", "d_model", "layer_idx", "num_hidden_layers", "device", "dtype"})
 """Arguments that the network fills in."""
 _CACHE_CALLS = frozenset({"update_layer_cache", "update"})
 """Functions that store a state in fla's cache."""
@@ -50,7 +50,7 @@ class Argument(NamedTuple):
 
 
 class FlaLayer(NamedTuple):
-    """One layer class of fla."""
+    """Layer class of fla."""
 
     name: str
     module: str
@@ -239,7 +239,7 @@ def fla_layer(name: str) -> FlaLayer:
     needs = sorted(set(_required(methods["forward"].args)) - {"self", "hidden_states", "attention_mask"})
     refusal = REFUSALS.get(name) or (f"its forward needs {' and '.join(needs)} of other layers" if needs else None)
     decodes = bool(names & _CACHE_CALLS) and refusal is None
-    return FlaLayer(name, module, _arguments(signature), frozenset(every & _GIVEN), decodes, refusal)
+    return FlaLayer(name, module, _arguments(signature), frozenset(every & _FROM_NETWORK), decodes, refusal)
 
 
 def _required(signature: ast.arguments) -> list[str]:
@@ -259,7 +259,7 @@ def _arguments(signature: ast.arguments) -> dict[str, Argument]:
         annotation = ast.unparse(argument.annotation) if argument.annotation else type(default).__name__
         kinds = tuple(kind for word, kind in SCALARS.items() if word in annotation.replace("|", " ").split())
         is_scalar = bool(kinds) and (default is None or isinstance(default, (*kinds, int)))
-        if argument.arg not in _GIVEN and is_scalar:
+        if argument.arg not in _FROM_NETWORK and is_scalar:
             arguments[argument.arg] = Argument(kinds, default, default is None or "None" in annotation)
     return arguments
 

@@ -65,13 +65,13 @@ def _config_class(name: str) -> type[Config]:
         kind = functools.reduce(operator.or_, (_KINDS[kind] for kind in kinds))
         doc = f"Argument {argument} of fla's {name}."
         fields[argument] = (kind | None if optional else kind, knob(default, doc))
-    made: type[Config] = create_model(f"{name}Config", __base__=FlaConfig, **fields)
-    made.__doc__ = f"Arguments of fla's {name}."
-    return made
+    config_class: type[Config] = create_model(f"{name}Config", __base__=FlaConfig, **fields)
+    config_class.__doc__ = f"Arguments of fla's {name}."
+    return config_class
 
 
 class FlaPart(BlockPart):
-    """One layer of fla. It has weights of float32 and computes under torch's autocast to the activations' type."""
+    """Layer of fla as a block part. It has weights of float32 and computes under torch's autocast to the activations' type."""
 
     fla_name: ClassVar[str]
     is_compilable: ClassVar[bool] = False
@@ -188,14 +188,16 @@ def _build(name: str, width: int, layers: int, settings: Mapping[str, Any]) -> n
         ValueError: fla refuses the arguments; the text has its reason.
     """
     layer = fla_layer(name)
-    given = {"hidden_size": width, "layer_idx": 0, "num_hidden_layers": max(layers, 2)}
+    from_network = {"hidden_size": width, "layer_idx": 0, "num_hidden_layers": max(layers, 2)}
     arguments = {name: settings[name] for name in layer.arguments}
     if name == "LogLinearMamba2" and arguments["num_heads"] is None:  # as fla's Mamba2 derives it
         arguments["num_heads"] = arguments["expand"] * width // arguments["head_dim"]
     with _quiet():
         cls = getattr(importlib.import_module(layer.module), name)
         try:
-            built: nn.Module = cls(**{key: given[key] for key in layer.receives & set(given)}, **arguments)
+            built: nn.Module = cls(
+                **{key: from_network[key] for key in layer.receives & set(from_network)}, **arguments
+            )
         except (ImportError, TypeError, ValueError, AssertionError, NotImplementedError, ZeroDivisionError) as error:
             raise ValueError(f"fla refuses {name}: {' '.join(str(error).split()) or type(error).__name__}") from error
     return built

@@ -36,15 +36,15 @@ def mlp_width(config: ModelConfig, layer: int) -> int:
     target = _mixing_parameters(alone.model_copy(update={"attn_type": REFERENCE, "mixers": {}}))
     channel = 3 * config.d_model + 2 * config.bias  # parameters per hidden channel: two in fc, one in proj
     exact = plain + (target - own) / channel
-    whole = target + plain * channel
+    reference_size = target + plain * channel
     for multiple in (MULTIPLE, 1):
         width = round(exact / multiple) * multiple
-        if width > 0 and abs(own + width * channel - whole) <= TOLERANCE * whole:
+        if width > 0 and abs(own + width * channel - reference_size) <= TOLERANCE * reference_size:
             return width
     raise ModelConfigError(
         "model.match",
         f"mixer {config.attn_type} alone has {own:,} parameters per block, and a block of mixer {REFERENCE} with its MLP "
-        f"{whole:,}; make the mixer smaller (model.mixers), or the MLP wider (model.mlp_ratio)",
+        f"{reference_size:,}; make the mixer smaller (model.mixers), or the MLP wider (model.mlp_ratio)",
     )
 
 

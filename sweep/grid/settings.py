@@ -229,6 +229,11 @@ def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
     parts = path.split(".")
     for index in range(len(parts)):
         section, allowed = ".".join(parts[:index]), keys_below(".".join(parts[:index]))
+        node = _schema_node(section)
+        if isinstance(node, Registry) and parts[index] in node:  # also a part of an installed library
+            continue
+        if isinstance(node, Registry) and ":" in parts[index]:
+            allowed = [f"{section}.{name}" for name in node.choices(parts[index])]
         if ".".join(parts[: index + 1]) not in allowed:
             no = f"no such setting under {section}" if section else "no such section"
             return no, allowed, path if section else parts[0]

@@ -36,13 +36,15 @@ HEADINGS = ("part", "kind", "trains here", "decodes here", "longest text", "FLOP
 
 
 class PartEntry(NamedTuple):
-    """One part of the list."""
+    """Part of the list."""
 
     name: str
     kind: str
     """Mixer, memory or block part."""
-    trains_here: bool
-    decodes_here: bool
+    trains: bool
+    """True if it trains on this machine."""
+    decodes: bool
+    """True if it decodes token by token on this machine."""
     reason: str | None
     """Reason why it does not train or decode here; None if it does both."""
     length_limit: int | None
@@ -60,8 +62,8 @@ class PartEntry(NamedTuple):
         state = "n/a" if self.state_bytes is None else format_bytes(self.state_bytes)
         token = "n/a" if self.token_bytes is None else format_bytes(self.token_bytes)
         limit = "any" if self.length_limit is None else f"{self.length_limit:,}"
-        here = (yes[self.trains_here], yes[self.decodes_here])
-        return self.name, self.kind, *here, limit, self.flops or "n/a", state, token
+        runs = (yes[self.trains], yes[self.decodes])
+        return self.name, self.kind, *runs, limit, self.flops or "n/a", state, token
 
 
 def parts(

@@ -71,9 +71,10 @@ def test_block_part_is_causal_and_repeats_itself(part: BlockPart) -> None:
 
 def test_block_part_gradients_are_finite_differences(part: BlockPart) -> None:
     names = [name for name, _ in part.named_parameters()]
-    call: Callable[..., Tensor] = lambda x, *weights: functional_call(
-        part, dict(zip(names, weights, strict=True)), (x,)
-    )
+
+    def call(x: Tensor, *weights: Tensor) -> Any:
+        return functional_call(part, dict(zip(names, weights, strict=True)), (x,))
+
     assert torch.autograd.gradcheck(call, [inputs(4).requires_grad_(), *part.parameters()], fast_mode=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +154,25 @@ def test_fla_part_decodes_as_its_forward_on_a_gpu(name: str) -> None:
     slot, first = decoder.begin(tokens[0, :130])
     rows = [first, *(decoder.step([slot], token[None])[0] for token in tokens[0, 130:-1])]
     assert (torch.stack(rows).float() - wanted).norm() <= 0.05 * wanted.norm()
+
+
+@pytest.mark.gpu
+def test_fla_cells_are_launched_and_decoded_on_a_gpu(tmp_path: Path) -> None:
+    """One beside NoPE, by the command line, with the blocks of convolutions compiled; then generated text."""
+    grid = (
+        "name: flas\nextends: tiny\naxes: {attn_type: ['fla:GatedDeltaNet', nope]}\nresources: {gpus: 1, cpus: 2}\n"
+        "set: {model.d_model: 128, train.tokens: 40960, eval.lengths: [128], eval.probes: [val, decode]}\n"
+        "levels: {attn_type: {'fla:GatedDeltaNet': {model.mixers.fla:GatedDeltaNet.num_heads: 2}}}\n"
+    )
+    (tmp_path / "flas.yaml").write_text(grid)
+    for command in (["launch", "flas.yaml", "--executor", "local"], ["status", "--json"]):
+        full = [sys.executable, "-m", "atma_sweep.cli", *command]
+        done = subprocess.run(full, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    database = sqlite3.connect(tmp_path / "atma.db")
+    losses = [value for (value,) in database.execute("SELECT value FROM results WHERE metric = 'val_loss'")]
+    assert len(losses) == 2
+    assert all(1 < loss < 5.55 for loss in losses)  # a guess among 256 bytes has ln 256 = 5.545
+    kernels = " ".join(text for (text,) in database.execute("SELECT kernels FROM provenance"))
+    assert f"fla {fla_catalogue.fla_version()}" in kernels
+    assert "1 of 4 blocks eager" in kernels
