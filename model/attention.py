@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
+from .bases import Mixer
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep, KVView, Pools, has_step
 from .layers import Canon, Linear, RMSNorm, fuse_weights, fused_rows, map_chunks
@@ -66,6 +67,7 @@ class Attention(nn.Module):
         """
         super().__init__()
         mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+        assert isinstance(mixer, Mixer)
         mixer.layer = layer
         has_memory = model.memory != NO_MEMORY
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None

@@ -39,18 +39,22 @@ def refusals_on_gpu(models: Iterable[ModelConfig]) -> list[str]:
 
 def _print_refusals() -> None:
     """Read model sections from standard input, try their parts on the GPU, and print the distinct reasons as JSON."""
+    from ...model.bases import BlockPart
     from ...model.registry import MIXERS
     from ...model.resolve import mixer_settings
     from .device import choose_device, use_shared_self_tests
 
     device = choose_device(1)
     use_shared_self_tests(device)
-    reasons = {}
+    reasons: dict[str, None] = {}
     for section in json.load(sys.stdin):
         model = ModelConfig.model_validate(section)
         part = MIXERS.load(model.attn_type)(model, mixer_settings(model))
-        reasons[part.refusal(device)] = None
-    print(json.dumps([reason for reason in reasons if reason is not None]))
+        assert isinstance(part, BlockPart)
+        reason = part.refusal(device)
+        if reason is not None:
+            reasons[reason] = None
+    print(json.dumps(list(reasons)))
 
 
 if __name__ == "__main__":
