@@ -1,5 +1,5 @@
-"""Block parts: the layer around one, and the layers of flash-linear-attention as block parts.
+"""Block parts: the layers of flash-linear-attention, found by reading its source.
 
-Imported by: the network's blocks (layer.py), and registry.py by name (fla_part.py).
-Start at layer.py.
+Imported by: registry.py, the names from fla_catalogue.py and the parts by name from fla_part.py.
+Start at fla_part.py; block.py holds the layer around a block part.
 """

@@ -1,7 +1,6 @@
 """Layer classes of the installed flash-linear-attention (fla), read from its source; neither fla nor torch is imported.
 
-Costs and sizes are closed forms in the layer's arguments. Letters: H heads, K and V size of a head's key and value, D
-width of the network.
+Costs and sizes are closed forms in the layer's arguments.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Cost(NamedTuple):
 
 
 def _linear(heads: int, key: float, value: float, rules: int = 0) -> Cost:
-    """Return the cost of a matrix state [K, V] per head: decay, one write, one read, and `rules` delta rules.
+    """Return the cost of a matrix state of key by value size per head: decay, one write, one read, and `rules` delta rules.
 
     A delta rule reads the state before it writes; the first one replaces the plain write.
     """
@@ -95,25 +94,25 @@ def _attention(heads: int, size: float, kv_heads: int | None = None) -> Cost:
 
 
 def _expanded(a: Any, d: int, rules: int = 0) -> Cost:
-    """Return the cost of a layer whose K and V are `expand_k` and `expand_v` times D, divided among heads."""
+    """Return the cost of a layer whose keys and values are `expand_k` and `expand_v` times as wide as the network."""
     return _linear(a.num_heads, a.expand_k * d / a.num_heads, a.expand_v * d / a.num_heads, rules)
 
 
 def _head_dim(a: Any, d: int, rules: int = 1) -> Cost:
-    """Return the cost of a delta rule with heads of `head_dim`, whose V is `expand_v` times as large."""
+    """Return the cost of a delta rule with keys of `head_dim`, and values `expand_v` times as large."""
     heads = getattr(a, "num_v_heads", None) or a.num_heads
     cost = _linear(heads, a.head_dim, a.head_dim * a.expand_v, rules)
     return cost._replace(conv_channels=cost.conv_channels - (heads - a.num_heads) * a.head_dim * (1 + rules))
 
 
 def _preconditioned(a: Any, d: int) -> Cost:
-    """Return the cost of a delta rule with a diagonal preconditioner of the keys, K entries per head."""
+    """Return the cost of a delta rule with a diagonal preconditioner of the keys."""
     cost = _head_dim(a, d)
     return cost._replace(state=cost.state + (a.num_v_heads or a.num_heads) * a.head_dim)
 
 
 def _slots(a: Any, d: int) -> Cost:
-    """Return the cost of two states, [K, slots] and [slots, V], per head."""
+    """Return the cost of two states per head, key size by slots and slots by value size."""
     key, value = a.expand_k * d / a.num_heads, a.expand_v * d / a.num_heads
     slots = a.num_slots or round(key)
     parts = _linear(a.num_heads, key, slots), _linear(a.num_heads, slots, value)

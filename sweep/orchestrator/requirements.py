@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import platform
 import shlex
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...model.block_parts import fla_catalogue
+from ...model.config import ModelConfig
 from ...results.console.quantities import format_bytes
-from ..attempt import part_check
 from ..config import Resources
 from ..executors.registry import EXECUTORS
 from ..grid.grid import Grid
@@ -32,6 +34,10 @@ REQUIRED_PACKAGES = ("torch", "numpy", "safetensors")
 """Packages that every attempt imports."""
 UNCHECKED_REMARK = "until the text is prepared, ids of cells are provisional and its size is not checked"
 """Remark on a plan whose text is not prepared."""
+PART_CHECK = f"{__package__.rpartition('.')[0]}.attempt.device"
+"""Module that tries block parts on the GPU if it is run."""
+PART_CHECK_S = 600.0
+"""Longest time in seconds that this may take; the kernels of flash-linear-attention are compiled meanwhile."""
 DISK_REMEDY = "free disk space, set checkpoint.keep: nothing, or choose another disk with checkpoint.path"
 """Remedy of a shortage of disk."""
 
@@ -83,7 +89,7 @@ def lacks(request: LaunchRequest, plan: Plan, *, trial: bool = False) -> list[La
     if trial and gpus:
         distinct = {config.model.model_dump_json(): config.model for config in library if config.resources.gpus}
         remedy = "leave these cells out with --only, or launch on a machine whose GPU and Triton fla supports"
-        lacking += [Lack("GPU", reason, remedy) for reason in part_check.refusals_on_gpu(distinct.values())]
+        lacking += [Lack("GPU", reason, remedy) for reason in refusals_on_gpu(distinct.values())]
     lacking += lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
         # a cell that has begun already has its checkpoints on the disk
@@ -93,6 +99,27 @@ def lacks(request: LaunchRequest, plan: Plan, *, trial: bool = False) -> list[La
     return (
         lacking + _lacking_packages((*REQUIRED_PACKAGES, *executor.packages, *kernels)) + (cpu_build() if gpus else [])
     )
+
+
+def refusals_on_gpu(models: Iterable[ModelConfig]) -> list[str]:
+    """Return why the block parts of these networks cannot run on this machine's GPU; empty if they can.
+
+    They are tried in a process of its own, so that this one starts no CUDA. A part that has passed on this machine
+    before is not tried again. A process that fails gives its last line as a reason.
+    """
+    sections = [model.model_dump(mode="json") for model in models]
+    command = [sys.executable, "-m", PART_CHECK]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(sections), capture_output=True, text=True, timeout=PART_CHECK_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [f"the check of block parts took longer than {PART_CHECK_S:g} s"]
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return [f"the check of block parts failed: {lines[-1]}"]
+    reasons: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return reasons
 
 
 def _parts_without_gpu(mixers: Sequence[str]) -> list[Lack]:

@@ -151,7 +151,7 @@ def global_mlp_width(config: ModelConfig) -> int:
     """Return the hidden width of the MLPs of the global blocks."""
     if config.match == "none":
         return config.mlp_ratio * config.d_model
-    from ...model.block_parts.matching import mlp_width  # only here, since it imports torch
+    from ...model.block import mlp_width  # only here, since it imports torch
 
     return mlp_width(config, config.attn_offset)
 

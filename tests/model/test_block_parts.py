@@ -12,7 +12,7 @@ import registries
 import torch
 from atma_sweep.model.backbone import Backbone, build, count_parameters
 from atma_sweep.model.bases import BlockPart
-from atma_sweep.model.block_parts.matching import mlp_width
+from atma_sweep.model.block import mlp_width
 from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.inference.decode import PagedDecoder, RecomputeDecoder, make_decoder
 from atma_sweep.model.registry import MIXERS
