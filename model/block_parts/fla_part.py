@@ -30,8 +30,8 @@ from .fla_catalogue import NEEDS_MASK, PREFIX, cost_of, fla_layer, fla_version
 
 ENDS = ("o_proj", "out_proj", "down_proj")
 """Attributes that fla's layers have for the projection that ends the branch."""
-TEST_LENGTH, TEST_WIDTH = 128, 1024
-"""Tokens and width of the self-test."""
+TRIAL_TOKENS = 128
+"""Length of the text on which a layer is tried."""
 _KINDS: dict[type, Any] = {
     bool: Flag,
     int: Annotated[Int, Field(ge=-MAX_COUNT, le=MAX_COUNT)],
@@ -119,7 +119,7 @@ class FlaPart(BlockPart):
         if device.type != "cuda":
             return f"{name} runs on a GPU only, and the device is {device.type}; request a GPU with resources.gpus: 1"
         settings = tuple(sorted(self.config.model_dump().items()))
-        failure = dispatch.self_test_failure(name, _trial_error, self.fla_name, settings, device)
+        failure = dispatch.self_test_failure(name, _trial_error, self.fla_name, settings, self.width, device)
         return failure and f"{name} does not run on this GPU: {failure}; use another layer, GPU or Triton"
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -234,26 +234,34 @@ def _projection_flops(module: nn.Module) -> float:
     return float(counter.get_total_flops())
 
 
-def _trial_error(name: str, settings: tuple[tuple[str, Any], ...], device: torch.device, *, seed: int) -> float:
+def _trial_error(
+    name: str, settings: tuple[tuple[str, Any], ...], width: int, device: torch.device, *, seed: int
+) -> float:
     """Run a layer once, forward and backward in bfloat16; return 0.0 if all results are finite, else NaN.
 
     Args:
         name: layer class.
         settings: its arguments, as pairs.
+        width: width of the network.
         device: GPU.
         seed: seed of weights and input.
+
+    Raises:
+        RuntimeError: fla lacks a package or function that the layer needs; fla's other errors pass through.
     """
     part = _part_class(name)
-    model = ModelConfig(d_model=TEST_WIDTH, n_layers=2)
     with torch.random.fork_rng(devices=[device]), torch.enable_grad():
         torch.manual_seed(seed)
-        layer = part(model, part.Config(**dict(settings))).to(device)
+        layer = part(ModelConfig(d_model=width, n_layers=2), part.Config(**dict(settings))).to(device)
         for parameter in layer.parameters():  # the last projection may be zero
             if not parameter.any():
                 nn.init.normal_(parameter, std=0.02)
-        x = torch.randn(1, TEST_LENGTH, TEST_WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
-        y = layer(x)
-        gradients = torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()), allow_unused=True)
+        x = torch.randn(1, TRIAL_TOKENS, width, device=device, dtype=torch.bfloat16, requires_grad=True)
+        try:
+            y = layer(x)
+            gradients = torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()), allow_unused=True)
+        except (ImportError, TypeError, AttributeError) as error:  # what fla does without an optional package
+            raise RuntimeError(str(error)) from error
     results = (y, *(gradient for gradient in gradients if gradient is not None))
     return 0.0 if all(bool(result.isfinite().all()) for result in results) else math.nan
 

@@ -144,6 +144,7 @@ def test_chunked_evaluation_is_the_forward_pass(network: Backbone) -> None:
     assert (network.features(tokens, chunk=4).hidden_BTD - whole).abs().max() <= 1e-12
 
 
+@pytest.mark.thorough
 def test_blocks_of_an_uncompilable_part_run_eagerly(network: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     def uncompilable(self: BlockPart, x_BTD: Tensor) -> Tensor:
         return self.out(x_BTD) * (1 if float(x_BTD.detach().sum()) < 1e9 else 2)  # reads a value: no single graph

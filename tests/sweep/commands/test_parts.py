@@ -59,7 +59,7 @@ def test_stored_facts_of_own_parts_are_measured_ones() -> None:
     with OWN_PARTS.open(encoding="utf-8", newline="") as file:
         stored = {row["name"]: row for row in csv.DictReader(file)}
     assert list(stored) == [*MIXERS, *MEMORIES]
-    for name in ("wall", "path", "kda", "omega"):
+    for name in ("wall", "path", "kda"):
         assert stored[name] == part_row("memory" if name in MEMORIES else "mixer", name)
 
 
