@@ -31,6 +31,7 @@ from .sweep.commands.reference import OutFile, reference_page, schema, write_out
 from .sweep.commands.runs import cancel, doctor, evaluate, launch, logs, pause, prune_checkpoints, resume, retry
 from .sweep.commands.sweeps import note, rename, sweeps, tag
 from .sweep.host.signals import StopRequested, StopSignals
+from .sweep.reference.part_list import parts
 
 if TYPE_CHECKING:
     from .results.store.store import Store
@@ -93,7 +94,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None] | typer.Typer]] = {
     "Watch and control": (status, logs, track, pause, resume, cancel, retry),
     "Results": (show, report, dashboard, export, import_),
     "Maintain": (sweeps, rename, tag, note, delete, collect, prune_checkpoints, db_app),
-    "Prepare and check": (doctor, data_app, schema, bench_app),
+    "Prepare and check": (doctor, parts, data_app, schema, bench_app),
 }
 """Commands and groups by panel, in the order of the help."""
 NAMES: dict[Callable[..., None] | typer.Typer, str] = {

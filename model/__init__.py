@@ -10,6 +10,8 @@ from importlib import import_module
 from .registry import register_memory, register_mixer, register_position, register_regularizer
 
 __all__ = [
+    "BlockConfig",
+    "BlockPart",
     "Memory",
     "MemoryConfig",
     "Mixer",

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
+from .bases import Mixer
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep, KVView, Pools, has_step
 from .layers import Canon, Linear, RMSNorm, fuse_weights, fused_rows, map_chunks
@@ -77,6 +78,7 @@ class Attention(nn.Module):
         mixer = None
         if model.attn_type != NO_MIXER:
             mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+            assert isinstance(mixer, Mixer)
             mixer.layer = layer
         has_memory = model.memory != NO_MEMORY
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None

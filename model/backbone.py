@@ -327,20 +327,27 @@ class Backbone(nn.Module):
             backend: backend of torch.compile, by its name there.
             regional: compile one graph per kind of block, shared by all blocks of the kind, and one for what follows
                 the blocks: faster to compile, less fused. Raises torch's recompile limit for the whole process. False:
-                one graph from the embedding to the final norm, unless blocks are recomputed.
+                one graph from the embedding to the final norm, unless blocks are recomputed or cannot be compiled
+                (`BlockPart.is_compilable`), which then run eagerly.
         """
-        regional = regional or bool(self._recomputed)
+        eager = [block for block in self.blocks if not block.is_compilable]
+        regional = regional or bool(self._recomputed) or bool(eager)
         self.kernel_paths()  # chooses kernels now, because their self-tests must not run inside a graph
         mixed = self._fp8 is None
         if regional:
             # the compiler's limit counts the graphs of all kinds of blocks and all shapes together
             compiler: Any = importlib.import_module("torch._dynamo.config")
             compiler.recompile_limit = max(compiler.recompile_limit, 8 * len(self.blocks))
-            self._forward_block = compile_full_graph(Block.forward, backend, allow_mixed_reductions=mixed)
+            compiled = compile_full_graph(Block.forward, backend, allow_mixed_reductions=mixed)
+            self._forward_block = lambda block, *args, **kwargs: (
+                compiled(block, *args, **kwargs) if block.is_compilable else _run_block(block, *args, **kwargs)
+            )
             self._forward_end = compile_full_graph(_finish_forward, backend, allow_mixed_reductions=mixed)
         else:
             self._forward_blocks = compile_full_graph(self._blocks, backend, allow_mixed_reductions=mixed)
         self._compiler = f"{backend}, block by block," if regional else backend
+        if eager:
+            self._compiler += f" {len(eager)} of {len(self.blocks)} blocks eager,"
 
     def _blocks(
         self, tokens_BT: Tensor, window: int | None, regularizer: Callable[..., Tensor] | None,
@@ -787,7 +794,7 @@ def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Gene
 def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
     """Return the optimizer group of a parameter: "muon", "embedding", "head" or "scalar".
 
-    Fewer than two axes: "scalar", wherever it is. Otherwise the first part of the name decides: "blocks" is "muon",
+    Fewer than two axes, or in a block part one axis of more than one entry, the last: "scalar", wherever it is. Otherwise the first part of the name decides: "blocks" is "muon",
     "positions" is "embedding". An embedding that is also the head's matrix belongs to "head", whose learning rate is
     the smaller one.
 
@@ -799,7 +806,8 @@ def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) ->
     Raises:
         RuntimeError: the parameter belongs to none.
     """
-    if parameter.ndim < 2:
+    is_vector = ".mix.part." in name and parameter.numel() == parameter.shape[-1]  # fla stores some as [1, 1, D]
+    if parameter.ndim < 2 or is_vector:
         return "scalar"
     embedding = "head" if config.tie_head else "embedding"
     groups = {"blocks": "muon", "head": "head", "embedding": embedding, "positions": "embedding"}

@@ -1,4 +1,4 @@
-"""Base classes of mixers, memories and position schemes.
+"""Base classes of mixers, block parts, memories and position schemes.
 
 A part of your own is a subclass, registered under a name:
 
@@ -44,6 +44,10 @@ class ScaledConfig(MixerConfig):
     scale: Float | None = knob(
         None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
     )
+
+
+class BlockConfig(Config):
+    """Settings of a block part; add fields with `knob`."""
 
 
 class MemoryConfig(Config):
@@ -118,6 +122,7 @@ class Mixer(Part):
     """
 
     Config: ClassVar[type[Config]] = MixerConfig
+    is_block: ClassVar[bool] = False
     has_distractor: ClassVar[bool] = False
     """True if `distractor_loss` is defined."""
     reads_input: ClassVar[bool] = False
@@ -258,6 +263,122 @@ def attention_flops(model: ModelConfig, keys: float) -> float:
     Two FLOPs per multiply-add: 4 H X keys.
     """
     return 4.0 * model.n_heads * model.head_dim * keys
+
+
+BlockState = dict[str, Tensor]
+"""State of a block part after a token, by name: tensors [B, ...], one row per sequence."""
+
+
+class BlockPart(Part):
+    """Mixer of a global layer in one piece: hidden states in, hidden states out, with projections of its own.
+
+    The second kind of mixer: registered by `register_mixer` too, and chosen by `attn_type`. It gets the normed residual
+    stream, and its output is added to the stream. Initial values follow the rules of `Mixer`. The network's heads,
+    `canon`, `qk_norm` and `output_gate` do not concern it; memory, window and distractor loss need a `Mixer`.
+    """
+
+    Config: ClassVar[type[Config]] = BlockConfig
+    is_block: ClassVar[bool] = True
+    """True for a block part, which reads and returns hidden states; False for a mixer of q, k and v."""
+    has_distractor: ClassVar[bool] = False
+    """False: a block part has no keys beside which random ones could be put."""
+    layer: int = 0
+    """Index of the part's block among all blocks, counted from 0; set after `__init__`."""
+    is_compilable: ClassVar[bool] = True
+    """True if torch.compile makes one graph of `forward`; the blocks of any other part run eagerly."""
+    is_capturable: ClassVar[bool] = True
+    """True if `step` never copies from the device to the host; read for this package's own parts only."""
+
+    def __init__(self, model: ModelConfig, config: Any) -> None:
+        """Store the validated settings and the width of the network; subclasses create their parameters."""
+        super().__init__(model, config)
+        self.width = model.d_model
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float | None:
+        """Return FLOPs per token of `forward` in one layer, two per multiply-add, own projections included.
+
+        None, the default, means unknown. Subclasses do not inherit it: a class that does not define the method itself
+        counts as unknown.
+
+        Args:
+            model: network.
+            config: settings of the part.
+            keys: tokens up to the current one, its own included, on average over a row.
+        """
+        return None
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Return a sentence that says why the part cannot run on that device, and what to do; None if it can."""
+        return None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the output [B, T, D] for whole sequences: that of token t depends on tokens 0 to t alone."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+    def evaluate(self, x_BTD: Tensor, *, chunk: int) -> Tensor:
+        """Return the output of `forward` without gradients, with memory for about `chunk` tokens at a time.
+
+        The default calls `forward` once.
+        """
+        return self.forward(x_BTD)
+
+    step: Callable[..., tuple[Tensor, BlockState]] | None = None
+    """`step(x_BD, state) -> (output [B, D] of each sequence's next token, state after it)`.
+
+    `state` is that of `empty_state`, or of the last call, and must not be changed in place. None: the whole sequence is
+    recomputed for each new token. A subclass that overrides `forward` does not inherit it.
+    """
+
+    def empty_state(self, x_BD: Tensor) -> BlockState:
+        """Return the state before the first token, for as many sequences, and on the device, of `x_BD`.
+
+        Its shapes do not depend on the sequences' lengths. Needed for `step`; the default raises NotImplementedError.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    def prefill(self, x_1TD: Tensor, *, chunk: int) -> tuple[Tensor, BlockState]:
+        """Return the output [1, T, D] of one new sequence and its state after the last token.
+
+        The default takes one `step` per token; define it where `forward` is faster and leaves a state.
+        """
+        assert self.step is not None
+        state, outputs = self.empty_state(x_1TD[:, 0]), []
+        for x_1D in x_1TD.unbind(1):
+            y_1D, state = self.step(x_1D, state)
+            outputs.append(y_1D)
+        return torch.stack(outputs, 1), state
+
+    def open(self, capacity: CacheCapacity) -> Any:
+        """Allocate empty states for every slot of a cache of that capacity: name -> [slots + 1, ...]."""
+        rows = torch.zeros(capacity.rows, self.width, dtype=capacity.dtype, device=capacity.device)
+        return {name: table.clone() for name, table in self.empty_state(rows).items()}
+
+    def begin(self, x_1TD: Tensor, states: Any, slots_1: Tensor, *, chunk: int) -> Tensor:
+        """Prefill: return the output [1, T, D] of one new sequence; store its state in `states` at its slot.
+
+        Args:
+            x_1TD: the block's normed input, from the first token on.
+            states: from `open`.
+            slots_1: int64 [1], slot of the sequence.
+            chunk: tokens processed at a time.
+        """
+        y_1TD, state = self.prefill(x_1TD, chunk=chunk)
+        _store_rows(states, slots_1, state)
+        return y_1TD
+
+    def decode(self, x_BD: Tensor, states: Any, slots_B: Tensor) -> Tensor:
+        """Return the output [B, D] of each sequence's next token; updates `states` in place at the given slots."""
+        assert self.step is not None
+        y_BD, state = self.step(x_BD, {name: table[slots_B] for name, table in states.items()})
+        _store_rows(states, slots_B, state)
+        return y_BD
+
+
+def _store_rows(tables: dict[str, Tensor], slots_B: Tensor, state: BlockState) -> None:
+    """Write the state of each sequence to its slot's row of the tables, in place."""
+    for name, table in tables.items():
+        table.index_copy_(0, slots_B, state[name].to(table.dtype))
 
 
 class Memory(Part):

@@ -1,4 +1,4 @@
-"""Blocks of the network: a mixing branch (global attention or gated convolution) followed by an MLP.
+"""Blocks of the network: a mixing branch (attention, block part or gated convolution) followed by an MLP.
 
 Source: docs/reference/mechanisms.md, "Backbone".
 Letters of shapes: B batch, T length, D model width, R distractors, C channels.
@@ -16,12 +16,21 @@ from ..kernels.conv.op import choose_backend, gated_causal_conv
 from ..kernels.conv_step.op import gated_conv_step, last_inputs
 from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
-from .config import ModelConfig
-from .kv_cache import CacheCapacity, DecodeStep
+from .bases import BlockPart
+from .config import ModelConfig, ModelConfigError
+from .kv_cache import CacheCapacity, DecodeStep, has_step
 from .layers import MLP, CausalConv, Linear, RMSNorm, apply_dropout, map_chunks
+from .registry import MIXERS
+from .resolve import NO_MEMORY, mixer_settings, uses_block_part
 
 DropoutMasks = tuple[Tensor, Tensor]
 """Dropout masks of a block's two branches (mixing, MLP), bool [B, T, D] each; True where a value is kept."""
+REFERENCE = "nope"
+"""Mixer whose blocks have the number of parameters that others are matched to."""
+TOLERANCE = 0.01
+"""Largest relative difference of a matched block's parameters."""
+MULTIPLE = 16
+"""Preferred divisor of a matched width, which 8-bit products need."""
 
 
 class GatedConv(nn.Module):
@@ -131,10 +140,68 @@ class GatedConv(nn.Module):
         return (self.out_proj(gated_causal_conv(self.in_proj(x_BTD), self.conv.filters(x_BTD.dtype))),)
 
 
+class BlockLayer(nn.Module):
+    """Global layer of a network whose `attn_type` names a block part: out = part(x).
+
+    Implements the same methods as `Attention`, so that a block can hold either.
+    """
+
+    def __init__(self, model: ModelConfig, layer: int) -> None:
+        """Build the part of block `layer` (0-based) that `model` names; ModelConfigError for invalid settings."""
+        super().__init__()
+        part = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+        assert isinstance(part, BlockPart)
+        part.layer = layer
+        self.part = part
+
+    def forward(
+        self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """Return (output [B, T, D] of the normed stream `x_BTD`, None); the other arguments are ignored."""
+        return self.part(x_BTD), None
+
+    def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
+        """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; `window` is ignored."""
+        return self.part.evaluate(x_BTD, chunk=chunk)
+
+    def projections(self) -> list[Linear]:
+        """Return no projections: those of the part never multiply in 8 bits."""
+        return []
+
+    def no_step_reason(self) -> str | None:
+        """Return "mixer CLASS" if the part cannot decode token by token; None if it can."""
+        return None if has_step(self.part) else f"mixer {type(self.part).__name__}"
+
+    def is_capturable(self) -> bool:
+        """Return True if the part belongs to this package and says that its `step` never copies to the host."""
+        ours = __name__.rpartition(".")[0]
+        return type(self.part).__module__.startswith(f"{ours}.") and self.part.is_capturable
+
+    def open(self, capacity: CacheCapacity) -> Any:
+        """Allocate empty states of the part for every slot of a cache of that capacity."""
+        return self.part.open(capacity)
+
+    def begin(self, x_1TD: Tensor, states: Any, step: DecodeStep, *, chunk: int) -> Tensor:
+        """Prefill: return the part's output [1, T, D] for one new sequence; store its state in `states`."""
+        return self.part.begin(x_1TD, states, step.slots_B, chunk=chunk)
+
+    def step(self, x_BD: Tensor, states: Any, step: DecodeStep) -> Tensor:
+        """Return the part's output [B, D] for one new token per sequence; updates `states` in place."""
+        return self.part.decode(x_BD, states, step.slots_B)
+
+    def fused_step(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: Any, step: DecodeStep) -> Tensor:
+        """Return residual + the output of `step` at norm(x), [B, D]; nothing is fused."""
+        return residual_BD + self.step(norm(x_BD), states, step)
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Return op name -> description of the part's implementation on that device and dtype."""
+        return self.part.kernel_paths(device, dtype)
+
+
 class Block(nn.Module):
     """Two residual branches: x + mix(norm1(x)), then x + mlp(norm2(x)).
 
-    `mix` is global attention or a gated convolution. With `residual: normed` each branch is added to its normed input n
+    `mix` is global attention, a block part or a gated convolution. With `residual: normed` each branch is added to its normed input n
     instead: n + mix(n), and the same for the MLP.
     """
 
@@ -146,9 +213,13 @@ class Block(nn.Module):
         """
         super().__init__()
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
-        self.mix: Attention | GatedConv = Attention(config, layer) if config.is_global(layer) else GatedConv(config)
+        self.mix: Attention | BlockLayer | GatedConv
+        if not config.is_global(layer):
+            self.mix = GatedConv(config)
+        else:
+            self.mix = BlockLayer(config, layer) if uses_block_part(config) else Attention(config, layer)
         self.norm2 = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = MLP(config.d_model, config.mlp_channels, config.mlp, bias=config.bias)
+        self.mlp = MLP(config.d_model, block_mlp_channels(config, layer), config.mlp, bias=config.bias)
         self.normed = config.residual == "normed"
         self.dropout = config.dropout
 
@@ -179,6 +250,15 @@ class Block(nn.Module):
         return self._residual(x_BTD, normed_BTD) + apply_dropout(
             self.mlp(normed_BTD), dropout_masks[1], self.dropout
         ), loss
+
+    @property
+    def is_compilable(self) -> bool:
+        """True unless the block part says that torch.compile cannot make one graph of it."""
+        return not isinstance(self.mix, BlockLayer) or self.mix.part.is_compilable
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Return why the block part cannot run on that device, and what to do; None if it can, or there is none."""
+        return self.mix.part.refusal(device) if isinstance(self.mix, BlockLayer) else None
 
     def _fused_residual(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
         residual_BD: Tensor = norm(x_BD) if self.normed else x_BD
@@ -236,8 +316,8 @@ class Block(nn.Module):
         Args:
             x_BD: first summand of the stream.
             branch_BD: second summand of the stream; None selects the fused products.
-            states: the block's states: of global attention a tuple (pools, Canon's tails, memory state), of a gated
-                convolution the table of its last inputs.
+            states: the block's states: of global attention a tuple (pools, Canon's tails, memory state), of a block
+                part its own format, of a gated convolution the table of its last inputs.
             step: slots, page tables and lengths of the sequences, the new token included.
 
         Returns:
@@ -252,3 +332,40 @@ class Block(nn.Module):
         x_BD = self._residual(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)
         normed_BD = self.norm2(x_BD)
         return self._residual(x_BD, normed_BD), self.mlp(normed_BD)
+
+
+def block_mlp_channels(config: ModelConfig, layer: int) -> int:
+    """Return the hidden width of the MLP in block `layer` (0-based).
+
+    It is `config.mlp_channels`, unless `match` is "parameters" and the layer is global: then a block of
+    this mixer and this MLP has as many parameters, within 1 %, as one of mixer nope and an MLP of that width. A
+    memory counts in neither. Builds both mixers on torch's meta device.
+
+    Raises:
+        ModelConfigError: the mixer alone has too many parameters.
+    """
+    plain = config.mlp_channels
+    if config.match == "none" or not config.is_global(layer):
+        return plain
+    alone = config.model_copy(update={"memory": NO_MEMORY, "memories": {}})
+    own = _mixing_parameters(alone)
+    target = _mixing_parameters(alone.model_copy(update={"attn_type": REFERENCE, "mixers": {}}))
+    channel = 3 * config.d_model + 2 * config.bias  # parameters per hidden channel: two in fc, one in proj
+    exact = plain + (target - own) / channel
+    reference_size = target + plain * channel
+    for multiple in (MULTIPLE, 1):
+        width = round(exact / multiple) * multiple
+        if width > 0 and abs(own + width * channel - reference_size) <= TOLERANCE * reference_size:
+            return width
+    raise ModelConfigError(
+        "model.match",
+        f"mixer {config.attn_type} alone has {own:,} parameters per block, and a block of mixer {REFERENCE} with its MLP "
+        f"{reference_size:,}; make the mixer smaller (model.mixers), or the MLP wider (model.mlp_ratio or model.mlp_width)",
+    )
+
+
+def _mixing_parameters(config: ModelConfig) -> int:
+    """Return the number of parameters of one global layer of the network, without its MLP and norms."""
+    with torch.device("meta"):
+        mix: nn.Module = BlockLayer(config, 0) if uses_block_part(config) else Attention(config)
+    return sum(parameter.numel() for parameter in mix.parameters())

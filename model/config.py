@@ -175,6 +175,12 @@ class ModelConfig(Config):
     mlp_width: Int | None = knob(
         None, "Hidden width of the gated MLP; null: mlp_ratio times d_model.", identity=None, ge=1, le=MAX_WIDTH
     )
+    match: Literal["none", "parameters"] = knob(
+        "none",
+        "With parameters, the MLPs of the global blocks get the hidden width with which a block has as many parameters, "
+        "within 1 %, as one with mixer nope and mlp_ratio; none leaves them at mlp_ratio.",
+        identity="none",
+    )
     conv_taps: Int = knob(3, "Taps of the gated convolution.", identity=3, ge=1, le=MAX_TAPS)
     canon: Flag = knob(
         True,

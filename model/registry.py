@@ -9,10 +9,12 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from .block_parts.fla_catalogue import PREFIX, fla_names
 
 if TYPE_CHECKING:
-    from .bases import Memory, Mixer, Position
+    from .bases import BlockPart, Memory, Mixer, Position
 
 Part = TypeVar("Part")
 Registered = TypeVar("Registered")
@@ -33,6 +35,15 @@ def registering_for(module: str) -> Iterator[None]:
         _plugin.reset(token)
 
 
+class Family(NamedTuple):
+    """Parts of an installed library, which are found by reading the library."""
+
+    module: str
+    """Module of this package whose attributes they are."""
+    names: Callable[[], tuple[str, ...]]
+    """Returns their names; empty if the library is not installed."""
+
+
 class Registry(Mapping[str, "str | Part"], Generic[Part]):
     """Mapping from name to part of one kind: "module:attribute" for the package's own, the object for plugins'.
 
@@ -40,7 +51,10 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
     of the network imports torch, so only code that plans, launches or runs cells may load one.
     """
 
-    def __init__(self, kind: str, package: str, entries: Mapping[str, str], *, reserved: Iterable[str] = ()) -> None:
+    def __init__(
+        self, kind: str, package: str, entries: Mapping[str, str], *, reserved: Iterable[str] = (),
+        families: Mapping[str, Family] | None = None,
+    ) -> None:  # fmt: skip
         """Create a registry with the package's own parts.
 
         Args:
@@ -48,13 +62,29 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
             package: package that targets are relative to.
             entries: name -> "module:attribute".
             reserved: names with another meaning in the config (such as "none"), which a plugin cannot register.
+            families: prefix -> parts named PREFIX:NAME, which an installed library offers. They can be looked up and
+                loaded, but are not iterated over.
         """
+        self._families = dict(families or {})
         self.kind, self._package, self._reserved = kind, package, frozenset(reserved)
         self._targets: dict[str, str | Part] = dict(entries)
         self._owners: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str | Part:
+        """Return the target of a part, also of one of a family. KeyError if there is none."""
+        prefix, colon, member = name.partition(":")
+        if colon and prefix in self._families and member in self._families[prefix].names():
+            return f"{self._families[prefix].module}:{member}"
         return self._targets[name]
+
+    def every_name(self) -> list[str]:
+        """Return the names of all parts, those of families last."""
+        members = (f"{prefix}:{name}" for prefix, family in self._families.items() for name in family.names())
+        return [*self, *members]
+
+    def choices(self, word: str) -> list[str]:
+        """Return the names that a misspelled word may mean: those of its family if it has a colon, else the others."""
+        return [name for name in self.every_name() if (":" in name) == (":" in word)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)
@@ -64,7 +94,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
 
     def load(self, name: str) -> Part:
         """Import and return the part of that name: a class, for regularizers a function. KeyError if there is none."""
-        target = self._targets[name]
+        target = self[name]
         if not isinstance(target, str):
             return target
         module, attribute = target.split(":")
@@ -80,7 +110,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         Raises:
             ValueError: the name is reserved, or (when decorating) belongs to another module's part.
         """
-        if name in self._reserved:
+        if name in self._reserved or name.partition(":")[0] in self._families:
             raise ValueError(f"the {self.kind} name {name!r} is reserved; choose another name")
 
         def register(part: Any) -> Any:
@@ -127,7 +157,7 @@ def call_if_defined(part: type, method: str, *arguments: Any) -> Any:
 
 _PACKAGE = __name__.rpartition(".")[0]
 
-MIXERS: Registry[type[Mixer]] = Registry("mixer", _PACKAGE, {
+MIXERS: Registry[type[Mixer | BlockPart]] = Registry("mixer", _PACKAGE, {
     "polar": "mixers.polar:Polar",
     "nope": "mixers.softmax:NoPE",
     "rope": "mixers.softmax:RoPE",
@@ -141,7 +171,7 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _PACKAGE, {
     "wall": "mixers.wall:Wall",
     "path": "mixers.path:PaTH",
     "polysketch": "mixers.polysketch:PolySketch",
-}, reserved=("none",))  # fmt: skip
+}, reserved=("none",), families={PREFIX: Family("block_parts.fla_part", fla_names)})  # fmt: skip
 MEMORIES: Registry[type[Memory]] = Registry("memory", _PACKAGE, {
     "gated_delta": "memory.gated_delta:GatedDelta",
     "deltanet": "memory.gated_delta:DeltaNet",

@@ -42,12 +42,12 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
 
     Raises:
         ModelConfigError: unknown name of a part (also of one that is only in the settings), unknown or invalid setting
-            of a chosen part, or a network that the part rejects.
+            of a chosen part, a network that the part rejects, or a block part with a window or a memory.
     """
     chosen = [(kind, getattr(config, kind.name)) for kind in KINDS]
     for kind, name in chosen:
         if name != kind.absent and name not in kind.parts:
-            allowed = [kind.absent, *sorted(kind.parts)]
+            allowed = [kind.absent, *sorted(kind.parts.choices(name))]
             raise ModelConfigError(f"model.{kind.name}", f"no {kind.parts.kind} named {name!r}", allowed)
     if config.attn_type == NO_MIXER:
         _check_memory_alone(config)
@@ -55,6 +55,7 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
         for name in getattr(config, kind.settings):
             if name not in kind.parts:
                 raise ModelConfigError(f"model.{kind.settings}.{name}", "no such section", sorted(kind.parts))
+    _check_block_part(config)
     settings = {
         kind.settings: {} if name == kind.absent else {name: _settings(kind, config).model_dump(mode="json")}
         for kind, name in chosen
@@ -72,6 +73,26 @@ def _check_memory_alone(config: ModelConfig) -> None:
     if config.window:
         raise ModelConfigError(
             "model.window", "must be off with attn_type none, because a memory has no window; switch it off"
+        )
+    if config.match != "none":
+        raise ModelConfigError("model.match", "needs a mixer to match, and attn_type is none; set match to none")
+
+
+def uses_block_part(config: ModelConfig) -> bool:
+    """Return True if the config's `attn_type` names a block part, False for a mixer of q, k and v; imports the part."""
+    return config.attn_type != NO_MIXER and bool(registry.MIXERS.load(config.attn_type).is_block)
+
+
+def _check_block_part(config: ModelConfig) -> None:
+    """Raise ModelConfigError for the window or memory of a network whose mixer is a block part, which has no q, k, v."""
+    if not uses_block_part(config):
+        return
+    part = f"{config.attn_type} is a block part"
+    if config.window:
+        raise ModelConfigError("model.window", f"{part}, which has no sliding window; switch the window off")
+    if config.memory != NO_MEMORY:
+        raise ModelConfigError(
+            "model.memory", f"{part}, without queries, keys and values for a memory; use memory none"
         )
 
 
@@ -158,4 +179,5 @@ def _explain(path: str, schema: type[Config], error: ValidationError) -> ModelCo
     allowed = None
     if first["type"] == "literal_error":
         allowed = [str(choice) for choice in get_args(schema.model_fields[names[0]].annotation)]
-    return ModelConfigError(where, f"{first['msg']}, got {first['input']!r}", allowed)
+    message = first["msg"].removeprefix("Value error, ")
+    return ModelConfigError(where, f"{message}, got {first['input']!r}", allowed)

@@ -20,6 +20,12 @@ class MachineError(SweepError):
     passing = True
 
 
+class PartRefused(SweepError):
+    """Raised for a part of the network that cannot run on the device, on which a later try fails too; exit code 3."""
+
+    exit_code = 3
+
+
 class GridError(SweepError):
     """Raised for invalid content of a grid file: one line with file, line, key, allowed values and the nearest one."""
 

@@ -107,7 +107,7 @@ def test_grid_trains_and_reports_every_cell(tmp_path: Path, grid: Path) -> None:
         measured = database.execute("SELECT slug, length, value FROM results WHERE metric = 'gain'").fetchall()
     assert {state for _, state, _, _ in cells} == {"done"}
     assert {mixer for _, _, mixer, _ in cells} == set(design["axes"]["attn_type"])
-    assert len(cells) == {"mixer": 2, "memory": 3, "probe": 2, "corpus": 2}[grid.parent.name]
+    assert len(cells) == {"mixer": 2, "block-mixer": 2, "memory": 3, "probe": 2, "corpus": 2}[grid.parent.name]
     table = run("report", "--table", "6")
     assert all(mixer in table for mixer in design["axes"]["attn_type"])
     if grid.parent.name == "probe":

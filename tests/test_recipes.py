@@ -14,11 +14,13 @@ from patience import PATIENCE_S
 GRID = """
 name: new
 extends: tiny
-plugins: [weight_rms.py, late_nats.py]
+plugins: [weight_rms.py, late_nats.py, running_mean.py]
 axes:
   attn_type: [near]
   memory: [mean]
   reg_mode: [centred]
+include:
+  - {attn_type: running_mean, memory: off}
 set:
   model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, positions: sine}
   data: {corpus: multiples, heldout_tokens: 400}
@@ -27,19 +29,23 @@ set:
 """
 
 
-PARTS = "Mixer,Memory,Regularizer,Position scheme,Probe,Probe that reads text,Corpus,Table,Figure,Executor".split(",")
+PARTS = "Mixer,Block part,Memory,Regularizer,Position scheme,Probe,Probe that reads text,Corpus,Table,Figure,Executor".split(
+    ","
+)
 
 
 def test_every_kind_of_part_has_its_recipe() -> None:
     assert list(recipes.recipes()) == PARTS
 
 
-@pytest.mark.parametrize(("title", "file"), [("Probe", "weight_rms.py"), ("Probe that reads text", "late_nats.py")])
-def test_the_probe_is_a_plugin(title: str, file: str) -> None:
+@pytest.mark.parametrize(("title", "file"), [
+    ("Probe", "weight_rms.py"), ("Probe that reads text", "late_nats.py"), ("Block part", "running_mean.py"),
+])  # fmt: skip
+def test_the_recipe_is_a_plugin(title: str, file: str) -> None:
     assert [(block.path, block.plugin) for block in recipes.recipes()[title]] == [(file, True)]
 
 
-@pytest.mark.parametrize("title", [part for part in PARTS if not part.startswith("Probe")])
+@pytest.mark.parametrize("title", [part for part in PARTS if not part.startswith(("Probe", "Block"))])
 def test_recipe_is_a_file_and_a_line(title: str) -> None:
     file, line = recipes.recipes()[title]
     assert (file.registry, line.registry != "", line.text.count("\n")) == ("", True, 1)
@@ -70,6 +76,7 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
         return done.stdout
 
     assert "near-centred" in run("launch", "new.yaml", "--executor", "alone") + run("status", "--json")
+    assert "running_mean" in run("report", "--table", "6")
     shown = run("show", "near-centred-d0-mmean-w0-s0")
     assert "weight_rms" in shown
     assert "nats (nats/token, n=32, plugin " in shown  # 16 targets of two documents

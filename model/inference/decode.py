@@ -269,6 +269,10 @@ def block_bytes(state: Any, tokens: int, window: int | None) -> int:
     """
     if isinstance(state, Tensor):
         return 2 * state[0].numel() * state.element_size()
+    if isinstance(state, dict):
+        return sum(block_bytes(table, tokens, window) for table in state.values())
+    if isinstance(state, ChunkedStates):
+        return 0
     visible = tokens if window is None else min(tokens, window)
     tables = [part for part in state.by_slot if isinstance(part, Tensor)]
     return visible * state.pools.token_bytes + sum(block_bytes(table, tokens, window) for table in tables)
@@ -288,8 +292,13 @@ def _copy_state(state: Any, slot: int, target: int, pages_P: Tensor, targets_P: 
     """
     if isinstance(state, Tensor):
         state[target] = state[slot]
+    elif isinstance(state, dict):
+        for table in state.values():
+            _copy_state(table, slot, target, pages_P, targets_P)
     elif isinstance(state, ChunkedStates):
-        state.states[target], state.since_chunk[target] = state.states[slot], state.since_chunk[slot]
+        state.states[target] = copy.deepcopy(state.states[slot])
+        if slot in state.since_chunk:
+            state.since_chunk[target] = state.since_chunk[slot]
     elif isinstance(state, LayerState):
         state.pools.copy(pages_P, targets_P)
         for part in state.by_slot:
@@ -306,7 +315,9 @@ def _state_bytes(state: Any, slot: int, tokens: int) -> int:
     """
     if isinstance(state, LayerState):
         return tokens * state.pools.token_bytes + sum(_state_bytes(part, slot, tokens) for part in state.by_slot)
-    tensors = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since_chunk[slot]]
+    if isinstance(state, dict):
+        return sum(_state_bytes(table, slot, tokens) for table in state.values())
+    tensors = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since_chunk.get(slot)]
     return sum(leaf.numel() * leaf.element_size() for leaf in _nested_tensors(tensors))
 
 

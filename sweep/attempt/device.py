@@ -1,9 +1,13 @@
-"""Device of an attempt: choice, determinism, caches of compiled code, and the network built on it."""
+"""Device of an attempt: choice, determinism, caches of compiled code, and the network built on it.
+
+Run as a program, it tries the block parts of the model sections on its standard input on the GPU.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,8 +17,12 @@ import torch
 
 from ...kernels.dispatch import cache_self_tests, sources, version
 from ...model.backbone import Backbone, build
+from ...model.bases import BlockPart
+from ...model.config import ModelConfig
+from ...model.registry import MIXERS
+from ...model.resolve import mixer_settings
 from ..config import CellConfig
-from ..errors import SweepError
+from ..errors import PartRefused, SweepError
 from ..host.hardware import no_gpu_error
 from .compile_lock import CompileLock, graph_key
 from .provenance import driver_version
@@ -71,11 +79,15 @@ def build_network(config: CellConfig, device: torch.device, *, training: bool = 
 
     Raises:
         SweepError: fp8 training on such a GPU.
+        PartRefused: the block part cannot run on the device.
         ModelConfigError: the network cannot be built.
     """
     train, cuda = config.train, device.type == "cuda"
     dtype: torch.dtype = getattr(torch, train.activations_on(cuda=cuda))
     model = build(config.model, seed=config.seed, device=device, dtype=dtype)
+    for reason in (block.refusal(device) for block in model.blocks[: config.model.attn_every]):
+        if reason is not None:
+            raise PartRefused(reason)
     if training and train.recompute != "none":
         model.recompute_blocks(RECOMPUTED_EVERY[train.recompute])
     if train.precision == "fp8" and cuda:
@@ -162,3 +174,22 @@ def _cache_folder(device: torch.device) -> Path:
     """
     name = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / name
+
+
+def _print_refusals() -> None:
+    """Read model sections from standard input, try their parts on the GPU, and print the distinct reasons as JSON."""
+    device = choose_device(1)
+    use_shared_self_tests(device)
+    reasons: dict[str, None] = {}
+    for section in json.load(sys.stdin):
+        model = ModelConfig.model_validate(section)
+        part = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+        assert isinstance(part, BlockPart)
+        reason = part.refusal(device)
+        if reason is not None:
+            reasons[reason] = None
+    print(json.dumps(list(reasons)))
+
+
+if __name__ == "__main__":
+    _print_refusals()

@@ -114,7 +114,7 @@ def run_launch_command(
         raise SweepError("--prepare writes text, and --dry-run writes nothing; leave one of them out")
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
     preview = preview_launch(options, console)
-    lacking = requirements.lacks(preview.request, preview.launch_plan)
+    lacking = requirements.lacks(preview.request, preview.launch_plan, trial=not dry_run)
     if dry_run:
         request, existing_store = preview.request, preview.store
         price = _plan_pricing(options, preview)

@@ -415,7 +415,8 @@ def _check_level(
     if name in settings.AXES or name in custom_axes:
         levels = custom_axes[name] if name in custom_axes else settings.AXES[name].levels()
         if level_text(name, level) not in levels:
-            raise document.error(where, f"no level {level!r}", levels, str(level), below=below)
+            problem, allowed = settings.unknown_level(str(level), levels)
+            raise document.error(where, problem, allowed, str(level), below=below)
 
 
 def _axes(document: GridDocument, axes: Mapping[str, Any], custom_axes: NamedLevels) -> dict[str, list[Any]]:

@@ -46,7 +46,7 @@ from ...results.stopping.stopping_rule import (
 from ...results.studies.search import Direction, Interval, LevelChoice, Pruner, Range, Sampler, Search
 from ..probes import PROBES
 from . import settings
-from .settings import AXES, level_text
+from .settings import AXES, level_text, unknown_level
 from .yaml_document import key_error
 
 NUMBER = r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
@@ -418,7 +418,8 @@ def _choice_of(path: str, levels: Sequence[Any]) -> LevelChoice:
         allowed = AXES[path].levels()
         for word in names:
             if word not in allowed:
-                raise key_error(f"no level {word!r}", path, allowed=allowed, word=word)
+                problem, choices = unknown_level(word, allowed)
+                raise key_error(problem, path, allowed=choices, word=word)
         return LevelChoice(tuple(names))
     if not all(level is None or isinstance(level, bool | int | float | str) for level in levels):
         raise key_error(f"levels must be single values, got {levels!r}", path)

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from ...model.block_parts import fla_catalogue
 from ..config import MOVED_PROBE_SETTINGS, CellConfig
 from ..data.registry import all_kinds
 from ..probes import PROBES
@@ -46,9 +47,9 @@ def _open_numbers(node: Any) -> Any:
 def _registered_levels(name: str, axis: Axis) -> dict[str, Any]:
     """Return the schema of an axis's registered levels: an enum of their names, and booleans if one is "off".
 
-    `name` is not used.
+    Mixers of an installed library are no members. `name` is not used.
     """
-    levels = axis.levels()
+    levels = [level for level in axis.levels() if ":" not in level]
     return {"enum": [*levels, *([True, False] if "off" in levels else [])]}
 
 
@@ -62,9 +63,11 @@ def _level(name: str, axis: Axis) -> dict[str, Any]:
 def _closed_without_plugins() -> dict[str, Any]:
     """Return the keywords "if" and "then" that allow only registered levels in grids without the key `plugins`.
 
-    They concern the axes that accept plugins, under `axes` and `set`.
+    They concern the axes that accept plugins, under `axes` and `set`. A mixer may also be one of an installed library.
     """
     registered = {name: _registered_levels(name, axis) for name, axis in AXES.items() if axis.accepts_plugins}
+    library = {"type": "string", "pattern": f"^{fla_catalogue.PREFIX}:"}
+    registered["attn_type"] = {"anyOf": [registered["attn_type"], library]}
     lists = {name: {"items": level} for name, level in registered.items()}
     return {
         "if": {"not": {"required": ["plugins"]}},

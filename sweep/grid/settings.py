@@ -27,7 +27,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from ...model import registry
+from ...model.block_parts import fla_catalogue
 from ...model.registry import Registry
+from ...results.errors import install_hint
 from ...results.names import is_utf8, normalized_level, quoted_short
 from ..config import HUB_PREFIX, MOVED_PROBE_SETTINGS, CellConfig
 from ..data.registry import CORPORA
@@ -69,7 +71,7 @@ def _on_off(is_on: bool) -> str:
 AXES: dict[str, Axis] = {
     "attn_type": Axis(
         "Mixer of the global layers; none is a memory alone.",
-        lambda: {name: {"model.attn_type": name} for name in (*registry.MIXERS, "none")},
+        lambda: {name: {"model.attn_type": name} for name in (*registry.MIXERS.every_name(), "none")},
         lambda config: config.model.attn_type,
         accepts_plugins=True,
     ),
@@ -100,6 +102,26 @@ def level_text(axis: str, level: Any) -> str:
 def levels_of(config: CellConfig) -> dict[str, str]:
     """Return axis -> level of the config, for each of the five axes."""
     return {name: axis.level_of(config) for name, axis in AXES.items()}
+
+
+def missing_library(word: str) -> str:
+    """Return the end of an error about an unknown name that says which library offers it, and is not installed.
+
+    Empty for a name without the prefix of a library, and if the library is installed.
+    """
+    if word.partition(":")[0] != fla_catalogue.PREFIX or ":" not in word or fla_catalogue.fla_names():
+        return ""
+    return f"; flash-linear-attention, which may have it, is not installed: {install_hint('fla')}"
+
+
+def unknown_level(word: str, levels: Iterable[str], where: str = "") -> tuple[str, list[str]]:
+    """Return (problem, allowed levels) for a level that an axis does not have; `where` follows the level in the text.
+
+    A word with a colon may be one of the levels that an installed library offers, any other one of the rest.
+    """
+    return f"no level {word!r}{where}{missing_library(word)}", [
+        name for name in levels if (":" in name) == (":" in word)
+    ]
 
 
 def synonyms_of(axis: str, level: str) -> list[str]:
@@ -208,6 +230,11 @@ def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
     parts = path.split(".")
     for index in range(len(parts)):
         section, allowed = ".".join(parts[:index]), keys_below(".".join(parts[:index]))
+        node = _schema_node(section)
+        if isinstance(node, Registry) and parts[index] in node:  # also a part of an installed library
+            continue
+        if isinstance(node, Registry) and ":" in parts[index]:
+            allowed = [f"{section}.{name}" for name in node.choices(parts[index])]
         if ".".join(parts[: index + 1]) not in allowed:
             no = f"no such setting under {section}" if section else "no such section"
             return no, allowed, path if section else parts[0]
@@ -255,7 +282,8 @@ def add_setting(layer: Layer, path: str, setting: Setting) -> None:
         word = normalized_level(setting.value)
         levels = AXES[path].levels()
         if word not in levels:
-            raise setting.error(f"no level {word!r} of axis {path}", levels, word)
+            problem, allowed = unknown_level(word, levels, f" of axis {path}")
+            raise setting.error(problem, allowed, word)
         for inner, value in levels[word].items():
             add_setting(layer, inner, replace(setting, value=value))
         return

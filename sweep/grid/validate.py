@@ -21,8 +21,9 @@ from ..data import tokenizer
 from ..data.corpora import CorpusError, CorpusUnknown, PreparedCorpus
 from ..data.registry import CORPORA, all_kinds
 from ..errors import GridError
+from ..training import flops
 from .plugins import with_sources
-from .settings import Layer, Setting, nested
+from .settings import Layer, Setting, missing_library, nested
 
 FP8_MULTIPLE = 16
 """Divisor that torch's 8-bit matrix products require of matrix widths."""
@@ -181,7 +182,7 @@ def _check_names(section: str, config: Any) -> None:
     when their fingerprint is looked up.
     """
     tables: dict[str, Iterable[str]] = {
-        "model.attn_type": ["none", *registry.MIXERS],
+        "model.attn_type": ["none", *registry.MIXERS.every_name()],
         "model.memory": ["none", *registry.MEMORIES],
         "model.positions": ["none", *registry.POSITIONS],
         "train.regularizer": ["baseline", *registry.REGULARIZERS],
@@ -195,7 +196,8 @@ def _check_names(section: str, config: Any) -> None:
         value = getattr(config, field)
         for name in (value,) if isinstance(value, str) else value:
             if name not in allowed:
-                raise InvalidConfig((path,), f"no such name {name!r}", list(allowed), name)
+                choices = [choice for choice in allowed if (":" in choice) == (":" in name)]
+                raise InvalidConfig((path,), f"no such name {name!r}{missing_library(name)}", choices, name)
 
 
 def _check_finite(values: Any, path: str) -> None:
@@ -223,6 +225,7 @@ def check_agreement(
     - At least one layer is global.
     - The position table, if there is one, is at least as long as a row.
     - The memory is of use for rows of that length.
+    - The mixer is small enough to be matched, with `match: parameters`.
     - The mixer has a distractor loss, if `train.distractor` is on.
 
     Args:
@@ -279,6 +282,10 @@ def check_agreement(
         if why is not None:
             section = f"model.memories.{model.memory}"
             raise InvalidConfig((section, "model.memory"), f"{section}: {why}")
+    try:
+        flops.global_mlp_width(model)
+    except ModelConfigError as error:
+        raise InvalidConfig((error.path, "model.attn_type"), error.message) from error
     if train.distractor and not has_distractor(model.attn_type):
         raise InvalidConfig(
             ("train.distractor", "model.attn_type"),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import platform
 import shlex
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...model.block_parts import fla_catalogue
+from ...model.config import ModelConfig
 from ...results.console.quantities import format_bytes
 from ..config import Resources
 from ..executors.registry import EXECUTORS
@@ -31,6 +35,10 @@ REQUIRED_PACKAGES = ("torch", "numpy", "safetensors")
 """Packages that every attempt imports."""
 UNCHECKED_REMARK = "until the text is prepared, ids of cells are provisional and its size is not checked"
 """Remark on a plan whose text is not prepared."""
+PART_CHECK = f"{__package__.rpartition('.')[0]}.attempt.device"
+"""Module that tries block parts on the GPU if it is run."""
+PART_CHECK_S = 600.0
+"""Longest time in seconds that this may take; the kernels of flash-linear-attention are compiled meanwhile."""
 DISK_REMEDY = "free disk space, set checkpoint.keep: nothing, or choose another disk with checkpoint.path"
 """Remedy of a shortage of disk."""
 
@@ -55,10 +63,10 @@ class Lack:
         return {name: value for name, value in named.items() if name != "numbers"}
 
 
-def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
+def lacks(request: LaunchRequest, plan: Plan, *, trial: bool = False) -> list[Lack]:
     """Return every requirement of the planned attempts that this machine does not meet.
 
-    In this order: texts, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Packages are torch,
+    In this order: texts, block parts without a GPU, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Packages are torch,
     numpy, safetensors, those of the executor and of probes, and, with a GPU on 64-bit x86 Linux, triton. Empty for a plan whose
     attempts all run already, or that has none; trials still to be proposed count as attempts. For an executor at an
     address only texts and the executor's packages are checked, since its attempts run on other machines.
@@ -66,15 +74,23 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     Args:
         request: Launch that is planned.
         plan: Its plan.
+        trial: Try the block parts of an installed library on the GPU, which takes up to minutes for each the first
+            time.
     """
     tasks = [task for task in plan.with_proposals().tasks if task.standing != "running"]
     if not tasks:
         return []
     executor, cells = EXECUTORS[request.executor], [task.cell for task in tasks]
     lacking = [_lacking_text(text) for text in admission.unprepared(cells, request.grid, request.runs / "corpora")]
+    library = [cell.config for cell in cells if cell.config.model.attn_type.startswith(f"{fla_catalogue.PREFIX}:")]
+    lacking += _parts_without_gpu([config.model.attn_type for config in library if not config.resources.gpus])
     if executor.needs_address:
         return lacking + _lacking_packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
+    if trial and gpus:
+        distinct = {config.model.model_dump_json(): config.model for config in library if config.resources.gpus}
+        remedy = "leave these cells out with --only, or launch on a machine whose GPU and Triton fla supports"
+        lacking += [Lack("GPU", reason, remedy) for reason in refusals_on_gpu(distinct.values())]
     lacking += lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
         # a cell that has begun already has its checkpoints on the disk
@@ -84,6 +100,37 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     probes = {name: None for cell in cells for probe in cell.config.eval.probes for name in PROBES.load(probe).packages}
     required = (*REQUIRED_PACKAGES, *executor.packages, *kernels, *probes)
     return lacking + _lacking_packages(required) + (cpu_build() if gpus else [])
+
+
+def refusals_on_gpu(models: Iterable[ModelConfig]) -> list[str]:
+    """Return why the block parts of these networks cannot run on this machine's GPU; empty if they can.
+
+    They are tried in a process of its own, so that this one starts no CUDA. A part that has passed on this machine
+    before is not tried again. A process that fails gives its last line as a reason.
+    """
+    sections = [model.model_dump(mode="json") for model in models]
+    command = [sys.executable, "-m", PART_CHECK]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(sections), capture_output=True, text=True, timeout=PART_CHECK_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [f"the check of block parts took longer than {PART_CHECK_S:g} s"]
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return [f"the check of block parts failed: {lines[-1]}"]
+    reasons: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return reasons
+
+
+def _parts_without_gpu(mixers: Sequence[str]) -> list[Lack]:
+    """Return one blocking lack for the cells whose layers of flash-linear-attention shall train without a GPU."""
+    if not mixers:
+        return []
+    names, need = ", ".join(sorted(set(mixers))), "1 cell needs" if len(mixers) == 1 else f"{len(mixers)} cells need"
+    problem = f"{need} a GPU for {names}, and resources.gpus is 0; layers of flash-linear-attention run on GPUs only"
+    remedy = "set resources.gpus to 1 and launch on a machine with a GPU, or leave these cells out with --only"
+    return [Lack("GPU", problem, remedy, numbers={"cells": len(mixers), "mixers": sorted(set(mixers))})]
 
 
 def _lacking_text(text: Unprepared) -> Lack:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...model.config import ModelConfig
 from ...model.registry import MEMORIES, MIXERS, call_if_defined
-from ...model.resolve import NO_MEMORY, NO_MIXER
+from ...model.resolve import NO_MEMORY, NO_MIXER, uses_block_part
 
 MAX_CAPTURE_FLOPS = 1e13
 """FLOPs of a micro-batch up to which `train.graphs: auto` captures CUDA graphs.
@@ -131,7 +131,7 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     globals_ = config.n_global_layers
     convs = config.n_layers - globals_
-    mlp = 3 * 2 * d * config.mlp_channels
+    mlps = 3 * 2 * d * (config.mlp_channels * convs + global_mlp_width(config) * globals_)
     gated_conv = 2 * d * 3 * d + 2 * d * d + 2 * config.conv_taps * d
     # a mixer has an output projection and perhaps a gate, each as large as the projection to queries
     inner = (1 if config.attn_type == NO_MIXER else 3 if config.output_gate else 2) * heads * dh
@@ -140,10 +140,20 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
     full = min(reach, seq_len)  # queries up to this one see all earlier keys, later ones `reach` keys
     keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len
     part_flops = _part_flops(config, keys)
+    projections *= not uses_block_part(config)
     attention = projections + sum(flops for flops in part_flops.values() if flops is not None)
     head = 2 * d * config.vocab_size * counted
-    total = config.n_layers * mlp + convs * gated_conv + globals_ * attention + head
+    total = mlps + convs * gated_conv + globals_ * attention + head
     return ForwardFlops(total, tuple(name for name, flops in part_flops.items() if flops is None) if globals_ else ())
+
+
+def global_mlp_width(config: ModelConfig) -> int:
+    """Return the hidden width of the MLPs of the global blocks."""
+    if config.match == "none":
+        return config.mlp_channels
+    from ...model.block import block_mlp_channels  # only here, since it imports torch
+
+    return block_mlp_channels(config, config.attn_offset)
 
 
 def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
