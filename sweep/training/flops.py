@@ -141,6 +141,8 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
     part_flops = _part_flops(config, keys)
     attention = projections + sum(flops for flops in part_flops.values() if flops is not None)
     head = 2 * d * config.vocab_size * counted
+    if config.decoder == "row":
+        head += 2 * 2 * d * d
     total = config.n_layers * mlp + convs * gated_conv + globals_ * attention + head
     return ForwardFlops(total, tuple(name for name, flops in part_flops.items() if flops is None) if globals_ else ())
 
