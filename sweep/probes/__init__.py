@@ -29,6 +29,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "position_nll": "position_nll:PositionNll",
     "flipflop": "flipflop:FlipFlopProbe",
     "mqar": "mqar:MqarProbe",
+    "mad": "mad:MadProbe",
     "gates": "diagnostics.gates:Gates",
     "attention_map": "diagnostics.attention_map:AttentionMap",
     "extrapolation": "extrapolation:Extrapolation",
