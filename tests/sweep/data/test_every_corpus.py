@@ -22,7 +22,11 @@ from refusals import refused
 AGAIN = "remove {} and prepare the corpus again"
 EVERY = list(CORPORA)
 COMPUTED = [name for name in EVERY if CORPORA.load(name).tokenizer is not None]
-SMALL = {"flipflop": {"length": 12, "train_rows": 50, "validation_rows": 7}, "mqar": {"length": 34, "train_rows": 50}}
+SMALL = {
+    "flipflop": {"length": 12, "train_rows": 50, "validation_rows": 7},
+    "mqar": {"length": 34, "train_rows": 50},
+    "mad": {"length": 16, "train_rows": 50, "validation_rows": 7},
+}
 
 
 def shards_of(folder: Path) -> Path:
