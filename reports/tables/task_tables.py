@@ -374,9 +374,8 @@ def _rows_without_difficulty(data: SweepData, rows: TaskRows) -> TaskRows:
         pairs = [group for group in by_rest.values() if len(group) > 1]
         return bool(pairs) and all(len({built[cell.cell_id] for cell in group}) == 1 for group in pairs)
 
-    axes = [
-        axis for axis in every if not axis.startswith("data.") and not decides_task(axis) and not is_of_training(axis)
-    ]
+    extra = [axis for axis in data.extra_axes() if not axis.startswith("data.")]
+    axes = [*AXES, *(axis for axis in extra if not decides_task(axis) and not is_of_training(axis))]
     groups: dict[tuple[str, ...], list[CellState]] = {}
     for cell in cells:
         groups.setdefault(tuple(cell_level(cell, axis) for axis in axes), []).append(cell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -62,30 +62,42 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _frame(data: SweepData) -> pd.DataFrame:
     """Return one row per cell with both numbers, with the columns of SHOWN; empty without any."""
     rows = []
+    drawn = _cells_with(data, METRIC, STATE)
     for cells in data.configurations().values():
-        for cell in cells:
-            share, state = (data.values.get((cell.cell_id, PROBE, metric, 0)) for metric in (METRIC, STATE))
-            if share is None or state is None or share.value is None or state.value is None:
-                continue
+        for cell in [each for each in cells if each in drawn]:
+            share, state = (data.values[cell.cell_id, PROBE, metric, 0] for metric in (METRIC, STATE))
             row = {"cell": cell.cell_id, "attempt": share.attempt_id, "configuration": cells[0].slug, "panel": ""}
             row |= {"first": cell_level(cell, "attn_type"), "second": cell_level(cell, "memory")}
-            row |= dict(zip(("line", "size"), _line_and_size(data, cell), strict=True))
-            row |= {"probe": PROBE, "metric": METRIC, "length": int(state.value), "value": share.value, "n": share.n}
+            row |= dict(zip(("line", "size"), _line_and_size(data, cell, drawn), strict=True))
+            row |= {
+                "probe": PROBE,
+                "metric": METRIC,
+                "length": int(state.value or 0),
+                "value": share.value,
+                "n": share.n,
+            }
             rows.append(row | {"low": share.low, "high": share.high})
     return pd.DataFrame(rows, columns=SHOWN).astype({"value": float, "low": float, "high": float})
 
 
-def _line_and_size(data: SweepData, cell: CellState) -> tuple[str, str]:
+def _cells_with(data: SweepData, *needed: str) -> list[CellState]:
+    """Return the cells that have a value of each of these metrics of the probe, in the order of the cells."""
+    values = {
+        metric: {key[0] for key, each in data.values.items() if key[1:3] == (PROBE, metric) and each.value is not None}
+        for metric in needed
+    }
+    return [cell for cell in data.cells if all(cell.cell_id in values[metric] for metric in needed)]
+
+
+def _line_and_size(data: SweepData, cell: CellState, drawn: Sequence[CellState]) -> tuple[str, str]:
     """Return the name of the line of a cell, and its levels that are numbers as text; the latter may be empty.
 
-    A memory replaces the name of its mixer where all cells with a memory share one mixer. Axes that do not vary among
-    the cells of a mixer and memory are left out.
+    A memory replaces the name of its mixer where all drawn cells with a memory share one mixer. Axes that do not vary
+    among the drawn cells of a mixer and memory are left out.
     """
     mixer, memory = cell_level(cell, "attn_type"), cell_level(cell, "memory")
-    with_memory = {cell_level(each, "attn_type") for each in data.cells if cell_level(each, "memory") not in OFF}
-    alike = [
-        each for each in data.cells if (cell_level(each, "attn_type"), cell_level(each, "memory")) == (mixer, memory)
-    ]
+    with_memory = {cell_level(each, "attn_type") for each in drawn if cell_level(each, "memory") not in OFF}
+    alike = [each for each in drawn if (cell_level(each, "attn_type"), cell_level(each, "memory")) == (mixer, memory)]
     names = [] if memory not in OFF and len(with_memory) == 1 else [drawing.level_label(mixer)]
     names += [] if memory in OFF else [memory_label(memory)]
     sizes = []
@@ -106,10 +118,10 @@ def _chance_levels(data: SweepData, frame: pd.DataFrame) -> list[float]:
 
 
 def _missing_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
-    """Return the note on lines without any cell that has both numbers, as a list; empty without such a line."""
-    lines = {_line_and_size(data, cell)[0] for cell in data.cells}
-    missing = sorted(lines - set(frame["line"]))
-    return [f"Not shown, since accuracy or state is not measured: {', '.join(missing)}."] if missing else []
+    """Return the note on lines that have an accuracy but no bytes of state, as a list; empty without such a line."""
+    cells = _cells_with(data, METRIC)
+    missing = sorted({_line_and_size(data, cell, cells)[0] for cell in cells} - set(frame["line"]))
+    return [f"Not shown, since their state is not measured: {', '.join(missing)}."] if missing else []
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
