@@ -304,9 +304,9 @@ MAD_NOTES = (
 def mad_table(store: Store, data: SweepData) -> Table:
     """Return the table `mad`: accuracy per task and the score, one row per configuration.
 
-    Axes of the task's difficulty (those that decide `data.settings.mad`) and of training (those that change neither
-    network nor data) have no rows of their own. A task without a number at any difficulty of the sweep has the number of measured ones as its text.
-    `store` is not used.
+    Extra axes of the task's difficulty (those that decide `data.settings.mad`) and of training (those that change
+    neither network nor data) have no rows of their own. A task that lacks a number at some difficulty of the sweep has
+    the number of measured difficulties as its text. `store` is not used.
     """
     rows = _rows_without_difficulty(data, configurations_with_probe(data, MAD))
     settings = {cell.cell_id: _mad_setting(data, cell) for cells in rows.groups for cell in cells}
