@@ -23,8 +23,8 @@ class Rows(ABC):
     not change the tokens.
     """
 
-    first: int
-    """Token with which every row begins."""
+    first: int | None
+    """Token with which every row begins; None if rows differ in it."""
 
     def __init__(self, rows: int, length: int) -> None:
         self.rows, self.length = rows, length
@@ -75,7 +75,7 @@ class Rows(ABC):
         span = int(offsets.max(initial=0)) + count
         full_rows, remainder = divmod(span, self.length)
         # a row of which only the first token is needed, such as the last target of a row, is not computed
-        next_is_first = remainder == 1 and not offsets.any()
+        next_is_first = remainder == 1 and not offsets.any() and self.first is not None
         rows_per_piece = full_rows if next_is_first else full_rows + (remainder > 0)
         row_numbers = (numbers[:, None] + np.arange(rows_per_piece)).ravel()
         tokens = self.made(row_numbers).reshape(len(starts), rows_per_piece * self.length)

@@ -93,7 +93,7 @@ class MadConfig(CorpusConfig):
 class MadRows(RandomRows):
     """Rows of one split, uint16 [rows, row]. Each decision takes one random number of its row."""
 
-    first = 0
+    first = None
     stores_rows = True
 
     def __init__(self, rows: int, settings: MadConfig, *, split: str) -> None:

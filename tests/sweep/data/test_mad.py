@@ -120,6 +120,13 @@ def test_mad_rows_are_the_same_when_stored() -> None:
     assert np.array_equal(rows.made(np.array([ROWS + 3, 5]))[1:], first[order == 5])
 
 
+def test_mad_last_target_starts_the_next_row() -> None:
+    rows = MadRows(ROWS, settings_of("recall"), split="train")
+    single = rows.pieces(np.arange(ROWS - 1) * 32, 33)
+    assert np.array_equal(single.ravel(), np.concatenate([rows[at : at + 33] for at in range(0, 32 * (ROWS - 1), 32)]))
+    assert np.array_equal(single[:, -1], rows.made(np.arange(1, ROWS))[:, 0])
+
+
 def test_mad_batches_have_the_replaced_targets() -> None:
     settings = settings_of("memorization")
     streams = MadCorpus.streams(settings)
