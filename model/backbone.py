@@ -32,7 +32,7 @@ from .block import Block, DropoutMasks
 from .compilation import compile_full_graph
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep, PageTables
-from .layers import CausalConv, Linear, RMSNorm, TiedHead, fused_rows, map_chunks
+from .layers import CausalConv, Linear, RMSNorm, RowDecoder, TiedHead, fused_rows, map_chunks
 from .resolve import (
     NO_POSITIONS,
     NO_REGULARIZER,
@@ -174,6 +174,9 @@ class Backbone(nn.Module):
         self.positions: Position | None = None
         if config.positions != NO_POSITIONS:
             self.positions = registry.POSITIONS.load(config.positions)(config, position_settings(config))
+        self.row_decoder = (
+            RowDecoder(config.d_model, bias=config.bias, eps=config.norm_eps) if config.decoder == "row" else None
+        )
         self._max_tokens = longest_text(config)
         self._cap = math.inf if config.logit_cap == "none" else float(config.logit_cap)
         self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
@@ -297,22 +300,26 @@ class Backbone(nn.Module):
             if auxiliary is not None:
                 raise ValueError("auxiliary terms cannot be computed in chunks; pass either chunk or auxiliary")
             embedded_BTD = self._embed(tokens_BT, self._evaluation_positions(length))
-            return Features(self._evaluate(embedded_BTD, window, chunk))
+            return Features(self._decode_rows(self._evaluate(embedded_BTD, window, chunk)))
         if auxiliary is None:
             drawn = RandomDraws(positions_BT=self._evaluation_positions(length))
         else:
             drawn = auxiliary if isinstance(auxiliary, RandomDraws) else self.draw(auxiliary, rows, length)
-        return Features(
-            *self._forward_blocks(
-                tokens_BT,
-                window,
-                drawn.regularizer,
-                drawn.sketches_LKD,
-                drawn.distractors,
-                drawn.dropout_masks,
-                drawn.positions_BT,
-            )
+        hidden_BTD, *losses = self._forward_blocks(
+            tokens_BT,
+            window,
+            drawn.regularizer,
+            drawn.sketches_LKD,
+            drawn.distractors,
+            drawn.dropout_masks,
+            drawn.positions_BT,
         )
+        return Features(self._decode_rows(hidden_BTD), *losses)
+
+    def _decode_rows(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the hidden states [B, T, D] that the head reads: unchanged without a row decoder."""
+        decoded_BTD: Tensor = hidden_BTD if self.row_decoder is None else self.row_decoder(hidden_BTD)
+        return decoded_BTD
 
     def compile_blocks(self, backend: str = "inductor", *, regional: bool = False) -> None:
         """Enable torch.compile for `features` without `chunk`; nothing is compiled yet.
@@ -484,6 +491,8 @@ class Backbone(nn.Module):
         """
         if self.positions is not None and not self.positions.steady:
             return f"positions {self.config.positions}"
+        if self.row_decoder is not None:
+            return "a network with a row decoder"
         reasons = (block.mix.no_step_reason() for block in self.blocks)
         return next((reason for reason in reasons if reason is not None), None)
 
@@ -651,9 +660,9 @@ class Backbone(nn.Module):
         """Return optimizer group -> list of (name, parameter); every parameter is in exactly one group.
 
         The four keys are always there, with lists in the network's order, possibly empty. "scalar": every parameter of
-        fewer than two axes (biases, norm weights, scalars). Of the others, "muon": those inside blocks, conv filters
-        [C, 1, W] included; "embedding": the embedding unless the head shares it, and tables of positions; "head": the
-        head's matrix.
+        fewer than two axes (biases, norm weights, scalars). Of the others, "muon": those inside blocks and the row
+        decoder, conv filters [C, 1, W] included; "embedding": the embedding unless the head shares it, and tables of
+        positions; "head": the head's matrix.
         Source: docs/reference/mechanisms.md, "Backbone".
 
         Raises:
@@ -794,9 +803,9 @@ def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Gene
 def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
     """Return the optimizer group of a parameter: "muon", "embedding", "head" or "scalar".
 
-    Fewer than two axes, or in a block part one axis of more than one entry, the last: "scalar", wherever it is. Otherwise the first part of the name decides: "blocks" is "muon",
-    "positions" is "embedding". An embedding that is also the head's matrix belongs to "head", whose learning rate is
-    the smaller one.
+    Fewer than two axes, or in a block part one axis of more than one entry, the last: "scalar", wherever it is.
+    Otherwise the first part of the name decides: "blocks" and "row_decoder" are "muon", "positions" is "embedding". An
+    embedding that is also the head's matrix belongs to "head", whose learning rate is the smaller one.
 
     Args:
         name: dotted name of the parameter in the network.
@@ -810,7 +819,7 @@ def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) ->
     if parameter.ndim < 2 or is_vector:
         return "scalar"
     embedding = "head" if config.tie_head else "embedding"
-    groups = {"blocks": "muon", "head": "head", "embedding": embedding, "positions": "embedding"}
+    groups = {"blocks": "muon", "row_decoder": "muon", "head": "head", "embedding": embedding, "positions": "embedding"}
     group = groups.get(name.split(".", 1)[0])
     if group is None:
         raise RuntimeError(f"parameter {name} with shape {tuple(parameter.shape)} belongs to no optimizer group")

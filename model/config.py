@@ -225,6 +225,12 @@ class ModelConfig(Config):
         identity="activations",
     )
     tie_head: Flag = knob(False, "Use the embedding matrix for the head too.", identity=False)
+    decoder: Literal["none", "row"] = knob(
+        "none",
+        "Network between the blocks and the head: none, or row, which predicts every token of a row from the hidden state of "
+        "its last token alone (an autoencoder, for the task compression of MAD).",
+        identity="none",
+    )
     init: Literal["zero-ends", "zero-ends-and-conv-in", "llama"] = knob(
         "zero-ends",
         "Projections that start at zero: those that end a branch; also the gated convolution's in_proj (as in the "

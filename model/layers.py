@@ -23,6 +23,32 @@ from ..kernels.row_linear.op import row_linear
 from .kv_cache import CacheCapacity
 
 
+class RowDecoder(nn.Module):
+    """Decoder of complete rows from their last hidden state: MLP(h_T + position t), for every position t.
+
+    Positions are sines and cosines of wavelengths 2 pi to 20,000 pi. The MLP has two layers of the network's width with
+    GELU, each after an RMS norm; another norm ends it.
+    """
+
+    def __init__(self, width: int, *, bias: bool, eps: float) -> None:
+        super().__init__()
+        self.first, self.second = Linear(width, width, bias=bias), Linear(width, width, bias=bias)
+        self.norms = nn.ModuleList(RMSNorm(width, eps) for _ in range(3))
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return [B, T, D]: the decoded hidden state of each position, all from the last one of the row."""
+        _, length, width = hidden_BTD.shape
+        powers = torch.arange(width, device=hidden_BTD.device) // 2 * 2 / width
+        angles_TD = torch.arange(length, device=hidden_BTD.device)[:, None] * 10000.0**-powers
+        is_even = torch.arange(width, device=hidden_BTD.device) % 2 == 0
+        positions_TD = torch.where(is_even, angles_TD.sin(), angles_TD.cos()).to(hidden_BTD.dtype)
+        x_BTD = hidden_BTD[:, -1:] + positions_TD
+        x_BTD = functional.gelu(self.first(self.norms[0](x_BTD)))
+        x_BTD = functional.gelu(self.second(self.norms[1](x_BTD)))
+        decoded_BTD: Tensor = self.norms[2](x_BTD)
+        return decoded_BTD
+
+
 class Linear(nn.Module):
     """y = x Wᵀ + b with W and b cast to x's type at each use. `zero` marks a projection that starts at zero.
 

@@ -59,7 +59,7 @@ class DataConfig(Config):
     corpus: str = knob_outside_id(
         "stdlib",
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
-        "wikitext-103 from the Hugging Face hub; hub, any dataset there (data.settings.hub); flipflop or mqar; or one prepared on this machine with `data prepare --name`.",
+        "wikitext-103 from the Hugging Face hub; hub, any dataset there (data.settings.hub); flipflop, mqar or mad; or one prepared on this machine with `data prepare --name`.",
     )
     corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
     path: str | None = knob_outside_id(

@@ -234,6 +234,20 @@ class PagedDecoder:
         self.allocator.free(slot)
 
 
+def decoding_state_bytes(model: Backbone, tokens: int) -> int:
+    """Return the bytes that decoding stores for one sequence of `tokens` tokens, with the window of training.
+
+    Keys and values inside the window, memories and tails of convolutions count, in their own types. The sequence is
+    read once, because some parts allocate their state only then.
+
+    Raises:
+        ValueError: a part of the network cannot decode token by token (`Backbone.no_step_reason`).
+    """
+    decoder = PagedDecoder(model, tokens=tokens)
+    slot, _ = decoder.begin(torch.zeros(tokens, dtype=torch.int64))
+    return decoder.cache_bytes(slot)
+
+
 def cast_for_decoding(model: Backbone) -> Backbone:
     """Return a copy of the network with weights in the activations' type and fused projections, for decoding.
 

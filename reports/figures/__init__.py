@@ -35,6 +35,7 @@ FIGURES: SpecRegistry[ReportSpec] = SpecRegistry("figures", {
     "extrapolation": ReportSpec("probes.extrapolation", "perplexity by window length", takes=LINES),
     "memory-recall": ReportSpec("probes.memory_recall", "recall of key-value pairs by memories and networks", takes=CELLS),
     "downstream": ReportSpec("probes.downstream", "scores of downstream tasks", takes=CELLS, probes=("downstream",)),
+    "recall-state": ReportSpec("probes.recall_state", "associative recall by bytes of state, a line per mixer", takes=CELLS),
     "loss": ReportSpec("loss", "validation and training loss over tokens or time", takes=("by", "log", "against", "compare", "highlight")),
     "response": ReportSpec("response", "response to an axis with numeric levels", takes=("lengths", "by", "highlight")),
     "effects": ReportSpec("comparisons.effects", "effect of each factor, with intervals"),

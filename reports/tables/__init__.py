@@ -52,6 +52,7 @@ TABLES: SpecRegistry[ReportSpec] = SpecRegistry("tables", {
     ),
     "flipflop": ReportSpec("task_tables:flipflop_table", "the flip-flop task", takes=(), probes=("flipflop",)),
     "mqar": ReportSpec("task_tables:associative_recall_table", "associative recall", takes=(), probes=("mqar",)),
+    "mad": ReportSpec("task_tables:mad_table", "MAD's six synthetic tasks and their mean", takes=(), probes=("mad",)),
     "extrapolation": ReportSpec(
         "task_tables:extrapolation_table", "perplexity over context lengths", probes=("extrapolation",)
     ),

@@ -7,9 +7,10 @@ has Wilson's interval over the sequences of one seed in addition, since every se
 
 from __future__ import annotations
 
+import json
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, stdev
@@ -384,6 +385,147 @@ def _guess_notes(data: SweepData, rows: TaskRows) -> list[str]:
         if shares
         else []
     )
+
+
+# --- MAD --------------------------------------------------------------------------------------------------------------
+
+
+MAD = "mad"
+MAD_TASKS = ("recall", "fuzzy", "noisy", "copying", "compression", "memorization")
+"""Tasks in the order of the columns; names of `data.settings.mad.task`."""
+MAD_NOTES = (
+    "Score: mean over the tasks, each a mean over its difficulties, in %, as published (Poli et al., 2024). "
+    "Per difficulty the best run over settings of training counts, also as published; it is chosen on the rows that are "
+    "scored, which favours mixers with more runs.",
+    "The paper's accuracy is a mean over classes, this one a mean over targets. Comparisons need equal states and equal "
+    "parameters.",
+)
+
+
+def mad_table(store: Store, data: SweepData) -> Table:
+    """Return the table `mad`: accuracy per task and the score, one row per configuration.
+
+    Extra axes of the task's difficulty (those that decide `data.settings.mad`) and of training (those that change
+    neither network nor data) have no rows of their own. A task that lacks a number at some difficulty of the sweep has
+    the number of measured difficulties as its text. `store` is not used.
+    """
+    rows = _rows_without_difficulty(data, configurations_with_probe(data, MAD))
+    settings = {cell.cell_id: _mad_setting(data, cell) for cells in rows.groups for cell in cells}
+    difficulties = {task: sorted({each for each in settings.values() if each[0] == task}) for task in MAD_TASKS}
+    tasks = [task for task in MAD_TASKS if difficulties[task]]
+    column = column_of(MAD, "accuracy", "Score")
+
+    def entries(cells: Sequence[CellState]) -> Iterator[TableEntry]:
+        """Yield the entries of a row: one per task, then the score."""
+        means = [
+            _best_by_seed(
+                data,
+                [[cell for cell in cells if settings[cell.cell_id] == each] for each in difficulties[task]],
+                column,
+            )
+            for task in tasks
+        ]
+        parts = [measured_entry(data, cells, column)]
+        for task, (by_seed, measured) in zip(tasks, means, strict=True):
+            missing_text = f"{measured} of {len(difficulties[task])}"
+            yield _mean_entry(data, replace(column, heading=task.capitalize()), by_seed, parts, missing_text)
+        seeds = set.intersection(*(set(by_seed) for by_seed, _ in means)) if means else set()
+        scores = {seed: fmean(by_seed[seed] for by_seed, _ in means) for seed in seeds}
+        yield _mean_entry(data, column, scores, parts, "incomplete")
+
+    lines = rows.lines(entries)
+    counts = ", ".join(f"{task} {len(difficulties[task])}" for task in tasks)
+    notes = [*MAD_NOTES, f"Difficulties in this sweep: {counts}.", *_mad_chance_notes(data, rows, settings, tasks)]
+    missing = [f"No number of the probe {MAD} was measured or requested."]
+    numbers = [*(task.capitalize() for task in tasks), "Score"] if lines else []
+    all_notes = [sweep_note(data), *(notes if lines else missing)]
+    return build_table(
+        data, MAD, "MAD: six synthetic tasks", rows.headings, lines, numbers=numbers, notes=all_notes, rank="column"
+    )
+
+
+def _mad_setting(data: SweepData, cell: CellState) -> tuple[str, str]:
+    """Return (task, all settings of the corpus mad as text) of a cell."""
+    settings = data.setting(cell, f"data.settings.{MAD}") or {}
+    return str(settings.get("task", MAD_TASKS[0])), json.dumps(settings, sort_keys=True)
+
+
+def _rows_without_difficulty(data: SweepData, rows: TaskRows) -> TaskRows:
+    """Return the rows with the cells of all difficulties and training settings of a configuration in one group."""
+    cells = [cell for group in rows.groups for cell in group]
+    settings = {cell.cell_id: _mad_setting(data, cell) for cell in cells}
+
+    def decides_task(axis: str) -> bool:
+        """Return True if the level of the axis alone decides the settings of the task."""
+        pairs = {(cell_level(cell, axis), settings[cell.cell_id]) for cell in cells}
+        return len(pairs) == len({level for level, _ in pairs}) and len({setting for _, setting in pairs}) > 1
+
+    every = (*AXES, *data.extra_axes())
+    built = {
+        cell.cell_id: json.dumps([data.setting(cell, name) for name in ("model", "data")], sort_keys=True)
+        for cell in cells
+    }
+
+    def is_of_training(axis: str) -> bool:
+        """Return True if cells that differ in the level of the axis alone have the same network and data."""
+        by_rest: dict[tuple[str, ...], list[CellState]] = {}
+        for cell in cells:
+            rest = tuple(cell_level(cell, each) for each in every if each != axis)
+            by_rest.setdefault((*rest, str(cell.seed)), []).append(cell)
+        pairs = [group for group in by_rest.values() if len(group) > 1]
+        return bool(pairs) and all(len({built[cell.cell_id] for cell in group}) == 1 for group in pairs)
+
+    extra = [axis for axis in data.extra_axes() if not axis.startswith("data.")]
+    axes = [*AXES, *(axis for axis in extra if not decides_task(axis) and not is_of_training(axis))]
+    groups: dict[tuple[str, ...], list[CellState]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(cell_level(cell, axis) for axis in axes), []).append(cell)
+    return TaskRows(data, list(groups.values()))
+
+
+def _best_by_seed(
+    data: SweepData, cells_by_difficulty: Sequence[Sequence[CellState]], column: Column
+) -> tuple[dict[int, float], int]:
+    """Return the mean over difficulties of the best accuracy by seed, and the number of difficulties with any number.
+
+    Seeds without a number at some difficulty are left out.
+    """
+    best: list[dict[int, float]] = []
+    for cells in cells_by_difficulty:
+        by_seed: dict[int, float] = {}
+        for cell in cells:
+            for value in data.column_numbers([cell], column):
+                by_seed[cell.seed] = max(value, by_seed.get(cell.seed, 0.0))
+        best.append(by_seed)
+    complete = set.intersection(*map(set, best)) if best else set()
+    return {seed: fmean(each[seed] for each in best) for seed in sorted(complete)}, sum(map(bool, best))
+
+
+def _mean_entry(
+    data: SweepData, column: Column, by_seed: Mapping[int, float], parts: Sequence[TableEntry], missing_text: str
+) -> TableEntry:
+    """Return the mean over seeds with its sample standard deviation; `missing_text` without any seed."""
+    values = list(by_seed.values())
+    value = fmean(values) if values else None
+    spread = stdev(values) if len(values) > 1 else None
+    entry = derived_entry(data, column, value, parts, missing_text, sd=spread)
+    return replace(entry, seeds=len(values), text=entry.text if values else missing_text)
+
+
+def _mad_chance_notes(
+    data: SweepData, rows: TaskRows, settings: Mapping[str, tuple[str, str]], tasks: Sequence[str]
+) -> list[str]:
+    """Return the note on the chance level of each task, a mean over its difficulties, as a list; empty if unknown."""
+    levels: dict[str, dict[str, float]] = {task: {} for task in tasks}
+    for cell in (cell for cells in rows.groups for cell in cells):
+        value = data.values.get((cell.cell_id, MAD, "accuracy", 0))
+        chance = metrics.metric(MAD, "accuracy", value.description).chance if value is not None else None
+        if chance is not None:
+            task, setting = settings[cell.cell_id]
+            levels[task][setting] = chance
+    means = {task: fmean(by_setting.values()) for task, by_setting in levels.items() if by_setting}
+    texts = [f"{task} {format_number(mean, 1, percent=True)} %" for task, mean in means.items()]
+    return [f"Chance level (a random value or token): {', '.join(texts)}."] if texts else []
 
 
 # --- rows, headings and intervals that tables of tasks share ----------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..config import CellConfig
 from ..errors import SweepError
-from .computed_rows import Stream, pieces
+from .computed_rows import ComputedMarks, Stream, pieces, replace_targets
 from .corpora import UNMARKED, Corpus
 
 
@@ -64,7 +64,7 @@ class Batches:
     whole_steps: bool = False
     """Drop the remainder of each shard that does not fill a step."""
     marks: Sequence[Stream] | None = None
-    """For each training shard the marks of its tokens: 1 for a token that counts as a target, 0 else.
+    """For each training shard the marks of its tokens: 1 for a token that counts as a target, 0 else; more replaces it.
 
     None: every token counts.
     """
@@ -126,9 +126,15 @@ class Batches:
         return np.concatenate([pieces(streams[shard], [start], self.seq_len + 1) for shard, start in locations])
 
     def step(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len] on the CPU."""
-        rows = torch.from_numpy(self._read_step(self.shards, step).astype(np.int64))
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        """Return inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len] on the CPU.
+
+        Targets are the next tokens, except where marks replace them.
+        """
+        tokens = self._read_step(self.shards, step).astype(np.int64)
+        targets = tokens[:, 1:]
+        if self.marks is not None and may_replace_targets(self.marks[0]):
+            targets = replace_targets(targets, self._read_step(self.marks, step)[:, 1:])
+        return torch.from_numpy(tokens)[:, :-1].contiguous(), torch.from_numpy(targets).contiguous()
 
     def marked(self, step: int) -> Tensor | None:
         """Return a mask of the targets of a step that count, bool [rows_per_step, seq_len]; None when all do.
@@ -278,8 +284,15 @@ def training_batches(config: CellConfig, corpus: Corpus) -> Batches:
     if train.loss_on == "marked" and corpus.train_marks is None:
         raise DataError(UNMARKED)
     marks = corpus.train_marks if train.loss_on == "marked" else None
+    if marks is None and corpus.train_marks is not None and may_replace_targets(corpus.train_marks[0]):
+        raise DataError("the targets of this task are not the next tokens: set train.loss_on: marked")
     rows = train.batch_tokens // train.seq_len
     return Batches(corpus.train, train.seq_len, rows, config.seed, data.shuffle, data.whole_steps, marks)
+
+
+def may_replace_targets(marks: Stream) -> bool:
+    """Return True if marks stand for targets in place of the marked tokens, in a computed corpus."""
+    return isinstance(marks, ComputedMarks) and marks.replaces_targets
 
 
 def stream_rows(tokens: Stream, seq_len: int, rows: int, start: int = 0) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ class Rows(ABC):
     not change the tokens.
     """
 
-    first: int
-    """Token with which every row begins."""
+    first: int | None
+    """Token with which every row begins; None if rows differ in it."""
 
     def __init__(self, rows: int, length: int) -> None:
         self.rows, self.length = rows, length
@@ -75,7 +75,7 @@ class Rows(ABC):
         span = int(offsets.max(initial=0)) + count
         full_rows, remainder = divmod(span, self.length)
         # a row of which only the first token is needed, such as the last target of a row, is not computed
-        next_is_first = remainder == 1 and not offsets.any()
+        next_is_first = remainder == 1 and not offsets.any() and self.first is not None
         rows_per_piece = full_rows if next_is_first else full_rows + (remainder > 0)
         row_numbers = (numbers[:, None] + np.arange(rows_per_piece)).ravel()
         tokens = self.made(row_numbers).reshape(len(starts), rows_per_piece * self.length)
@@ -93,6 +93,10 @@ class RandomRows(Rows):
 
     NUMBERS_AT_ONCE: ClassVar[int] = 1 << 21
     """Random numbers that are drawn at a time, which bounds memory."""
+    MAX_STORED: ClassVar[int] = 1 << 25
+    """Most tokens of a split whose rows are stored."""
+    stores_rows: ClassVar[bool] = False
+    """Store all rows after the first epoch, for small splits that training reads many times."""
 
     def __init__(self, rows: int, length: int, *, corpus: str, seed: int, split: str, draws: int) -> None:
         """Create the stream without drawing anything.
@@ -109,10 +113,22 @@ class RandomRows(Rows):
         digest = hashlib.sha256(f"{corpus}/{seed}/{split}".encode()).digest()
         self._key = int.from_bytes(digest[:16], "big")
         self._draws = draws
+        self._n_requested = 0
+        self._stored_rows: np.ndarray | None = None
         self._blocks = -(-draws // 4)  # a Philox block is four numbers
 
     def made(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the rows with these numbers (int64 [n]) as uint16 [n, length], a bounded number of them at a time."""
+        """Return the rows with these numbers (int64 [n]) as uint16 [n, length], from the stored ones where there are."""
+        self._n_requested += len(numbers)
+        is_small = self.stores_rows and self.rows * self.length <= self.MAX_STORED
+        if not is_small or self._n_requested <= self.rows or int(numbers.max(initial=0)) >= self.rows:
+            return self._compute_rows(numbers)
+        if self._stored_rows is None:
+            self._stored_rows = self._compute_rows(np.arange(self.rows))
+        return self._stored_rows[numbers]
+
+    def _compute_rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows with these numbers as uint16 [n, length], a bounded number of them at a time."""
         rows = np.empty((len(numbers), self.length), dtype=self.dtype)
         rows_at_once = max(1, self.NUMBERS_AT_ONCE // self._draws)
         for start in range(0, len(numbers), rows_at_once):
@@ -150,20 +166,32 @@ class RandomRows(Rows):
         return draws[:, : self._draws]
 
 
+TARGET = 2
+"""Mark m from here on: the target is token m - TARGET in place of the marked one, which the network reads."""
+
+
+def replace_targets(tokens: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """Return the tokens with those that marks replace as targets, of the tokens' shape and type."""
+    return np.where(marks >= TARGET, marks.astype(tokens.dtype) - TARGET, tokens)
+
+
 class ComputedMarks(Rows):
-    """Marks of a computed stream: 1 at the tokens that count as targets, 0 elsewhere."""
+    """Marks of a computed stream: 1 at the tokens that count as targets, 0 elsewhere, or a target (TARGET) instead."""
 
     first = 0
 
-    def __init__(self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(
+        self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray], *, replaces_targets: bool = False
+    ) -> None:
         """Create the marks of a stream.
 
         Args:
             rows: The marked stream.
-            mark_rows: Function from complete rows [n, length] to marks of the same shape, 0 or 1.
+            mark_rows: Function from complete rows [n, length] to marks of the same shape: 0, 1 or from TARGET on.
+            replaces_targets: True if any mark is TARGET or more; training then needs the marks.
         """
         super().__init__(rows.rows, rows.length)
-        self._rows, self._mark_rows = rows, mark_rows
+        self._rows, self._mark_rows, self.replaces_targets = rows, mark_rows, replaces_targets
 
     def made(self, numbers: np.ndarray) -> np.ndarray:
         """Return the marks of the rows with these numbers, uint16 [n, length]."""
@@ -196,7 +224,7 @@ class Streams:
     validation: Rows
     """Validation split."""
     train_marks: Rows | None
-    """Marks of the training split, 0 or 1; None together with `validation_marks`."""
+    """Marks of the training split (`ComputedMarks`); None together with `validation_marks`."""
     validation_marks: Rows | None
     """Marks of the validation split."""
     largest: int

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -406,10 +406,14 @@ def find_prepared(name: str, root: Path) -> PreparedCorpus | None:
     )
 
 
-def describe_computed(name: str) -> PreparedCorpus | None:
+def describe_computed(name: str, settings: Mapping[str, Any] | None = None) -> PreparedCorpus | None:
     """Return the facts of a registered computed corpus, which has a tokenizer of its own; None for any other corpus.
 
     Fingerprint is empty, file and end_of_text are None.
+
+    Args:
+        name: Name of the corpus.
+        settings: Its valid settings, which may make its vocabulary smaller; None: the tokenizer's vocabulary.
 
     Raises:
         KeyError: No corpus of that name is registered.
@@ -418,6 +422,8 @@ def describe_computed(name: str) -> PreparedCorpus | None:
     if kind.tokenizer is None:
         return None
     vocabulary = tokenizers.load_tokenizer(kind.tokenizer).vocabulary
+    if settings is not None:
+        vocabulary = kind.vocabulary(kind.Config.model_validate(settings)) or vocabulary
     return PreparedCorpus(name, "", kind.tokenizer, kind.tokenizer, None, None, vocabulary, kind.may_mark)
 
 

@@ -134,6 +134,11 @@ class CorpusKind:
         return None
 
     @classmethod
+    def vocabulary(cls, settings: Any) -> int | None:
+        """Return the number of token ids of computed rows; None, the default: all of the tokenizer's."""
+        return None
+
+    @classmethod
     def remote(cls, data: DataConfig) -> bool:
         """Return True if preparation would download data, which needs the user's consent."""
         return False

@@ -20,6 +20,7 @@ CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition("."
     "wikitext-103": "builtin.hub:WikiText103",
     "flipflop": "builtin.flipflop:FlipFlopCorpus",
     "mqar": "builtin.mqar:MqarCorpus",
+    "mad": "builtin.mad:MadCorpus",
 })  # fmt: skip
 
 register_corpus = CORPORA.register

@@ -171,6 +171,37 @@ class RecallTokenizer(_WithoutFile):
         )
 
 
+class MadTokenizer(_WithoutFile):
+    """Tokens t0 to t8191 of MAD's tasks, and one more that ends a text and occurs in no row."""
+
+    name = "mad"
+    TOKENS = 8192
+    vocabulary = TOKENS + 1
+    eot = TOKENS
+
+    def encode(self, text: str) -> TokenArray:
+        """Return the token ids of whitespace-separated symbols such as t3, uint16.
+
+        Raises:
+            TokenizerError: A symbol is none of t0 to t8191.
+        """
+        symbols = text.split()
+        unknown = next((word for word in symbols if self._token(word) is None), None)
+        if unknown is not None:
+            raise TokenizerError(f"tokenizer mad supports only t0 to t{self.TOKENS - 1}, got {unknown!r}")
+        return np.array([self._token(word) for word in symbols], dtype=np.uint16)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the symbol of a token followed by a space; empty for `eot`."""
+        return b"" if token == self.eot else f"t{token} ".encode()
+
+    def _token(self, word: str) -> int | None:
+        """Return the id of one symbol; None if it is not one."""
+        number = word[1:]
+        is_symbol = word[:1] == "t" and number.isdecimal() and int(number) < self.TOKENS
+        return int(number) if is_symbol else None
+
+
 class Gpt2Tokenizer(_WithoutFile):
     """GPT-2's byte-pair encoding through tiktoken, with ranks from a given file, tiktoken's cache or a download."""
 
@@ -374,6 +405,7 @@ TOKENIZERS: dict[str, TokenizerSpec] = {
     "gpt2": TokenizerSpec(Gpt2Tokenizer.vocabulary, lambda file, end: Gpt2Tokenizer(file)),
     "json": TokenizerSpec(None, _create_json_tokenizer),
     "mqar": TokenizerSpec(RecallTokenizer.vocabulary, lambda file, end: RecallTokenizer()),
+    "mad": TokenizerSpec(MadTokenizer.vocabulary, lambda file, end: MadTokenizer()),
     "flipflop": TokenizerSpec(FlipFlopTokenizer.vocabulary, lambda file, end: FlipFlopTokenizer()),
 }
 
@@ -385,7 +417,7 @@ def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None =
     A file that changes later is not read again.
 
     Args:
-        name: A key of `TOKENIZERS`: "bytes", "gpt2", "json" or that of a corpus of rows ("flipflop", "mqar"); no hash.
+        name: A key of `TOKENIZERS`: "bytes", "gpt2", "json" or that of a corpus of rows ("flipflop", "mqar", "mad"); no hash.
         file: Tokenizer file: required for json, optional for gpt2 (its ranks), ignored by the others.
         end_of_text: Name of the token that ends a text, for json; None takes the first that the file has of
             <|endoftext|>, <|end_of_text|>, </s>, <eos>, <|im_end|> and [SEP] (END_OF_TEXT).

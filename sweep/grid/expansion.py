@@ -212,6 +212,8 @@ class Expansion:
             return _ResolvedSection(validate.section("data", layer, self._grid.plugins))
         layer = self._layer_order.without_base_tokenizer(layer, corpus)
         section = validate.section("data", layer, self._grid.plugins)
+        if name in CORPORA:
+            prepared = corpora.describe_computed(section.corpus, section.settings.get(section.corpus, {})) or prepared
         return _ResolvedSection(_with_tokenizer(section, layer, prepared), prepared=prepared)
 
     def _with_vocab_size(

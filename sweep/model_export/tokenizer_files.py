@@ -11,6 +11,7 @@ from ..data.tokenizer import (
     FlipFlopTokenizer,
     Gpt2Tokenizer,
     JsonTokenizer,
+    MadTokenizer,
     RecallTokenizer,
     Tokenizer,
 )
@@ -44,7 +45,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
         model, end = _byte_pairs(tokenizer.token_bytes, tokenizer.vocabulary, tokenizer.eot, split=True), END
     elif isinstance(tokenizer, ByteTokenizer):
         model, end = _byte_pairs(tokenizer.token_bytes, tokenizer.vocabulary, tokenizer.eot, split=False), END
-    elif isinstance(tokenizer, FlipFlopTokenizer | RecallTokenizer):
+    elif isinstance(tokenizer, FlipFlopTokenizer | RecallTokenizer | MadTokenizer):
         end = "_" if isinstance(tokenizer, RecallTokenizer) else END
         model = _symbols(tokenizer, end)
     else:
@@ -120,17 +121,17 @@ def _last_merge(word: bytes, rank: dict[bytes, int], limit: int) -> tuple[bytes,
     return parts[0], parts[1]
 
 
-def _symbols(tokenizer: FlipFlopTokenizer | RecallTokenizer, end: str) -> tokenizers.Tokenizer:
+def _symbols(tokenizer: FlipFlopTokenizer | RecallTokenizer | MadTokenizer, end: str) -> tokenizers.Tokenizer:
     """Return a tokenizer of whole symbols with the same ids: letters, or tokens between white space."""
     import tokenizers
     from tokenizers import AddedToken, Regex, models, pre_tokenizers
 
-    is_recall = isinstance(tokenizer, RecallTokenizer)
+    has_spaces = not isinstance(tokenizer, FlipFlopTokenizer)
     entries = {tokenizer.token_bytes(token).decode().strip(): token for token in range(tokenizer.vocabulary)}
     entries.pop("", None)
     model = tokenizers.Tokenizer(models.WordLevel(vocab=entries | {end: tokenizer.eot}, unk_token=None))
     model.pre_tokenizer = (
-        pre_tokenizers.WhitespaceSplit() if is_recall else pre_tokenizers.Split(Regex("."), "isolated")
+        pre_tokenizers.WhitespaceSplit() if has_spaces else pre_tokenizers.Split(Regex("."), "isolated")
     )
     model.add_special_tokens([AddedToken(end, special=True, normalized=False)])
     return model

@@ -42,6 +42,7 @@ PROBES = ProbeRegistry("probe", __name__, {
     "position_nll": "position_nll:PositionNll",
     "flipflop": "flipflop:FlipFlopProbe",
     "mqar": "mqar:MqarProbe",
+    "mad": "mad:MadProbe",
     "gates": "diagnostics.gates:Gates",
     "gate_dynamics": "diagnostics.gate_dynamics:GateDynamics",
     "attention_map": "diagnostics.attention_map:AttentionMap",

@@ -10,6 +10,7 @@ from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import wilson_of_trials
 from ...results.metrics import Metric
+from ...results.store.records import Measurement
 from ..data.builtin.mqar import MqarRows, mark_answers, settings_of
 from ..data.tokenizer import RecallTokenizer
 from .base import LengthwiseProbe, ProbeConfig, Result
@@ -53,11 +54,12 @@ class MqarProbe(LengthwiseProbe):
         return {"accuracy": guess, "exact": guess**corpus.pairs}.get(metric.name, metric.chance)
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return `accuracy`, `exact` and `questions` (their number), or a reason.
+        """Return `accuracy`, `exact`, `questions` (their number) and `state_bytes`, or a reason.
 
         `accuracy` is the share of questions answered right, `exact` that of rows without a wrong answer, both with
         Wilson intervals over rows. n is the number of rows. An example is the accuracy of one row (`item`), of the
         first `settings.items` rows. The reason is that the model cannot read the length or has another tokenizer.
+        `state_bytes` has a reason of its own: a part of the network cannot decode token by token.
 
         Args:
             subject: Network to be measured.
@@ -78,5 +80,14 @@ class MqarProbe(LengthwiseProbe):
             low, high = wilson_of_trials(share, len(outcomes))
             measured.append(self.value(name, share, length, n=len(outcomes), low=low, high=high))
         measured.append(self.value("questions", float(corpus.pairs * len(right)), length, n=len(right)))
+        measured.append(self._measure_state(subject, corpus.length - 1))
         items = enumerate(shares[: self.settings.items].tolist())
         return measured, [self.example("accuracy", share, length, item=item) for item, share in items]
+
+    def _measure_state(self, subject: CellSubject, tokens: int) -> Measurement:
+        """Return the bytes that decoding stores for a row of `tokens` tokens, or the reason why there is none."""
+        from ...model.inference.decode import decoding_state_bytes
+
+        if (unsupported := subject.model.no_step_reason()) is not None:
+            return self.missing(f"n/a: {unsupported} cannot decode token by token", metric="state_bytes")
+        return self.value("state_bytes", float(decoding_state_bytes(subject.model, tokens)), n=1)

@@ -40,18 +40,26 @@ def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, Text
     Raises:
         DataError: The split is shorter than requested, has no marks, or has no marked target.
     """
-    from ..data.batches import DataError, stream_rows
+    import torch
+
+    from ..data.batches import DataError, may_replace_targets, stream_rows
+    from ..data.computed_rows import replace_targets
     from ..data.corpora import UNMARKED
 
     config, corpus = subject.config, subject.corpus
     seq_len, marks = config.train.seq_len, corpus.validation_marks
     rows = config.eval.validation_tokens // seq_len
     inputs, targets = stream_rows(corpus.validation, seq_len, rows)
-    losses, extent = subject.losses(inputs, targets, full_context=full_context), subject.extent(targets)
+    mark_rows = None
     if config.train.loss_on == "marked":
         if marks is None:
             raise DataError(UNMARKED)
-        losses = losses[stream_rows(marks, seq_len, rows)[1].bool()]
+        mark_rows = stream_rows(marks, seq_len, rows)[1]
+        if may_replace_targets(marks):
+            targets = torch.from_numpy(replace_targets(targets.numpy(), mark_rows.numpy()))
+    losses, extent = subject.losses(inputs, targets, full_context=full_context), subject.extent(targets)
+    if mark_rows is not None:
+        losses = losses[mark_rows.bool()]
         if not losses.numel():
             raise DataError("no target of the validation loss is marked: raise eval.validation_tokens")
     return (losses if extent is None else losses[extent.counted_BT]).flatten(), extent

@@ -21,7 +21,7 @@ from ...renamed import old_names
 from ...results.console.text import counted
 from ..config import CellConfig
 from ..data.batches import stream_rows
-from ..data.computed_rows import Rows
+from ..data.computed_rows import TARGET, Rows, replace_targets
 from ..data.corpora import Corpus
 from ..data.long_texts import LongText, read_long_text
 from ..data.tokenizer import Tokenizer
@@ -340,7 +340,8 @@ class CellSubject(Subject):
 
         Args:
             rows: Computed rows, none of which begins with a marked token.
-            mark_rows: Function from complete rows to marks of the same shape, 1 for each scored token, else 0.
+            mark_rows: Function from complete rows to marks of the same shape, 1 for each scored token, else 0; a mark
+                from TARGET on replaces that token as the answer, and the network then reads complete rows.
             letters: The network's token for each token of `rows`, as an array indexed by those; None if they are the
                 same.
             full_context: Read without the attention window of training; None: as `eval.window` says.
@@ -353,13 +354,17 @@ class CellSubject(Subject):
             """Return (marked tokens, right answers) of the rows of one batch."""
             numbers = np.arange(rows.rows)[row_slice]
             row_tokens = rows.made(numbers)
-            marks = torch.from_numpy(mark_rows(row_tokens).astype(bool))
+            row_marks = mark_rows(row_tokens)
+            marks = torch.from_numpy(row_marks.astype(bool))
             tokens = torch.from_numpy((row_tokens if letters is None else letters[row_tokens]).astype(np.int64))
+            reads_all = bool((row_marks >= TARGET).any())
+            answers = torch.from_numpy(replace_targets(tokens.numpy(), row_marks)) if reads_all else tokens
             # the logits at a token predict the next one
             positions = marks[:, 1:].flatten().nonzero().squeeze(1)
-            hidden = self.features(tokens[:, :-1], full_context=full_context).flatten(0, 1)
+            hidden = self.features(tokens if reads_all else tokens[:, :-1], full_context=full_context)
+            hidden = hidden[:, : tokens.shape[1] - 1].flatten(0, 1)
             predicted = self.model.logits(hidden[positions.to(hidden.device)]).argmax(-1).cpu()
-            hit = (predicted == tokens[:, 1:].flatten()[positions]).numpy()
+            hit = (predicted == answers[:, 1:].flatten()[positions]).numpy()
             n_right = np.bincount(positions.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
             return marks.sum(1).numpy(), n_right.astype(np.int64)
 

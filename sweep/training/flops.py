@@ -143,6 +143,8 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
     projections *= not uses_block_part(config)
     attention = projections + sum(flops for flops in part_flops.values() if flops is not None)
     head = 2 * d * config.vocab_size * counted
+    if config.decoder == "row":
+        head += 2 * 2 * d * d
     total = mlps + convs * gated_conv + globals_ * attention + head
     return ForwardFlops(total, tuple(name for name, flops in part_flops.items() if flops is None) if globals_ else ())
 

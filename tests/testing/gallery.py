@@ -52,7 +52,7 @@ def invented() -> dict[str, Store]:
     """Return temporary stores of invented sweeps by the name of the sweep, from the factories of the tests."""
     folder = Path(tempfile.mkdtemp(prefix="gallery"))
     fills: dict[str, Callable[[Store], Any]] = {
-        plausible.NAME: plausible.fill_plausible, "rates": swept, "tuned": studied.record_study, "both": studied.two,
+        plausible.NAME: plausible.fill_plausible, plausible.TASKS: plausible.fill_tasks, "rates": swept, "tuned": studied.record_study, "both": studied.two,
     }  # fmt: skip
     stores = {}
     for name, fill in fills.items():

@@ -7,6 +7,7 @@ that depends on the names of what is drawn alone.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -59,6 +60,41 @@ def fill_plausible(store: Store) -> None:
             gate_dynamics(recorder, float(memory == "on"), channels=8, heads=HEADS, layers=LAYERS, tokens=64, bin=4)
         _memory_recall(recorder, mixer, memory, draw)
         _downstream(recorder, mixer, memory, draw)
+        store.finish_attempt(attempt.id, 1, "done")
+
+
+TASKS = "tasks"
+MAD_TASKS = {"recall": 0.95, "fuzzy": 0.5, "noisy": 0.9, "copying": 0.8, "compression": 0.5, "memorization": 0.9}
+
+
+def fill_tasks(store: Store) -> None:
+    """Record the sweep `tasks`: recall and MAD of two mixers and a memory, two difficulties a task, three head sizes."""
+    parts = [("nope", "off"), ("fox", "off"), ("nope", "kda")]
+    cells, numbers = [], []
+    for mixer, memory in parts:
+        ability = {"nope": 0.0, "fox": 0.05}[mixer] - 0.25 * (memory == "kda")
+        levels: dict[str, Any] = {"attn_type": mixer, "memory": memory, "window": "on" if memory == "kda" else "off"}
+        for size in (16, 32, 64):
+            record = cell(len(cells) + 1, axes={"model.head_dim": str(size), "task": "mqar"}, **levels)
+            state = 4 * size * size if memory == "kda" else 4 * 256 * 2 * size
+            accuracy = min(
+                1.0, max(0.05, 0.9 + 0.1 * math.log2(size / 32) + ability - 0.6 * (memory == "kda" and size < 64))
+            )
+            cells.append(record)
+            numbers.append(
+                [("mqar", "accuracy", accuracy), ("mqar", "exact", accuracy**8), ("mqar", "state_bytes", float(state))]
+            )
+        for (task, level), length in itertools.product(MAD_TASKS.items(), (128, 256)):
+            axes = {"model.head_dim": "32", "task": f"{task}-{length}"}
+            config = {"data": {"settings": {"mad": {"task": task, "length": length}}}}
+            cells.append(replace(cell(len(cells) + 1, axes=axes, **levels), config=config))
+            numbers.append([("mad", "accuracy", min(1.0, level + ability - 0.1 * (length > 128)))])
+    store.record_revision(TASKS, grid_text="x", grid_file="x.yaml", cells=cells)
+    for record, each in zip(cells, numbers, strict=True):
+        attempt = store.start_attempt(record.id, owner=OWNER, fence=1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
+        for probe, metric, value in each:
+            _write(recorder, probe, 0, 500, **{metric: value})
         store.finish_attempt(attempt.id, 1, "done")
 
 

@@ -25,6 +25,7 @@ COMPUTED = [name for name in EVERY if CORPORA.load(name).tokenizer is not None]
 SMALL = {
     "flipflop": {"length": 12, "train_rows": 50, "validation_rows": 7},
     "mqar": {"length": 34, "train_rows": 50},
+    "mad": {"length": 16, "train_rows": 50, "validation_rows": 7},
     "hub": {"dataset": "own/text"},
 }
 

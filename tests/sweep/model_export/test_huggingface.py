@@ -158,7 +158,7 @@ TEXTS = (
 )
 
 
-@pytest.mark.parametrize("kind", ["bytes", "flipflop", "mqar", "gpt2", "json"])
+@pytest.mark.parametrize("kind", ["bytes", "flipflop", "mqar", "mad", "gpt2", "json"])
 def test_tokenizers_give_the_same_ids(tmp_path: Path, kind: str) -> None:
     texts: tuple[str, ...] = TEXTS
     if kind == "gpt2":
@@ -169,7 +169,7 @@ def test_tokenizers_give_the_same_ids(tmp_path: Path, kind: str) -> None:
         tokenizer = JsonTokenizer(file)
     else:
         tokenizer = load_tokenizer(kind)
-        texts = {"flipflop": ("", "w1i0r1"), "mqar": ("", "k3 v17 _ k511")}.get(kind, TEXTS)
+        texts = {"flipflop": ("", "w1i0r1"), "mqar": ("", "k3 v17 _ k511"), "mad": ("", "t3 t8191")}.get(kind, TEXTS)
     for name, content in tokenizer_files(tokenizer).items():
         (tmp_path / name).write_text(content)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)

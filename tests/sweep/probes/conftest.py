@@ -52,6 +52,9 @@ class Rule:
         hidden_BTD = 20.0 * torch.nn.functional.one_hot(torch.from_numpy(guess_BT), self.vocabulary)
         return SimpleNamespace(hidden_BTD=hidden_BTD)
 
+    def no_step_reason(self) -> str:
+        return "mixer Rule"
+
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         return hidden_BTD
 

@@ -25,7 +25,7 @@ OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]
 
 MIXERS = {"gates": "fox", "gate_dynamics": "wall"}
 """The mixer of which a probe has numbers, where it has none of polar."""
-TOKENS = {"mqar": "mqar"}
+TOKENS = {"mqar": "mqar", "mad": "mad"}
 """The tokenizer of a probe that has no numbers of bytes."""
 LENGTHS = {"passkey": (120, 150)}
 """Lengths of a probe that asks a question of more tokens than 32."""
@@ -51,7 +51,11 @@ def who(network: Any, subject: Callable[..., CellSubject]) -> Callable[..., Cell
         model = network(awake=awake, dtype=torch.float64, **sizes).eval()
         small = {
             "lengths": (16, 32),
-            "settings": {"flipflop": {"iid": 4, "sparse": 5, "dense": 3, "length": 16}, "mqar": {"rows": 3}},
+            "settings": {
+                "flipflop": {"iid": 4, "sparse": 5, "dense": 3, "length": 16},
+                "mqar": {"rows": 3},
+                "mad": {"rows": 3},
+            },
         }
         return replace(subject(model, **(small | settings)), tokenizer=load_tokenizer(tokens))
 
@@ -270,6 +274,7 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "gate_
     ("state_norm", {"memory": "gated_delta"}, {}, 4096, "too-few-docs: 0 of 3 held-out documents have 4096 tokens"),
     ("count_map", {"attn_type": "nope"}, {}, 0, "n/a: the network has no PoLAR layer"),
     ("flipflop", SHORT, {"length": 32}, 0, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),
+    ("mad", {}, {}, 0, "n/a: tokenizer bytes has no tokens of the task; use the corpus mad"),
     ("mqar", {}, {}, 0, "n/a: tokenizer bytes has no keys and values; use the corpus mqar"),
     ("clean", {}, {}, 301, "too-few-docs: 1 of 3 held-out documents have 302 tokens"),
     ("clean", SHORT, {}, 31, "n/a: position scheme ape supports at most 30 tokens, fewer than 31"),

@@ -104,5 +104,28 @@ def test_mqar_examples_are_first_rows(make_subject: Callable[..., CellSubject]) 
 def test_mqar_chance_is_guess_among_values() -> None:
     probe = bound("mqar", CellConfig(data=DATA))
     chances = {metric.name: probe.chance(metric) for metric in probe.metrics}
-    assert chances == {"accuracy": 1 / 5, "exact": pytest.approx(5.0**-4), "questions": None}
+    assert chances == {"accuracy": 1 / 5, "exact": pytest.approx(5.0**-4), "questions": None, "state_bytes": None}
     assert probe.tokens(0) == 2000 * 24
+
+
+@pytest.mark.parametrize(("model", "per_token", "fixed"), [
+    ({"attn_type": "nope"}, 2 * 2 * 8, 0),
+    # the memory's state has heads x size x size, and Canon keeps three inputs of q, k and v
+    ({"attn_type": "nope", "memory": "gated_delta"}, 2 * 2 * 8, 4 * 8 * 8),
+    ({"attn_type": "nope", "memory": "gated_delta", "canon": True}, 2 * 2 * 8, 4 * 8 * 8 + 3 * (4 + 2 + 2) * 8),
+])  # fmt: skip
+def test_mqar_state_bytes_match_closed_form(
+    model: dict[str, Any], per_token: int, fixed: int, network: Any, subject: Callable[..., CellSubject]
+) -> None:
+    """Keys and values of each token that the window leaves, plus states of fixed size, in float32."""
+    sizes = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "n_layers": 2, "attn_every": 1, "attn_offset": 0}
+    for window, seen in ((False, 23), (True, 5)):
+        options = {"canon": False, "vocab_size": 1024, "window": window, "window_size": 5} | sizes | model
+        who = subject(network(**options).eval(), settings={"mqar": {"rows": 3}})
+        who = replace(who, tokenizer=load_tokenizer("mqar"), config=who.config.model_copy(update={"data": DATA}))
+        assert numbers(who)["state_bytes"].value == 2 * 4 * (seen * per_token + fixed)
+
+
+def test_mqar_state_has_reason_if_mixer_cannot_decode(make_subject: Callable[..., CellSubject]) -> None:
+    state = numbers(make_subject(dictionary))["state_bytes"]
+    assert (state.value, state.reason) == (None, "n/a: mixer Rule cannot decode token by token")

@@ -23,8 +23,8 @@ def subject_for(network: Callable[..., Any]) -> Callable[[str], CellSubject]:
     """Fixture: a function from a probe's name to a float64 network that it can measure, in batches of 64 tokens."""
 
     def make(name: str) -> CellSubject:
-        tokenizer = "mqar" if name == "mqar" else "bytes"
-        size = 1024 if name == "mqar" else 264
+        tokenizer = name if name in ("mqar", "mad") else "bytes"
+        size = 264 if tokenizer == "bytes" else 1024
         model = network(
             awake=True, dtype=torch.float64, attn_type="fox" if name == "gates" else "polar", memory="gated_delta",
             window=True, vocab_size=size,
@@ -34,7 +34,11 @@ def subject_for(network: Callable[..., Any]) -> Callable[[str], CellSubject]:
             heldout=[_text(300 + index, index) for index in range(5)], heldout_names=list("abcde"),
             unigram_entropy=1.0, bigram_entropy=None,
         )  # fmt: skip
-        settings = {"flipflop": {"iid": 40, "sparse": 30, "dense": 20, "length": 16}, "mqar": {"rows": 9}}
+        settings = {
+            "flipflop": {"iid": 40, "sparse": 30, "dense": 20, "length": 16},
+            "mqar": {"rows": 9},
+            "mad": {"rows": 9},
+        }
         evaluation = EvalConfig(
             lengths=(16, 32), documents=5, validation_tokens=300, chunk_tokens=64,
             settings=settings | {"junk": {"rows": 7}, "needle": {"trials": 7}},

@@ -244,7 +244,7 @@ def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path, grid: P
     plan.check_corpora([room("with").cell], grid.parent / "corpora")
     assert refused(lambda: room("without"), GridError) == (
         "--set: train.loss_on: corpus without does not mark which tokens count; set train.loss_on: all, or use a "
-        "corpus that can: shards, flipflop, mqar"
+        "corpus that can: shards, flipflop, mqar, mad"
     )
 
 

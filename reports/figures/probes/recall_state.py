@@ -1,0 +1,188 @@
+"""Figure `recall-state`: associative recall over the bytes of state that decoding carries, a line per mixer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ....results import metrics
+from ....results.console.text import counted
+from ....results.store.records import CellState
+from ....results.store.store import Store
+from ...render.style import abbreviations_note, memory_label, mixer_inks
+from ...sweep_data import ReportError, SweepData, cell_level
+from ..canvas import drawing
+from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..canvas.labels import label_ends
+from ..canvas.length_frames import bar_note, line_means
+from ..canvas.line_drawing import named_cells
+from ..response import level_as_number
+
+PROBE, METRIC, STATE = "mqar", "accuracy", "state_bytes"
+OFF = ("off", "none", "-", "")
+CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
+SHOWN = ["cell", "attempt", "configuration", *GROUP, "size", "probe", "metric", "length", "value", "n", "low", "high"]
+UNITS: Mapping[int, str] = {1: "B", 1 << 10: "KB", 1 << 20: "MB", 1 << 30: "GB"}
+
+
+def collect(store: Store, data: SweepData) -> FigureData:
+    """Return the accuracy of associative recall and the bytes of state of every cell that has both.
+
+    One row per cell: cell, attempt, configuration, panel (empty), first (mixer), second (memory), line (name of mixer
+    and memory, and other levels that are no numbers), size (levels that are numbers, such as the head size), probe,
+    metric, length (bytes of state of one sequence), value (a fraction), n (rows), low and high (95 % Wilson interval of
+    a cell). Levels that are numbers vary along a line.
+
+    Raises:
+        ReportError: No cell has both numbers.
+    """
+    frame = _frame(data)
+    if frame.empty:
+        raise ReportError(
+            f"no cell of sweep {data.sweep} has both recall and its bytes of state; evaluate with --probe {PROBE}"
+        )
+    means = line_means(frame)
+    chance = _chance_levels(data, frame)
+    notes = [
+        f"{counted(means['line'].nunique(), 'line')}; a point per size (means over seeds), dots: single cells. "
+        f"{bar_note(means, 'Bars')}State: bytes that decoding stores for one row, in the types in which they are stored "
+        "(keys and values, memories and the tails of convolutions).",
+        *_missing_note(data, frame),
+        *abbreviations_note(dict.fromkeys(frame["line"])),
+    ]
+    names = {cell: f"{row['line']} {row['size']}".strip() for cell, row in frame.set_index("cell").iterrows()}
+    return collected(
+        store, data, "recall-state", "Associative recall by size of the state", frame, frame_origins(frame),
+        notes=notes, chance=chance, names=names,
+    )  # fmt: skip
+
+
+def _frame(data: SweepData) -> pd.DataFrame:
+    """Return one row per cell with both numbers, with the columns of SHOWN; empty without any."""
+    rows = []
+    drawn = _cells_with(data, METRIC, STATE)
+    for cells in data.configurations().values():
+        for cell in [each for each in cells if each in drawn]:
+            share, state = (data.values[cell.cell_id, PROBE, metric, 0] for metric in (METRIC, STATE))
+            row = {"cell": cell.cell_id, "attempt": share.attempt_id, "configuration": cells[0].slug, "panel": ""}
+            row |= {"first": cell_level(cell, "attn_type"), "second": cell_level(cell, "memory")}
+            row |= dict(zip(("line", "size"), _line_and_size(data, cell, drawn), strict=True))
+            row |= {
+                "probe": PROBE,
+                "metric": METRIC,
+                "length": int(state.value or 0),
+                "value": share.value,
+                "n": share.n,
+            }
+            rows.append(row | {"low": share.low, "high": share.high})
+    return pd.DataFrame(rows, columns=SHOWN).astype({"value": float, "low": float, "high": float})
+
+
+def _cells_with(data: SweepData, *needed: str) -> list[CellState]:
+    """Return the cells that have a value of each of these metrics of the probe, in the order of the cells."""
+    values = {
+        metric: {key[0] for key, each in data.values.items() if key[1:3] == (PROBE, metric) and each.value is not None}
+        for metric in needed
+    }
+    return [cell for cell in data.cells if all(cell.cell_id in values[metric] for metric in needed)]
+
+
+def _line_and_size(data: SweepData, cell: CellState, drawn: Sequence[CellState]) -> tuple[str, str]:
+    """Return the name of the line of a cell, and its levels that are numbers as text; the latter may be empty.
+
+    A memory replaces the name of its mixer where all drawn cells with a memory share one mixer. Axes that do not vary
+    among the drawn cells of a mixer and memory are left out.
+    """
+    mixer, memory = cell_level(cell, "attn_type"), cell_level(cell, "memory")
+    with_memory = {cell_level(each, "attn_type") for each in drawn if cell_level(each, "memory") not in OFF}
+    alike = [each for each in drawn if (cell_level(each, "attn_type"), cell_level(each, "memory")) == (mixer, memory)]
+    names = [] if memory not in OFF and len(with_memory) == 1 else [drawing.level_label(mixer)]
+    names += [] if memory in OFF else [memory_label(memory)]
+    sizes = []
+    for axis in ("window", "distractor", "reg_mode", *data.extra_axes()):
+        level, levels = cell_level(cell, axis), {cell_level(each, axis) for each in alike}
+        if len(levels) < 2 or level in (*OFF, "baseline"):
+            continue
+        is_number = all(level_as_number(each) is not None for each in levels if each not in OFF)
+        (sizes if is_number else names).append(drawing.level_label(level, axis))
+    return ", ".join(names), ", ".join(sizes)
+
+
+def _chance_levels(data: SweepData, frame: pd.DataFrame) -> list[float]:
+    """Return the distinct chance levels of the cells, as fractions in ascending order."""
+    stored = (data.values[cell, PROBE, METRIC, 0].description for cell in frame["cell"])
+    levels = {metrics.metric(PROBE, METRIC, description).chance for description in stored}
+    return sorted(level for level in levels if level is not None)
+
+
+def _missing_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
+    """Return the note on lines that have an accuracy but no bytes of state, as a list; empty without such a line."""
+    cells = _cells_with(data, METRIC)
+    missing = sorted({_line_and_size(data, cell, cells)[0] for cell in cells} - set(frame["line"]))
+    return [f"Not shown, since their state is not measured: {', '.join(missing)}."] if missing else []
+
+
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
+    """Draw accuracy in % over bytes of state (logarithmic): a line per mixer, labelled at its end, and single cells.
+
+    The chance level is dotted. Highlighted cells of `look` are labelled.
+    """
+    frame = figure_data.frame
+    means = line_means(frame)
+    figure = drawing.page(3.2, 5.6)
+    axes = figure.subplots()
+    ends = []
+    lines = frame.drop_duplicates("line").set_index("line")
+    # attention in the mixer's ink, filled; memories in other inks, hollow
+    keys = {name: row["first"] if row["second"] in OFF else name for name, row in lines.iterrows()}
+    inks = mixer_inks(keys.values())
+    for index, (name, ink) in enumerate(keys.items()):
+        style = drawing.marker_style(index, int(ink == name)) | {"color": inks[ink], "markeredgecolor": inks[ink]}
+        style["markerfacecolor"] = "white" if ink == name else inks[ink]
+        points = means[means["line"] == name].sort_values("length")
+        line = {"linewidth": drawing.line_width(1.3), "markersize": drawing.line_width(4.2), **style}
+        axes.plot(points["length"], 100 * points["value"], **line)
+        _draw_intervals(axes, points, style["color"])
+        cells = frame[frame["line"] == name]
+        if len(cells) > len(points):
+            dots = {"color": style["color"], "alpha": 0.45, "markersize": 2.2}
+            drawing.points(axes, cells["length"], 100 * cells["value"], **dots)
+        last = points.iloc[-1]
+        ends.append((name, 100 * float(last["value"]), style["color"]))
+    for level in figure_data.draw_options["chance"]:
+        axes.axhline(100 * level, **CHANCE | {"linewidth": drawing.line_width(CHANCE["linewidth"])}, zorder=0.9)
+    _set_axes(axes, frame)
+    label_ends(axes, ends)
+    highlighted = named_cells(figure_data, look)
+    for row in frame[frame["cell"].isin(highlighted)].to_dict("records"):
+        drawing.note(axes, highlighted[row["cell"]], (row["length"], 100 * row["value"]), (4, 3))
+    handles = {"chance level, a random value": drawing.key(**CHANCE)} if figure_data.draw_options["chance"] else {}
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
+
+
+def _draw_intervals(axes: Axes, points: pd.DataFrame, colour: str) -> None:
+    """Draw the interval of each point of a line that has one, in percent, as a thin vertical bar."""
+    barred = points[points["low"].notna()]
+    spans = [barred["length"], 100 * barred["low"], 100 * barred["high"]]
+    axes.vlines(*spans, color=colour, linewidth=drawing.line_width(0.7), alpha=0.6)
+
+
+def _set_axes(axes: Axes, frame: pd.DataFrame) -> None:
+    """Set the logarithmic axis of bytes, with ticks at powers of two, and the axis of shares from 0 to 100 %."""
+    low, high = int(frame["length"].min()), int(frame["length"].max())
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low / 1.25, high * 1.25)
+    powers = [1 << power for power in range(low.bit_length() - 1, high.bit_length() + 1)]
+    ticks = drawing.thin_evenly([power for power in powers if low / 1.25 <= power <= high * 1.25] or [low], 7)
+    drawing.put_ticks(axes.xaxis, {tick: _bytes_label(tick) for tick in ticks})
+    axes.set_xlabel("state per sequence (bytes, logarithmic)")
+    axes.set_ylabel("MQAR accuracy (%)")
+    axes.set_ylim(-3, 103)
+
+
+def _bytes_label(size: int) -> str:
+    """Return a number of bytes in the largest unit (B, KB, MB, GB; powers of 1024) that it reaches, such as 64 KB."""
+    unit = max(each for each in UNITS if each <= max(size, 1))
+    return f"{size / unit:g} {UNITS[unit]}"
