@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -120,15 +121,31 @@ class Table:
         return frozenset((r, num_labels + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)
 
 
+def _without_columns(note: str, omitted: Collection[str]) -> str:
+    """Return a note without its sentences that explain omitted columns alone, such as "MFU: ..."; "" if none is left over.
+
+    Args:
+        note: The note.
+        omitted: Headings of the omitted columns, without their length.
+    """
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", note)
+    subjects = [re.split(r", | and ", sentence.partition(":")[0]) for sentence in sentences]
+    return " ".join(
+        sentence for sentence, names in zip(sentences, subjects, strict=True) if not set(names) <= set(omitted)
+    )
+
+
 def presented(
     table: Table, *, columns: Sequence[str] | None = None, caption: str | None = None, notes: bool = True
 ) -> Table:
     """Return a table with some of its number columns, another title, or no notes; its trace records the choice.
 
+    Notes on other columns alone go with them.
+
     Args:
         table: The table.
         columns: Headings of the number columns to show, in their order; None: all.
-        caption: Title in place of the table's; None: the table's.
+        caption: Title in place of the table's, with or without a full stop; None: the table's.
         notes: Whether it keeps the notes, and the cautions above it.
 
     Raises:
@@ -148,6 +165,10 @@ def presented(
     def trace() -> Mapping[str, Any]:
         return {**table.trace, "shown": shown}
 
+    caption = caption.removesuffix(".") if caption else caption
+    omitted = {heading.partition("@")[0] for heading in headings}
+    omitted -= {headings[index].partition("@")[0] for index in chosen}
+    kept_notes = tuple(filter(None, (_without_columns(note, omitted) for note in table.notes)))
     title = (
         table.title if caption is None else f"Table {table.number}. {caption}" if table.number.isdigit() else caption
     )
@@ -157,7 +178,7 @@ def presented(
         columns=(*labels, *(headings[index] for index in chosen)),
         rows=tuple((*row[: len(labels)], *(row[len(labels) + index] for index in chosen)) for row in table.rows),
         entries=tuple(tuple(row[index] for index in chosen) for row in table.entries),
-        notes=table.notes if notes else (),
+        notes=kept_notes if notes else (),
         above=table.above if notes else (),
         trace_of=trace,
     )

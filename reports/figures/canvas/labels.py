@@ -50,6 +50,24 @@ def separate_within(positions: Sequence[float], min_distance: float, lowest: flo
     return np.minimum(moved, highest - (len(positions) - 1 - rank) * min_distance).tolist()
 
 
+def mark_better_corner(axes: Axes, x_sign: int, y_sign: int) -> None:
+    """Draw an arrow with the word "better" into the corner of the better ends of both axes.
+
+    Args:
+        axes: The panel.
+        x_sign: 1 if more of x is better, else -1.
+        y_sign: 1 if more of y is better, else -1.
+    """
+    corner = (0.985 if x_sign > 0 else 0.015, 0.98 if y_sign > 0 else 0.02)
+    style: dict[str, Any] = {
+        "xycoords": "axes fraction",
+        "color": drawing.GREY,
+        "ha": "left" if x_sign < 0 else "right",
+    }
+    style |= {"va": "center", "arrowprops": {"arrowstyle": "->", "color": drawing.GREY, "shrinkA": 1, "shrinkB": 0}}
+    drawing.note(axes, "better", corner, (-14 * x_sign, -12 * y_sign), **style)
+
+
 def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
     """Write labels at the right of the axes, without overlaps. The axes must have their scales and limits.
 

@@ -57,8 +57,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         maps = frame.drop_duplicates(["cell", "layer", "head"]).groupby("cell").size()
         counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
         notes.append(
-            f"Of the {counts} maps of each cell: the one whose queries attend to the fewest keys: the lowest "
-            "mean over queries of the effective number of keys, (Σ|w|)²/Σw²."
+            f"Mean over the {counts} maps (all stored layers and heads) of a cell; --highlight CELL shows them one by "
+            "one."
         )
     return collected(
         store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
@@ -83,8 +83,8 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw one map per cell, or up to 12 maps of a single cell or of each highlighted one, by layer and head.
 
-    The map of a cell is that whose queries share their attention among the fewest keys. Colours are signed, with equal
-    ends, if any weight is below -0.01; otherwise they follow the square root of the weight.
+    The map of a cell is the mean over its layers and heads. Colours are signed, with equal ends, if any weight is below
+    -0.01; otherwise they follow the square root of the weight.
     """
     from matplotlib.colors import PowerNorm
 
@@ -93,9 +93,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for cell in cells:
         cell_rows = figure_data.frame[figure_data.frame["cell"] == cell]
         of_cell = list(cell_rows.groupby(["layer", "head"], sort=True))
-        if len(cells) > 1 and not look.highlight:
-            of_cell = [min(of_cell, key=lambda group_rows: _mean_shared_keys(group_rows[1]))]
         cell_title = map_title(figure_data, look, cell)
+        if len(cells) > 1 and not look.highlight:
+            mean = cell_rows.groupby(["query", "key"], as_index=False)["weight"].mean()
+            maps.append((cell_title, _weight_table(mean)))
+            continue
         for (layer, head), rows in of_cell[:MAX_MAPS]:
             name = f"layer {layer}, head {head}"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
@@ -108,7 +110,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         image = draw_heat_map(
             axes, table, norm, colours=drawing.diverging() if signed else drawing.HEAT_MAP, bad="#ffffff"
         )
-        ticks = drawing.thin_evenly(range(len(table)), 8)
+        ticks = list(range(0, len(table), -(-len(table) // 8)))
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1, xlabel="key position", ylabel="query position")
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
@@ -122,18 +124,6 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         f"{figure_data.title}: {map_title(figure_data, look, cells[0])}" if len(cells) == 1 else figure_data.title
     )
     return drawing.finished(figure, cell_title, figure_data.notes, {})
-
-
-def _mean_shared_keys(rows: pd.DataFrame) -> float:
-    """Return the mean number of keys that share a query's attention, over queries that attend to any.
-
-    The result is infinite if none does.
-
-    Args:
-        rows: Rows of one map.
-    """
-    keys = rows.drop_duplicates("query")["keys"]
-    return float(keys[keys > 0].mean()) if (keys > 0).any() else float("inf")
 
 
 def _weight_table(rows: pd.DataFrame) -> np.ndarray:
