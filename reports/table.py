@@ -121,18 +121,24 @@ class Table:
         return frozenset((r, num_labels + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)
 
 
-def _without_columns(note: str, omitted: Collection[str]) -> str:
-    """Return a note without its sentences that explain omitted columns alone, such as "MFU: ..."; "" if none is left over.
+def _without_columns(note: str, omitted: Collection[str], shown: Collection[str]) -> str:
+    """Return a note without its sentences, and its clauses "; of COLUMN: ...", that mention omitted columns alone.
 
     Args:
-        note: The note.
+        note: The note; "" is returned if nothing is left over.
         omitted: Headings of the omitted columns, without their length.
+        shown: Headings of the shown columns, without their length.
     """
+
+    def is_about_shown(text: str) -> bool:
+        """Return False if the text mentions omitted columns, and none that is shown."""
+        words = set(re.findall(r"[\w/%()]+", text))
+        return not words & set(omitted) or bool(words & set(shown))
+
     sentences = re.split(r"(?<=\.) (?=[A-Z])", note)
-    subjects = [re.split(r", | and ", sentence.partition(":")[0]) for sentence in sentences]
-    return " ".join(
-        sentence for sentence, names in zip(sentences, subjects, strict=True) if not set(names) <= set(omitted)
-    )
+    clauses = [[part for part in sentence.split("; of ") if is_about_shown(part)] for sentence in sentences]
+    texts = ["; of ".join(parts) for parts in clauses if parts]
+    return " ".join(text if text.endswith(".") or not note.endswith(".") else f"{text}." for text in texts)
 
 
 def presented(
@@ -166,9 +172,9 @@ def presented(
         return {**table.trace, "shown": shown}
 
     caption = caption.removesuffix(".") if caption else caption
-    omitted = {heading.partition("@")[0] for heading in headings}
-    omitted -= {headings[index].partition("@")[0] for index in chosen}
-    kept_notes = tuple(filter(None, (_without_columns(note, omitted) for note in table.notes)))
+    names = {headings[index].partition("@")[0] for index in chosen}
+    omitted = {heading.partition("@")[0] for heading in headings} - names
+    kept_notes = tuple(filter(None, (_without_columns(note, omitted, names) for note in table.notes)))
     title = (
         table.title if caption is None else f"Table {table.number}. {caption}" if table.number.isdigit() else caption
     )

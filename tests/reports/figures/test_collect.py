@@ -142,7 +142,7 @@ class TestDiagnostics:
                 [row["length"]], erases="delta" in row["metric"], keeps=row["metric"].endswith("_kept")
             )
             assert row["value"] == formula[0]
-        assert len(rows(figure_data)) == 4 * 11
+        assert len(rows(figure_data)) == 4 * (4 * 10 + 1)
         remembering = [cell.cell_id for cell in published.cell_states("printed-v2") if cell.levels["memory"] == "on"]
         assert sorted(figure_data.trace["cells"]) == sorted(remembering)
         assert "the trained weights are not available" in figure_data.notes[0]
