@@ -25,7 +25,7 @@ from ..table_builder import measured_entry
 from .canvas import drawing, labels
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from .canvas.line_drawing import BASELINE, mark_baseline, mark_out_of_range, robust_range
-from .canvas.scales import short_numbers
+from .canvas.scales import round_long_numbers, short_numbers
 
 ROOM = 0.09  # share of an axis that stays free next to the outermost points
 LOWEST = -3.0  # percent, lower end of a y axis of shares, whose spine begins at 0
@@ -254,7 +254,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     }
     lines = [text.count("\n") + 1 if text else 0 for text in texts.values()]
     figure.set_figheight(
-        figure.get_figheight() + LINE_SPACING * drawing.size("small") / 72 * (sum(lines) if across == 1 else max(lines))
+        figure.get_figheight()
+        + LINE_SPACING * drawing.size("small") / 72 * (sum(lines) + len(lines) if across == 1 else max(lines) + 1)
     )
     for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):
         panel_rows = frame[frame["quality"] == quality]
@@ -266,7 +267,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if level is not None:
             mark_baseline([axes], 100 * level)
         _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality])
-        labels.mark_better_corner(axes, 1, 1 if quality.startswith("Ndl") else -1)
+        labels.mark_better_corner(axes, 1, 1 if quality.startswith("Ndl") else -1, above=True)
         # below the axis label, wherever the layout puts it
         below = ("axes fraction", axes.xaxis.label)
         drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
@@ -301,7 +302,7 @@ def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> 
     """
     front = panel_rows[panel_rows["front"]].sort_values("front_number")
     entries = [
-        f"{row['front_number']} {labels_by_slug[row['slug']]}"
+        f"{row['front_number']} {round_long_numbers(labels_by_slug[row['slug']])}"
         + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
         for row in front.to_dict("records")
     ]
@@ -442,7 +443,7 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str) -> 
         if (panel_rows["value"] > most).mean() > FEW or (panel_rows["value"] < least).any():
             axes.margins(y=ROOM)
         else:
-            axes.set_ylim(least - 0.06 * (most - least), most)
+            axes.set_ylim(least, most)
             mark_out_of_range(axes, panel_rows.rename(columns={"slug": "cell"}), 2)
     unit = "%" if share else "nats per token"
     if share:

@@ -16,10 +16,12 @@ from ..render.style import BACKGROUND, STATE_INKS, mixer_inks, tint
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
+from .canvas.scales import round_long_numbers
 
 STATES = ("done", "running", "interrupted", "failed", "diverged")
 FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
-NAMES_SHARE = 0.3  # share of the figure's width that names of rows may take
+NAMES_SHARE = 0.37  # share of the figure's width that names of rows may take
+LINES_OF_NAMES = 2.4  # least distance of rows, in sizes of text, at which names may have two lines
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
@@ -105,7 +107,8 @@ def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> tuple[dict[str, st
     for cell in slugs:
         levels = [(axis, cell_level(ends[cell], axis)) for axis in extra]
         short = [
-            drawing.level_label(level, axis).removeprefix(f"{drawing.axis_label(axis)} ") for axis, level in levels
+            round_long_numbers(drawing.level_label(level, axis).removeprefix(f"{drawing.axis_label(axis)} "))
+            for axis, level in levels
         ]
         names[cell] = ", ".join(filter(None, [labels[cell], *short]))
     if len({*names.values()}) == len(names) and all(0 < len(name) <= MAX_NAME for name in names.values()):
@@ -188,9 +191,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if named_lanes:
         named = bars.sort_values("y")
         most = int(NAMES_SHARE * figure.get_figwidth() * 72 / (0.56 * drawing.size("ytick.labelsize")))
-        axes.set_yticks(
-            named["y"].to_list(), [_in_two_lines(str(name), most) for name in named["name"]], linespacing=1.0
-        )
+        pitch = 72 * figure.get_figheight() / (total + 3) / drawing.size("ytick.labelsize")
+        fold = _in_two_lines if pitch > LINES_OF_NAMES else drawing.shortened
+        axes.set_yticks(named["y"].to_list(), [fold(str(name), most) for name in named["name"]], linespacing=1.0)
         drawing.rows_alone(axes)
         axes.set_title("; ".join(label.replace("\n", ", ") for label in lane_labels))
     for start in list(first_lane.values())[1:]:
@@ -333,7 +336,7 @@ def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
                 bbox=drawing.BACKING if _bar_style(bar["state"])["hatch"] else None,
             )  # fmt: skip
             box = note.get_window_extent(renderer)
-            if box.width <= across and box.height <= down * 1.1:
+            if box.width <= across and box.height <= down * (1.1 if "\n" not in text else 0.7):
                 break
             note.remove()
         else:
