@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -120,15 +121,37 @@ class Table:
         return frozenset((r, num_labels + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)
 
 
+def _without_columns(note: str, omitted: Collection[str], shown: Collection[str]) -> str:
+    """Return a note without its sentences, and its clauses "; of COLUMN: ...", that mention omitted columns alone.
+
+    Args:
+        note: The note; "" is returned if nothing is left over.
+        omitted: Headings of the omitted columns, without their length.
+        shown: Headings of the shown columns, without their length.
+    """
+
+    def is_about_shown(text: str) -> bool:
+        """Return False if the text mentions omitted columns, and none that is shown."""
+        words = set(re.findall(r"[\w/%()]+", text))
+        return not words & set(omitted) or bool(words & set(shown))
+
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", note)
+    clauses = [[part for part in sentence.split("; of ") if is_about_shown(part)] for sentence in sentences]
+    texts = ["; of ".join(parts) for parts in clauses if parts]
+    return " ".join(text if text.endswith(".") or not note.endswith(".") else f"{text}." for text in texts)
+
+
 def presented(
     table: Table, *, columns: Sequence[str] | None = None, caption: str | None = None, notes: bool = True
 ) -> Table:
     """Return a table with some of its number columns, another title, or no notes; its trace records the choice.
 
+    Notes on other columns alone go with them.
+
     Args:
         table: The table.
         columns: Headings of the number columns to show, in their order; None: all.
-        caption: Title in place of the table's; None: the table's.
+        caption: Title in place of the table's, with or without a full stop; None: the table's.
         notes: Whether it keeps the notes, and the cautions above it.
 
     Raises:
@@ -148,6 +171,10 @@ def presented(
     def trace() -> Mapping[str, Any]:
         return {**table.trace, "shown": shown}
 
+    caption = caption.removesuffix(".") if caption else caption
+    names = {headings[index].partition("@")[0] for index in chosen}
+    omitted = {heading.partition("@")[0] for heading in headings} - names
+    kept_notes = tuple(filter(None, (_without_columns(note, omitted, names) for note in table.notes)))
     title = (
         table.title if caption is None else f"Table {table.number}. {caption}" if table.number.isdigit() else caption
     )
@@ -157,7 +184,7 @@ def presented(
         columns=(*labels, *(headings[index] for index in chosen)),
         rows=tuple((*row[: len(labels)], *(row[len(labels) + index] for index in chosen)) for row in table.rows),
         entries=tuple(tuple(row[index] for index in chosen) for row in table.entries),
-        notes=table.notes if notes else (),
+        notes=kept_notes if notes else (),
         above=table.above if notes else (),
         trace_of=trace,
     )

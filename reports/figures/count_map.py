@@ -142,7 +142,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             handles[f"single heads: β = {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
     start = f"at initialization: β = {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
-    handles[start] = line
+    if learned:
+        handles[start] = line
     draws_alike = len(learned) > len(SERIES_INKS)
     for index, curve in enumerate(learned):
         style = drawing.marker_style(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
@@ -162,7 +163,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for label, power in GUIDES.items():
         _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
     labelled = [*examples, *([] if learned else [init])]
-    label_ends(axes, [(f"β = {curve['beta'].iloc[0]:.3f}", curve["mag"].iloc[-1], "#000000") for curve in labelled])
+    ends = [
+        (f"β = {curve['beta'].iloc[0]:.3f}{', initial' if curve is init else ''}", curve["mag"].iloc[-1], "#000000")
+        for curve in labelled
+    ]
+    label_ends(axes, ends)
     axes.set_xlabel("number m of equally weighted keys, on a scale of ln(1 + m)")
     axes.set_ylabel("output magnitude")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)

@@ -23,6 +23,7 @@ from .canvas.base import (
 from .canvas.length_frames import (
     averaging_note,
     band_note,
+    coinciding_note,
     fewer_cells_note,
     is_barred,
     length_frame,
@@ -68,12 +69,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.concat(measured, ignore_index=True)
     means = line_means(frame)
     note_text = (
-        f"{averaging_note(data, means=means)}{band_note(means)}Clean: whole documents. Junk: the validation stream across "
-        "document boundaries."
+        f"{averaging_note(data, means=means)}{band_note(means)}Clean: the first tokens of the same documents at every length, so "
+        "that a longer one scores further tokens too. Junk: the validation stream across document boundaries."
     )
     if (frame["probe"] == PROBES[2]).any():
         note_text += " Same last tokens: the value of additional context, since the scored tokens stay the same."
-    notes = [note_text, *fewer_cells_note(means)]
+    panels = [
+        f"{drawing.level_label(mixer)}, {PROBE_LABELS.get(probe, probe)}"
+        for mixer, probe in zip(means["panel"], means["probe"], strict=True)
+    ]
+    coinciding = coinciding_note(means.assign(panel=panels), axes_of_lines(data), "lengths")
+    notes = [note_text, *coinciding, *fewer_cells_note(means)]
     beyond = {
         str(probe): int((lines_of_cells(part, means).groupby("cell")["value"].max() > y_limits(part, means)[1]).sum())
         for probe, part in frame.groupby("probe", sort=False)

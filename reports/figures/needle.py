@@ -143,7 +143,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     group = drawing.panels(figure, [drawing.level_label(name) for name in names], sharex=True, sharey=True)
     for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
-        draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=highlighted, barred=barred)
+        shown = highlighted if look.highlight else dict.fromkeys(highlighted, "")
+        draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=shown, barred=barred)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
         mark_training_length(axes, trained)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
@@ -155,7 +156,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         mark_baseline(group, levels[highest])
         keys.append((f"constant digit ({highest} %)", BASELINE))
     if highlighted:
-        name = "highlighted cell" if look.highlight else f"best of {frame['cell'].nunique()} cells"
+        (label, *_) = highlighted.values()
+        name = "highlighted cell" if look.highlight else f"best of {frame['cell'].nunique()} cells{label}"
         keys.append((name, HIGHLIGHTED | {"color": drawing.GREY}))
     drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys))
@@ -164,14 +166,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
     """Return the labels of the cells that get a line of their own, by cell id: the highlighted ones, else the best.
 
-    A label has the cell's name, or "best cell", and its accuracy, in %, at its own longest length. Cells without any
-    accuracy are left out.
+    A label has the cell's name, which the legend replaces for the best one, and its accuracy, in %, at its own longest
+    length. Cells without any accuracy are left out.
     """
     best = figure_data.draw_options["best"]
-    names = figure_data.draw_options["names"] | ({} if look.highlight else {best: "best cell"})
+    names = figure_data.draw_options["names"] | ({} if look.highlight else {best: ""})
     ends = figure_data.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
     return {
-        cell: f"{names[cell] or 'this cell'}: {format_number(ends[cell], 1, percent=True)} %"
+        cell: f"{names[cell] or ('this cell' if look.highlight else '')}: {format_number(ends[cell], 1, percent=True)} %"
         for cell in look.highlight or ([best] if best else [])
         if cell in ends.index
     }

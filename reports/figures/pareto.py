@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,14 +19,14 @@ from ..number_format import Column, format_number
 from ..render import style
 from ..result_columns import plain_name, quality_columns, speed_column
 from ..stats.effects.effects import pareto
-from ..stats.effects.needle_baseline import constant_answer_score, needle_caption
+from ..stats.effects.needle_baseline import constant_answer_score, needle_caption, recall_threshold
 from ..stats.noise.best_probability import candidates_by_configuration, front_probabilities
 from ..sweep_data import ReportError, SweepData, cell_level
 from ..table_builder import measured_entry
 from .canvas import drawing, labels
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from .canvas.line_drawing import BASELINE, mark_baseline, mark_out_of_range, robust_range
-from .canvas.scales import short_numbers
+from .canvas.scales import round_long_numbers, short_numbers
 
 ROOM = 0.09  # share of an axis that stays free next to the outermost points
 LOWEST = -3.0  # percent, lower end of a y axis of shares, whose spine begins at 0
@@ -39,7 +40,8 @@ FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
 LOW_MARK = 2.7  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
 CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
-MOST_NAMED = 12  # points of a front that the notes list
+LINE_SPACING = 1.25  # of the list below a panel
+MOST_NAMED = 12  # points of a front that the list below a panel has
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -48,7 +50,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Qualities are validation loss and needle accuracy at the longest length. Columns: quality (heading), metric,
     speed_name, speed, value (means over seeds), speed_sd and sd (standard deviations of these means, from the spread
     between runs of the stratum: cells that share mixer and memory; NaN where unknown), front (True if no other
-    configuration is as good in both and better in one), seeds (runs behind the means), front_number (1, 2, ... on the front from slow to fast, else 0), p_front (probability of that, NaN where unknown), slug (of its
+    configuration is as good in both and better in one, and for needle accuracy only above the constant-digit baseline), seeds (runs behind the means), front_number (1, 2, ... on the front from slow to fast, else 0), p_front (probability of that, NaN where unknown), slug (of its
     first cell), the five axes (attn_type, reg_mode, distractor, memory, window), `name` (mixer and levels that are not
     off), `rest` (these levels except mixer and memory; "baseline" for none of them, if several axes besides the mixer
     vary).
@@ -63,9 +65,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     origins: list[tuple[str, int | None]] = []
     fewer: dict[tuple[str, str], str] = {}
     for quality in quality_columns(data):
-        points_of_quality, origins_of_quality, lacking = _points(data, speed, quality)
-        points = [(point["speed"], point["value"]) for point in points_of_quality]
-        fronts = pareto(points, (1, quality.direction))
+        least = recall_threshold(data, quality)
+        points_of_quality, origins_of_quality, lacking = _points(data, speed, quality, least)
+        scale = 100 if quality.percent else 1
+        candidates = [index for index, point in enumerate(points_of_quality) if point["value"] > scale * least]
+        points = [(points_of_quality[index]["speed"], points_of_quality[index]["value"]) for index in candidates]
+        on_front = dict(zip(candidates, pareto(points, (1, quality.direction)), strict=True))
+        fronts = [on_front.get(index, False) for index in range(len(points_of_quality))]
         # fastest last, as the step line meets them
         order = sorted((point["speed"], index) for index, point in enumerate(points_of_quality) if fronts[index])
         numbers = {index: number for number, (_, index) in enumerate(order, 1)}
@@ -83,7 +89,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
     shown_levels = {names[cell]: label for cell, label in _configuration_labels(data).items()}
     nouns = {quality.heading: plain_name(quality) for quality in quality_columns(data)}
-    notes = _notes(frame, fewer, shown_levels, nouns)
+    notes = _notes(frame, fewer, nouns)
     if needle:
         notes.append(needle_caption(data, needle.values()))
     constant = {
@@ -104,9 +110,15 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _points(
-    data: SweepData, speed: Column, quality: Column
+    data: SweepData, speed: Column, quality: Column, least: float
 ) -> tuple[list[dict[str, Any]], list[tuple[str, int | None]], dict[tuple[str, str], str]]:
     """Return the data of one quality.
+
+    Args:
+        data: The sweep.
+        speed: The speed.
+        quality: The quality.
+        least: Quality that a point of the front must exceed, as a fraction for shares.
 
     Returns:
         The rows of `collect` except `front`; the (cell id, attempt id) pairs behind them; and by (quality, name) the
@@ -114,7 +126,7 @@ def _points(
     """
     extra = data.extra_axes()
     varying_axes = [axis for axis in AXES if axis != "attn_type" and len(data.levels(axis)) > 1]
-    chances = front_probabilities(data, speed, quality)
+    chances = front_probabilities(data, speed, quality, least)
     spreads = [candidates_by_configuration(data, column) for column in (speed, quality)]
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
@@ -158,15 +170,13 @@ def _configuration_labels(data: SweepData) -> dict[str, str]:
 def _notes(
     frame: pd.DataFrame,
     fewer: Mapping[tuple[str, str], str],
-    labels_by_slug: Mapping[str, str],
     nouns: Mapping[str, str],
 ) -> list[str]:
-    """Return the notes on points, the configurations of the front, bars and means over fewer seeds.
+    """Return the notes on points, bars and means over fewer seeds.
 
     Args:
-        frame: Rows of the figure, with quality, slug, front_number, p_front, speed_sd and sd.
+        frame: Rows of the figure, with quality, front, p_front, speed_sd and sd.
         fewer: Text "n=k" of the means over fewer seeds than their configuration has.
-        labels_by_slug: Levels of each configuration as text.
         nouns: Plain name by quality.
     """
     low, high = int(frame["seeds"].min()), int(frame["seeds"].max())
@@ -174,18 +184,9 @@ def _notes(
     each = ", ".join(map(str, dict.fromkeys(frame.groupby("quality", sort=False).size())))
     notes = [
         f"One point per configuration ({each}, {runs} each). Ringed: on the Pareto front, where no other is as good in both and better in one."
+        f"{' Configurations are listed below each panel.' if frame['front'].any() else ''}"
     ]
-    probable = bool(frame["p_front"].notna().any())
-    for index, (quality, rows) in enumerate(frame[frame["front"]].groupby("quality", sort=False)):
-        entries = [
-            f"{row['front_number']} {labels_by_slug[row['slug']]}"
-            + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
-            for row in rows.sort_values("front_number").to_dict("records")
-        ]
-        more = f"; {len(entries) - MOST_NAMED} more" if len(entries) > MOST_NAMED else ""
-        panel = f"({drawing.LETTERS[index]})" if frame["quality"].nunique() > 1 else str(quality)
-        notes.append(f"Front in {panel}: {'; '.join(entries[:MOST_NAMED])}{more}.")
-    if probable:
+    if frame["p_front"].notna().any():
         notes.append("In brackets: probability of being on the front, given the spread between runs.")
     barred = [word for word, name in (("speed", "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
     if barred:
@@ -209,7 +210,7 @@ def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[st
     """Return the note on points of needle accuracy that the best constant answer reaches, as a list; empty without any.
 
     Args:
-        frame: Rows of the figure, with quality, value, front and front_number.
+        frame: Rows of the figure, with quality and value.
         constant: Score of the best constant answer as a fraction, by quality.
     """
     notes = []
@@ -217,11 +218,9 @@ def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[st
         low = frame[(frame["quality"] == quality) & (frame["value"] <= 100 * level)]
         if low.empty:
             continue
-        numbers = [str(number) for number in sorted(low[low["front"]]["front_number"])]
-        of_front = f"; on the front: {', '.join(numbers)}" if numbers else ""
         notes.append(
             f"Small and pale: the {len(low)} configurations at or below the constant-digit baseline, which show no "
-            f"recall{of_front}."
+            "recall and are on no front."
         )
     return notes
 
@@ -236,18 +235,29 @@ def _level_text(axis: str, level: str) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per quality: a point per configuration, ink by mixer, filled with memory, a square with a window.
 
-    The front is stepped, ringed and numbered, as the notes list it. Highlighted cells of `look` have a diamond around
+    The front is stepped, ringed, numbered and listed below its panel. Highlighted cells of `look` have a diamond around
     their configuration and a label. The constant-digit baseline is a line.
     """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["quality"]))
     styles = _point_styles(frame)
+    lists = {name: _front_list(frame[frame["quality"] == name], figure_data.draw_options["labels"]) for name in names}
     figure = drawing.page(2.9, drawing.width_of(len(names), 3.6))
     width = figure.get_size_inches()[0]
     across = 2 if width / look.scale >= MIN_SIDE_BY_SIDE_WIDTH else 1
     if across == 1:
         # stacked panels, since labels next to points need width
         figure.set_size_inches(width, STACKED_PANEL_HEIGHT * len(names) * look.scale)
+    letters = int(72 * width / min(across, len(names)) / (0.66 * drawing.size("small")))
+    texts = {
+        name: "\n".join(line for entry in entries for line in textwrap.wrap(entry, letters, subsequent_indent="   "))
+        for name, entries in lists.items()
+    }
+    lines = [text.count("\n") + 1 if text else 0 for text in texts.values()]
+    figure.set_figheight(
+        figure.get_figheight()
+        + LINE_SPACING * drawing.size("small") / 72 * (sum(lines) + len(lines) if across == 1 else max(lines) + 1)
+    )
     for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):
         panel_rows = frame[frame["quality"] == quality]
         level = figure_data.draw_options["constant"].get(quality)
@@ -258,6 +268,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if level is not None:
             mark_baseline([axes], 100 * level)
         _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality])
+        labels.mark_better_corner(axes, 1, 1 if quality.startswith("Ndl") else -1, above=True)
+        # below the axis label, wherever the layout puts it
+        below = ("axes fraction", axes.xaxis.label)
+        drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
         highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
         marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
         _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
@@ -278,6 +292,22 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for level in list(figure_data.draw_options["constant"].values())[:1]:
         handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
+
+
+def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> list[str]:
+    """Return "number levels (probability)" of each configuration of a front, at most twelve and how many follow.
+
+    Args:
+        panel_rows: Rows of one quality, with front, front_number, slug and p_front.
+        labels_by_slug: Levels of each configuration as text.
+    """
+    front = panel_rows[panel_rows["front"]].sort_values("front_number")
+    entries = [
+        f"{row['front_number']} {round_long_numbers(labels_by_slug[row['slug']])}"
+        + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
+        for row in front.to_dict("records")
+    ]
+    return entries[:MOST_NAMED] + [f"and {len(entries) - MOST_NAMED} more"] * (len(entries) > MOST_NAMED)
 
 
 def _front_line() -> dict[str, Any]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
 
 from ...results.console.text import choices_hint
+from ...results.store.records import AXES
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..number_format import Column
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .canvas.length_frames import band_note, is_barred, line_means
+from .canvas.length_frames import band_note, coinciding_note, is_barred, line_means
 from .canvas.line_drawing import LineStyles, draw_lines_with_means, legend, line_styles, named_cells, robust_range
 from .canvas.scales import scale_for_values, tick_label
 from .comparisons.forest import default_columns, measure_label
@@ -34,8 +35,6 @@ APART_SHARE, APART_RANGE = 0.5, 0.05
 """Levels lie apart if they explain this share of the variance about the means of a line, and their standard deviation
 is at least this share of the range of all numbers.
 """
-HIDDEN_RANGE, MAX_COINCIDING = 0.01, 4
-"""Share of a panel's range within which a line hides another, and pairs of such lines that the caption lists."""
 MIN_GEOMETRIC_LEVELS = 3
 """Levels from which on equal ratios make an axis logarithmic."""
 MIN_LEVELS = 2
@@ -114,9 +113,10 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
         )
     if (means["cells"] < means["of"]).any():
         notes.append("Some means are over fewer cells than their line has at other levels.")
-    notes += _coinciding_note(
+    notes += coinciding_note(
         means.assign(panel=means["panel"].map(dict(zip(frame["panel"], frame["words"], strict=True)))), lines
     )
+    notes += _setting_notes(store, data, [line_axis for line_axis in (*lines, *panel_axes) if "." not in line_axis])
     if unused_axes:
         notes.append(f"Other numeric axes: {', '.join(map(drawing.axis_label, unused_axes))}.")
     return collected(
@@ -125,6 +125,63 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
         names=cell_labels(data, without=(axis, *lines, *panel_axes)),
         mixer=data.levels("attn_type")[0],
     )  # fmt: skip
+
+
+def _setting_notes(store: Store, data: SweepData, axes: Sequence[str]) -> list[str]:
+    """Return a note per axis of two levels that stands for several settings: the settings in which its levels differ.
+
+    Settings of single mixers are not listed, but mentioned. Cells are compared that agree in all other axes.
+
+    Args:
+        store: The database, which has the configs of cells.
+        data: The sweep.
+        axes: Axes; those of fixed axes and with more than two levels have no note.
+    """
+    notes = []
+    for axis in axes:
+        levels = data.levels(axis) if axis in data.extra_axes() else ()
+        if len(levels) != 2:
+            continue
+        configs = store.configs({cell.cell_id for cell in data.cells})
+        pairs: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+        others = [other for other in (*AXES, *data.extra_axes()) if other != axis]
+        for cell in data.cells:
+            key = (cell.seed, *(cell_level(cell, other) for other in others))
+            pairs.setdefault(key, {})[cell_level(cell, axis)] = _flat(configs.get(cell.cell_id, {}))
+        differing: dict[str, tuple[Any, ...]] = {}
+        for pair in pairs.values():
+            if len(pair) == 2:
+                first, second = pair[levels[0]], pair[levels[1]]
+                differing |= {
+                    path: (first.get(path), second.get(path))
+                    for path in dict.fromkeys((*first, *second))
+                    if first.get(path) != second.get(path)
+                }
+        common = {path: both for path, both in differing.items() if not path.startswith("model.mixers.")}
+        texts = [
+            f"{path.rpartition('.')[2].replace('_', ' ')} {_value_text(first)} against {_value_text(second)}"
+            for path, (first, second) in common.items()
+        ] + ["settings of the mixers"] * (len(common) < len(differing))
+        if texts:
+            names = " against ".join(drawing.level_label(level, axis).removeprefix(axis).strip() for level in levels)
+            notes.append(f"{drawing.axis_label(axis).capitalize()} {names}: {', '.join(texts)}.")
+    return notes
+
+
+def _value_text(value: Any) -> str:
+    """Return a value of a setting as a note has it: "on", "off", "none" or the value."""
+    return {True: "on", False: "off", None: "none"}[value] if value is None or type(value) is bool else str(value)
+
+
+def _flat(config: Any, path: str = "") -> dict[str, Any]:
+    """Return the values of a nested config by dotted path."""
+    if not isinstance(config, Mapping):
+        return {path: config}
+    return {
+        name: value
+        for key, part in config.items()
+        for name, value in _flat(part, f"{path}.{key}" if path else str(key)).items()
+    }
 
 
 def _chosen_axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None) -> str:
@@ -225,36 +282,6 @@ def _frame(
             "panel", key=lambda panels: panels.map(list(dict.fromkeys(panels)).index), kind="stable", ignore_index=True
         )
     return frame.astype({"value": float, "low": float, "high": float})
-
-
-def _coinciding_note(means: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """Return the note on pairs of lines of which one hides the other, as a list; empty without such a pair.
-
-    Two lines of a panel count if at half of the levels that both have, or more, they differ by at most `HIDDEN_RANGE`
-    of the range of the panel's means.
-
-    Args:
-        means: Means of the lines, with panel, first, second, line, length and value.
-        axes: Axes of first and second.
-    """
-    texts = []
-    for panel, rows in means.groupby("panel", sort=False):
-        table = rows.pivot_table(index="length", columns="line", values="value", sort=False)
-        near = HIDDEN_RANGE * (rows["value"].max() - rows["value"].min())
-        levels = rows.drop_duplicates("line").set_index("line")[["first", "second"]]
-        names = {
-            line: " ".join(
-                drawing.level_label(level, axis) for axis, level in zip(axes, levels.loc[line], strict=False)
-            )
-            for line in table.columns
-        }
-        for below, above in combinations(table.columns, 2):
-            distances = (table[below] - table[above]).abs().dropna()
-            hidden = int((distances <= near).sum())
-            if hidden and hidden >= len(distances) / 2:
-                texts.append(f"{names[below]} and {names[above]} at {hidden} of {len(distances)} levels ({panel})")
-    most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
-    return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
 
 
 def _axis_apart(data: SweepData, frame: pd.DataFrame, without: Sequence[str]) -> str | None:

@@ -28,6 +28,7 @@ GUIDES = {"∝ N": 1.0, "∝ √N": 0.5}
 """Growth of a state that forgets nothing, as powers of the length: repeated writes, and independent writes."""
 COINCIDING = 0.03  # share by which norms may differ from a guide that they follow
 SHORTEST, LONGEST = 64, 65536  # tokens, range of the norms before training
+STEPS_PER_OCTAVE = 4  # lengths of the norms before training
 START = "before training"
 INITIAL_GATES = ", γ ≈ 0.98"
 """Retention of the gates before training, as the labels of lines with decay have it."""
@@ -120,13 +121,14 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
 def _initial_norms(trained: int) -> pd.DataFrame:
     """Return the norms before training by the formulas of the memory, one row per metric and length, without cells.
 
-    Columns: cell and attempt (None), panel ("before training"), probe, metric, length (powers of two from 64 to 65536),
+    Columns: cell and attempt (None), panel ("before training"), probe, metric, length (64 to 65536, four per octave),
     trained, ratio (length / trained) and value.
 
     Args:
         trained: Tokens of a training row.
     """
-    lengths = [2**power for power in range(SHORTEST.bit_length() - 1, LONGEST.bit_length())]
+    first, last = SHORTEST.bit_length() - 1, LONGEST.bit_length() - 1
+    lengths = [round(2 ** (first + step / STEPS_PER_OCTAVE)) for step in range(STEPS_PER_OCTAVE * (last - first) + 1)]
     rows: list[dict[str, Any]] = []
     for metric in NORMS:
         norms = state_norms(lengths, erases=metric.startswith("delta"), keeps=metric.endswith("_kept"))
@@ -167,7 +169,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     grid = drawing.panels(figure, titles, sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         _draw_lines(axes, frame[frame["panel"] == name], means[means["panel"] == name], handles)
-        drawing.length_axis(axes, list(frame["length"]), trained)
+        drawing.length_axis(
+            axes, [length for length in frame["length"] if names != [START] or length.bit_count() == 1], trained
+        )
         _set_y_axis(axes, frame["value"])
     for axes, name in zip(grid, names, strict=True):
         _draw_guides(axes, means[means["panel"] == name])
@@ -201,8 +205,9 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
                 axes.plot(cell["length"], cell["value"], linewidth=drawing.line_width(0.5), alpha=0.35, **thin)
         mean = means[means["metric"] == metric].sort_values("length")
         if len(mean):
+            step = STEPS_PER_OCTAVE if mean["cells"].max() and panel_rows["cell"].isna().all() else 1
             # marks alternate, since lines with equal gates may nearly coincide
-            every: dict[str, Any] = {"markevery": (index % 2, 2)} if len(mean) >= MIN_ALTERNATING else {}
+            every: dict[str, Any] = {"markevery": (index % 2 * step, 2 * step)} if len(mean) >= MIN_ALTERNATING else {}
             (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **style, **every)
             count_fewer(axes, mean, style["color"])
 

@@ -12,14 +12,16 @@ import pandas as pd
 from ...results.console.text import counted
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
-from ..render.style import STATE_INKS, tint
-from ..sweep_data import ReportError, SweepData
+from ..render.style import BACKGROUND, STATE_INKS, mixer_inks, tint
+from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
+from .canvas.scales import round_long_numbers
 
 STATES = ("done", "running", "interrupted", "failed", "diverged")
 FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
-NAMES_SHARE = 0.3  # share of the figure's width that names of rows may take
+NAMES_SHARE = 0.37  # share of the figure's width that names of rows may take
+LINES_OF_NAMES = 2.4  # least distance of rows, in sizes of text, at which names may have two lines
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
@@ -50,7 +52,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         for attempt in attempts
         if attempt.id in provenance_by_attempt
     }
-    names = _cell_names(data, {attempt.cell_id: slugs[attempt.cell_id] for attempt in attempts})
+    names, unnamed_axes = _cell_names(data, {attempt.cell_id: slugs[attempt.cell_id] for attempt in attempts})
     numbers: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
     busy: dict[tuple[str, str], list[float]] = {}
@@ -78,28 +80,41 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame(rows)
     tenants = [provenance.co_tenants for provenance in provenance_by_attempt.values() if provenance.co_tenants]
     notes = [f"First start {first:%Y-%m-%d %H:%M} UTC.", *_notes(frame, tenants)]
+    if unnamed_axes:
+        notes.append(f"Last in each name: {', '.join(map(drawing.axis_label, unnamed_axes))}.")
+    levels = {cell.cell_id: (cell.levels["attn_type"], cell.levels["memory"]) for cell in data.cells}
     if len(numbers) > MAX_KEY_ENTRIES and len(rows) < CROWD:
         notes.append(f"Cells are numbered by their first start; --json lists all {len(numbers)}.")
     return collected(
-        store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes, shared=bool(tenants)
-    )
+        store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes, shared=bool(tenants),
+        levels=levels,
+    )  # fmt: skip
 
 
-def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of cells as in other figures, by cell id.
+def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the names of cells by cell id, and the axes of which a name has the level alone, without the axis.
 
-    If two are the same, or one is longer than 56 characters, they are the varying parts of the slugs.
+    Names are the levels of axes that vary and are not off, and the seed if seeds vary. If two are the same, or one is
+    longer than 56 characters, they are the varying parts of the slugs.
 
     Args:
         data: The sweep.
         slugs: Slugs of the cells by cell id.
     """
-    labels = cell_labels(data)
-    names = {cell: labels[cell] for cell in slugs}
+    extra = [axis for axis in data.extra_axes() if len(data.levels(axis)) > 1]
+    labels, ends = cell_labels(data, without=extra), {cell.cell_id: cell for cell in data.cells}
+    names = {}
+    for cell in slugs:
+        levels = [(axis, cell_level(ends[cell], axis)) for axis in extra]
+        short = [
+            round_long_numbers(drawing.level_label(level, axis).removeprefix(f"{drawing.axis_label(axis)} "))
+            for axis, level in levels
+        ]
+        names[cell] = ", ".join(filter(None, [labels[cell], *short]))
     if len({*names.values()}) == len(names) and all(0 < len(name) <= MAX_NAME for name in names.values()):
-        return names
+        return names, extra
     parts = distinct_name_parts(list(slugs.values()))
-    return {cell: parts[slug] for cell, slug in slugs.items()}
+    return {cell: parts[slug] for cell, slug in slugs.items()}, []
 
 
 def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
@@ -143,7 +158,8 @@ def distinct_name_parts(slugs: Sequence[str]) -> dict[str, str]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a lane per simultaneous attempt on a machine and a bar per attempt, with its cell's name or number.
 
-    Colours are states. A key below the axes explains numbers and bad ends. `look` is not used.
+    Colours are states; if all attempts have the same state, they are mixers, filled with memory. A key below the axes
+    explains numbers and bad ends. `look` is not used.
     """
     frame = figure_data.frame
     unit, seconds_per_unit = drawing.time_unit(float(frame["end"].max()))
@@ -154,7 +170,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     lanes = [first_lane[key] for key in zip(frame["host"], frame["gpu"], strict=True)]
     named_lanes = _has_a_lane_each(frame)
     if named_lanes:
-        frame = frame.assign(lane=frame.groupby(["host", "gpu"])["name"].rank(method="first").astype(int) - 1)
+        # groups of the last axis, such as training tokens
+        ends = frame["name"].str.split(", ").str[::-1].str.join(", ")
+        frame = frame.assign(lane=ends.groupby([frame["host"], frame["gpu"]]).rank(method="first").astype(int) - 1)
     bars = frame.assign(
         y=[first + lane for first, lane in zip(lanes, frame["lane"], strict=True)],
         left=frame["start"] / seconds_per_unit,
@@ -162,7 +180,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     )
     figure = drawing.page(min(5.5, 0.24 * max(total, 3 * len(machines))) + 0.55)
     (axes,) = drawing.panels(figure, [""])
-    _draw_bars(axes, bars)
+    fills, handles = _fills(bars, figure_data.draw_options["levels"])
+    _draw_bars(axes, bars, fills)
     room = max(12, int(0.26 * figure.get_figwidth() * 72 / (0.6 * drawing.size("ytick.labelsize"))))
     lane_labels = [
         "\n".join(drawing.shortened(part.removeprefix("NVIDIA "), room) for part in (host, gpu) if part)
@@ -172,9 +191,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if named_lanes:
         named = bars.sort_values("y")
         most = int(NAMES_SHARE * figure.get_figwidth() * 72 / (0.56 * drawing.size("ytick.labelsize")))
-        axes.set_yticks(
-            named["y"].to_list(), [_in_two_lines(str(name), most) for name in named["name"]], linespacing=1.0
-        )
+        pitch = 72 * figure.get_figheight() / (total + 3) / drawing.size("ytick.labelsize")
+        fold = _in_two_lines if pitch > LINES_OF_NAMES else drawing.shortened
+        axes.set_yticks(named["y"].to_list(), [fold(str(name), most) for name in named["name"]], linespacing=1.0)
         drawing.rows_alone(axes)
         axes.set_title("; ".join(label.replace("\n", ", ") for label in lane_labels))
     for start in list(first_lane.values())[1:]:
@@ -187,7 +206,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_xlabel(f"{unit} since the first start{shared}")
     numbered = _write_names(figure, axes, bars) if len(bars) < CROWD and not named_lanes else set()
     _write_key(figure, axes, _key_entries(bars, numbered))
-    return drawing.finished(figure, figure_data.title, figure_data.notes, _state_handles(bars))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
 def _in_two_lines(name: str, most: int) -> str:
@@ -236,16 +255,47 @@ def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:
     drawing.note(axes, "\n".join(lines), (0, 0), shift, **style)
 
 
-def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
-    """Draw the bars of each state, and a cross above the end of every failed or diverged one.
+def _fills(bars: pd.DataFrame, levels: Mapping[str, tuple[str, str]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return matplotlib's fill of each bar and the legend handles by label.
+
+    Args:
+        bars: Rows of attempts.
+        levels: Levels of mixer and memory by cell id.
+    """
+    own = [levels[cell] for cell in bars["cell"]]
+    inks = mixer_inks(mixer for mixer, _ in own)
+    memories = sorted({memory for _, memory in own}, key=drawing.off_first)
+    if bars["state"].nunique() > 1 or bars["state"].iloc[0] != "done" or len(inks) == 1:
+        return [_bar_style(str(state)) for state in bars["state"]], _state_handles(bars)
+
+    def fill(ink: str, memory: str) -> dict[str, Any]:
+        """Return the style of the bar of a cell: white inside without memory if memory varies."""
+        hollow = len(memories) > 1 and memory == "off"
+        face = BACKGROUND if hollow else tint(ink, FILL_SHARE)
+        return {"facecolor": face, "edgecolor": ink, "linewidth": drawing.line_width(0.8), "hatch": ""}
+
+    handles = {
+        drawing.level_label(mixer): drawing.patch(facecolor=tint(ink, FILL_SHARE), edgecolor=ink)
+        for mixer, ink in inks.items()
+    }
+    for memory in memories if len(memories) > 1 else ():
+        handles[drawing.level_label(memory, "memory")] = drawing.patch(**fill(drawing.GREY, memory))
+    return [fill(inks[mixer], memory) for mixer, memory in own], handles
+
+
+def _draw_bars(axes: Axes, bars: pd.DataFrame, fills: Sequence[dict[str, Any]]) -> None:
+    """Draw the bars, and a cross above the end of every failed or diverged one.
 
     Args:
         axes: The axes.
         bars: Rows of attempts with y (lane), left and width in units of the axis.
+        fills: Style of each bar.
     """
-    for state, part in bars.groupby("state", sort=False):
-        fill = _bar_style(str(state)) | ({"linewidth": 0, "hatch": ""} if len(bars) >= CROWD else {})
-        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **fill)
+    crowded = len(bars) >= CROWD
+    looks = [tuple((look | ({"linewidth": 0, "hatch": ""} if crowded else {})).items()) for look in fills]
+    for look in dict.fromkeys(looks):
+        part = bars[[own == look for own in looks]]
+        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **dict(look))
     bad = bars[bars["state"].isin(BAD_STATES)]
     if len(bad):
         style: dict[str, Any] = {
@@ -259,7 +309,7 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
 
 
 def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
-    """Write a cell's name into its bar if it fits, else its number, upright if need be, else nothing.
+    """Write a cell's name into its bar, in one or two lines, if it fits; else its number, upright if need be.
 
     Returns:
         The numbers of all cells with a bar that does not show the name, which the key must explain.
@@ -274,22 +324,24 @@ def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
     numbered = set()
     for (_, bar), (across, down) in zip(bars.iterrows(), dots, strict=True):
         name, number = str(bar["name"]), str(bar["number"])
-        for text, turn in ((name, 0), (number, 0), (number, 90)):
-            long = least * len(text)
+        head, _, tail = name.rpartition(", ")
+        options = [(name, 0), (f"{head},\n{tail}", 0)] if head else [(name, 0)]
+        for text, turn in (*options, (number, 0), (number, 90)):
+            long = least * max(map(len, text.split("\n")))
             if long > (down if turn else across) or 1.2 * least > across:
                 continue
             note = axes.text(
                 bar["left"] + bar["width"] / 2, bar["y"], text, ha="center", va="center", fontsize=points, zorder=6,
-                rotation=turn, color=drawing.INK,
+                rotation=turn, color=drawing.INK, linespacing=1.0,
                 bbox=drawing.BACKING if _bar_style(bar["state"])["hatch"] else None,
             )  # fmt: skip
             box = note.get_window_extent(renderer)
-            if box.width <= across and box.height <= down * 1.1:
+            if box.width <= across and box.height <= down * (1.1 if "\n" not in text else 0.7):
                 break
             note.remove()
         else:
             text = number
-        if text != name:
+        if text == number != name:
             numbered.add(int(number))
     return numbered
 

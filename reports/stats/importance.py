@@ -38,8 +38,9 @@ SEED = 0
 class Importance:
     """Importance of one setting.
 
-    `share` is its share of the total importance (all settings sum to 1). `chance` is the 95% quantile of the setting's
-    own importance when the values are permuted among the trials, over the same total; it may exceed 1.
+    `share` is its share of the total: of the variance of the objective (fANOVA, where interactions are the rest), or of
+    the importances of all settings (PED-ANOVA). `chance` is the 95% quantile of the setting's own importance when the
+    values are permuted among the trials, over the same total; it may exceed 1.
     """
 
     path: str
@@ -103,7 +104,8 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
         for _ in range(permutation_count(evaluator_name, len(values)))
     ]
     chance = np.quantile(permuted, CHANCE_QUANTILE, axis=0)
-    total = raw.sum()
+    # fANOVA gives shares of the forest's variance, PED-ANOVA amounts without an upper end
+    total = raw.sum() if evaluator_name != FANOVA or raw.sum() <= 0 else 1.0
     if total <= 0:
         # constant values give no importance to any setting
         return [Importance(path=path, share=1 / len(paths), chance=1.0) for path in paths]

@@ -9,7 +9,7 @@ from ..best_values import format_probability
 from ..number_format import BARE, Column
 from ..result_columns import AXIS_HEADINGS, quality_columns, speed_column
 from ..stats.effects.effects import pareto
-from ..stats.effects.needle_baseline import needle_note
+from ..stats.effects.needle_baseline import needle_note, recall_threshold
 from ..stats.noise.best_probability import Configuration, front_probabilities
 from ..sweep_data import SweepData
 from ..table import Table, TableEntry
@@ -29,8 +29,11 @@ def pareto_table(store: Store, data: SweepData) -> Table:
     speed, (loss, needle) = speed_column(data, "Tokens/s"), quality_columns(data)
     groups = list(data.configurations().items())
     grid = [[measured_entry(data, cells, column) for column in (speed, loss, needle)] for _, cells in groups]
-    fronts = _fronts(grid, (loss, needle))
-    chances = [front_probabilities(data, speed, quality) for quality in (loss, needle)]
+    above = [recall_threshold(data, quality) for quality in (loss, needle)]
+    chances = [
+        front_probabilities(data, speed, quality, least) for quality, least in zip((loss, needle), above, strict=True)
+    ]
+    fronts = _fronts(grid, (loss, needle), above)
     ranked = sorted(fronts, key=lambda r: -(grid[r][0].value or 0.0))
     probable = [f"P(front) {quality.heading}" for quality in (loss, needle)]
     lines = []
@@ -55,7 +58,9 @@ def pareto_table(store: Store, data: SweepData) -> Table:
     )
 
 
-def _fronts(grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column]) -> dict[int, list[str]]:
+def _fronts(
+    grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column], above: Sequence[float]
+) -> dict[int, list[str]]:
     """Return, by index of each row that is on a front, the headings of the qualities whose fronts it is on.
 
     Rows without the speed or the quality are not on that front. Rows on no front are no keys.
@@ -63,10 +68,15 @@ def _fronts(grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column]) -
     Args:
         grid: Entries by row; the first is the speed, the qualities follow.
         qualities: The qualities in the order of the entries.
+        above: Number that each quality must exceed.
     """
     headings_by_row: dict[int, list[str]] = {}
-    for index, quality in enumerate(qualities, start=1):
-        complete_rows = [r for r, row in enumerate(grid) if row[0].value is not None and row[index].value is not None]
+    for index, (quality, least) in enumerate(zip(qualities, above, strict=True), start=1):
+        complete_rows = [
+            r
+            for r, row in enumerate(grid)
+            if row[0].value is not None and (value := row[index].value) is not None and value > least
+        ]
         points = [(grid[r][0].value or 0.0, grid[r][index].value or 0.0) for r in complete_rows]
         for r, is_on_front in zip(complete_rows, pareto(points, (1, quality.direction)), strict=True):
             if is_on_front:

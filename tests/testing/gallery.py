@@ -36,7 +36,7 @@ SWEEPS = (
     "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas", "printed-v1",
 )  # fmt: skip
 """Sweeps that come along, in the order in which they are tried."""
-PREFERRED = {"timeline": "replication-longer", "seeds": "replication-longer", "response": "replication-rates"}
+PREFERRED = {"timeline": "replication-pilot", "seeds": "replication-longer", "response": "replication-rates"}
 """Sweep of a figure that shows it better than the first that has its data."""
 GUIDES = {"downstream": "How to measure them: [Evaluate downstream tasks](how-to/evaluate-downstream-tasks.md)."}
 """Sentence below the description of a figure or table."""

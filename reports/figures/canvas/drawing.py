@@ -45,7 +45,6 @@ MIN_PANEL_WIDTH = 0.95  # inches, least width of a panel at the font size of the
 BACKING = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
 """Box that keeps text readable over lines; an outline would turn text into paths, which nobody can edit or search."""
 
-MIN_DECIMAL_RATIO = 0.125  # multiple of the training length from which on a label has decimals instead of a fraction
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _SHARED: dict[str, Any] = {
@@ -472,8 +471,8 @@ def put_ticks(axis: Any, ticks: Mapping[float, str]) -> None:
 
 
 def _multiple_label(ratio: float) -> str:
-    """Return a multiple of the training length as text: 2×, 0.25× or, below an eighth, 1/64×."""
-    if ratio < MIN_DECIMAL_RATIO and float(1 / ratio).is_integer():
+    """Return a multiple of the training length as text, such as 2×, 1/64× or 0.3×."""
+    if ratio < 1 and float(1 / ratio).is_integer():
         return f"1/{1 / ratio:.0f}×"
     return f"{ratio:g}×" if ratio >= 1 and float(ratio).is_integer() else f"{ratio:.3g}×"
 

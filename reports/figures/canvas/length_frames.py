@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from .base import GROUP, Axes, axes_of_lines, line_groups
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time where it is used: it takes half a second and 60 MiB
+
+
+HIDDEN_RANGE, MAX_COINCIDING = 0.01, 4
+"""Share of a panel's range within which a line hides another, and pairs of such lines that the caption lists."""
 
 
 def configuration_of(data: SweepData) -> dict[str, str]:
@@ -233,6 +238,37 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
         counts = sorted({f"{int(row['cells'])} of {int(row['of'])}" for row in at.to_dict("records")})
         parts.append(f"{format_length(int(str(length)))} ({', '.join(counts[:3])}{', ...' if len(counts) > 3 else ''})")
     return [f"Some means are over fewer cells at {', '.join(parts)}."]
+
+
+def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels") -> list[str]:
+    """Return the note on pairs of lines of which one hides the other, as a list; empty without such a pair.
+
+    Two lines of a panel count if at half of the levels that both have, or more, they differ by at most `HIDDEN_RANGE`
+    of the range of the panel's means.
+
+    Args:
+        means: Means of the lines, with panel, first, second, line, length and value.
+        axes: Axes of first and second.
+        of: Name of what the lines run over, in the plural.
+    """
+    texts = []
+    for panel, rows in means.groupby("panel", sort=False):
+        table = rows.pivot_table(index="length", columns="line", values="value", sort=False)
+        near = HIDDEN_RANGE * (rows["value"].max() - rows["value"].min())
+        levels = rows.drop_duplicates("line").set_index("line")[["first", "second"]]
+        names = {
+            line: " ".join(
+                drawing.level_label(level, axis) for axis, level in zip(axes, levels.loc[line], strict=False)
+            )
+            for line in table.columns
+        }
+        for below, above in combinations(table.columns, 2):
+            distances = (table[below] - table[above]).abs().dropna()
+            hidden = int((distances <= near).sum())
+            if hidden and hidden >= len(distances) / 2:
+                texts.append(f"{names[below]} and {names[above]} at {hidden} of {len(distances)} {of} ({panel})")
+    most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
+    return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
 
 
 def averaging_note(data: SweepData, axes: Sequence[str] | None = None, *, means: pd.DataFrame) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -129,6 +130,11 @@ def tick_label(tick: float) -> str:
     if size >= 1 << 10 and size.is_integer() and int(size).bit_count() == 1:
         text = format_length(int(size))
     return f"−{text}" if tick < 0 else text
+
+
+def round_long_numbers(text: str) -> str:
+    """Return the text with numbers of five decimals or more in three significant digits."""
+    return re.sub(r"\d+\.\d{5,}(?:e-?\d+)?", lambda number: f"{float(number[0]):.3g}", text)
 
 
 def short_numbers(axis: Any) -> None:

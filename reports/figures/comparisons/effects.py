@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.effects.effects import contrasts, effects, reference_level
-from ...stats.effects.needle_baseline import needle_caption
-from ...sweep_data import ReportError, SweepData
+from ...stats.effects.effects import EffectEstimate, contrasts, effects, reference_level
+from ...stats.effects.needle_baseline import needle_caption, recall_threshold
+from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from . import forest
@@ -32,7 +34,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Main numbers are validation loss, and clean loss, needle accuracy and metrics of extra probes at their longest
     length. Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs,
     measure (heading), words (label), unit, better (1, -1 or 0), where (stratum), mean, low, high, p (corrected), sure
-    (True if significant), i2, mixed, confirmatory; means and bounds of shares are percentage points. `where` is empty
+    (True if significant), i2, mixed, confirmatory, floor (both levels at most the constant-digit baseline); means and bounds of shares are percentage points. `where` is empty
     over the whole sweep; rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes
     of more than three levels have only the rows against their reference, and declared contrasts.
 
@@ -59,7 +61,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "reference": effect.reference,
             "pairs": effect.pairs,
         }
-        rows.append(fields | forest.effect_fields(effect))
+        rows.append(fields | forest.effect_fields(effect) | {"floor": _is_at_floor(data, effect)})
         methods.append(effect.method)
         origins += effect.origins
     if not any(row["where"] == "" or row["confirmatory"] for row in rows):
@@ -84,17 +86,38 @@ def collect(store: Store, data: SweepData) -> FigureData:
         f"{forest.methods_note(methods, 'all tests of its number and axis')} Better is right; loss axes are reversed.",
     ]
     if any(row["mixed"] for row in drawn):
-        notes.append("Pale: an average over strata that differ.")
+        notes.append("Pale: an average over strata that differ (those of a stratum are not drawn).")
     if any(row.is_stratum for row in shown):
         notes.append("Grey names: strata of the average above them, drawn for the numbers in which they differ.")
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
+    if any(row["floor"] for row in drawn):
+        notes.append(
+            "Crosses: both levels are at or below the constant-digit baseline, so that the difference says nothing about "
+            "recall."
+        )
     if any(row["confirmatory"] for row in rows):
         notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
     notes += forest.missing_interval_note(rows, "pairs")
     if elsewhere:
         notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
     return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
+
+
+def _is_at_floor(data: SweepData, effect: EffectEstimate) -> bool:
+    """Return True if the means of both levels, in the effect's stratum, do not exceed the constant-digit baseline.
+
+    False for other numbers than needle accuracy.
+    """
+    threshold = recall_threshold(data, effect.measure)
+    stratum = [part.split("=", 1) for part in effect.where.split(", ") if part]
+    within = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in stratum)]
+    for side in (effect.level, effect.reference):
+        cells = [cell for cell in within if cell_level(cell, effect.axis) == side]
+        values = data.column_numbers(cells, effect.measure) if threshold > -math.inf else []
+        if not values or fmean(values) > threshold:
+            return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ POINTS = ("points", "percentage points")
 PALE = 0.4  # share of white in the ink of an average over strata that differ
 COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes
 BETTER, WORSE, NOT_SIGNIFICANT, MIXED = "better", "worse", "not significant", "pale: strata differ"
+FLOOR = "no recall in either"
 
 
 def default_columns(data: SweepData) -> list[Column]:
@@ -111,7 +112,9 @@ def methods_note(methods: Iterable[str], family: str) -> str:
     names = [INTERVAL_NAMES[method] for method in dict.fromkeys(methods) if method in INTERVAL_NAMES]
     corrections = {"sign-flip": "step-down maxT"}
     used = list(dict.fromkeys(corrections.get(method, "Holm") for method in methods if method in INTERVAL_NAMES))
-    intervals = f"Intervals: {' or '.join(names)}, not seen where shorter than the mark. " if names else ""
+    intervals = (
+        f"Intervals: {' or '.join(names)}, not corrected, not seen where shorter than the mark. " if names else ""
+    )
     return f"{intervals}Filled: p < 0.05 after correction for {family} ({' or '.join(used) or 'Holm'})."
 
 
@@ -166,13 +169,14 @@ def difference_label(axis: str, level: str, reference: str) -> str:
 def effect_colour(row: Any) -> str:
     """Return the colour of a difference: blue (better) or orange (worse) if it is significant.
 
-    It is grey if it is not significant, is zero, or belongs to a number with no better side.
+    It is grey if it is not significant, is zero, belongs to a number with no better side, or lies between two levels
+    at the floor.
 
     Args:
-        row: Row or dict with mean, better (1, -1 or 0) and sure.
+        row: Row or dict with mean, better (1, -1 or 0), sure and, of effects, floor.
     """
     side = row["mean"] * (row["better"] or 0)
-    if not row["sure"] or not side:
+    if not row["sure"] or not side or row.get("floor", False):
         return drawing.GREY
     return drawing.GOOD if side > 0 else drawing.BAD
 
@@ -195,7 +199,10 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: fl
         if not np.isnan(row["low"]):
             axes.hlines(y, row["low"], row["high"], color=colour, linewidth=drawing.line_width(1.3 * size))
         fill = colour if row["sure"] else "white"
-        drawing.points(axes, row["mean"], y, color=colour, markerfacecolor=fill, zorder=3, markersize=3.4 * size)
+        marker = "x" if row.get("floor", False) else "o"
+        drawing.points(
+            axes, row["mean"], y, marker, color=colour, markerfacecolor=fill, zorder=3, markersize=3.4 * size
+        )
 
 
 def set_panel_title(axes: Axes, title: str, width: float) -> None:
@@ -272,7 +279,7 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 
 def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
-    """Return at most four legend handles by label: the better side, the worse side, "not significant", and pale ones.
+    """Return legend handles by label: the better side, the worse side, "not significant", no recall, and pale ones.
 
     A side is there if a significant difference has its colour. "not significant" (grey and hollow) is there if any row is not
     significant.
@@ -291,6 +298,8 @@ def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE))
     }
     if not rows["sure"].all():
         handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
+    if "floor" in rows and rows["floor"].any():
+        handles[FLOOR] = drawing.key(color=drawing.GREY, marker="x")
     if rows["mixed"].any():
         handles[MIXED] = drawing.key(color=tint(drawing.GREY, PALE), marker="o")
     return handles

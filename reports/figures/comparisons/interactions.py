@@ -28,7 +28,7 @@ from .forest import (
     write_counts,
 )
 
-MAX_ROWS = 10
+MAX_ROWS = 6
 MAX_LABEL = 0.42  # share of the width of a panel that its labels may take
 SIDES = ("better than the sum", "worse than the sum")
 
@@ -102,7 +102,7 @@ def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per measure and a row per interaction, the largest on top, at most ten; `look` is not used."""
+    """Draw a panel per measure and a row per interaction, the largest on top, at most six; `look` is not used."""
     frame = figure_data.frame
     parts = {str(name): rows.head(MAX_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())

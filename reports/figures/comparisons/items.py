@@ -20,6 +20,7 @@ from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, 
 from .strata import stratum_label
 
 PROBE, METRIC = NEEDLE
+Z = 1.96  # standard errors to either side in a 95 % interval
 MAX_NAMED_CELLS = 32
 """Largest number of cells that are named one by one; with more, only their mixer and memory are named."""
 MAX_NUMBERED_TRIALS = 24
@@ -64,8 +65,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if having < len(data.cells):
         notes.append(f"{having} of {counted(len(data.cells), 'cell')} have trials.")
     if ceilings:
-        notes.append(f"Constant-digit baseline: {format_number(max(ceilings), 1, percent=True)} %.")
-    return collected(store, data, "items", "Needle accuracy by trial", frame, frame_origins(frame), notes=notes)
+        notes.append(
+            f"Constant-digit baseline: {format_number(max(ceilings), 1, percent=True)} %; grey means are not "
+            "significantly above it (within 1.96 standard errors)."
+        )
+    return collected(
+        store, data, "items", "Needle accuracy by trial", frame, frame_origins(frame), notes=notes,
+        constant=max(ceilings, default=None),
+    )  # fmt: skip
 
 
 def _shown_lengths(store: Store, data: SweepData) -> list[int]:
@@ -131,7 +138,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     named = len(cells) <= MAX_NAMED_CELLS
     each = 0.15 if named else max(0.02, 0.11 * MAX_NAMED_CELLS / len(cells))
     figure = drawing.page(
-        min(TALLEST, each * (max(heights) + 1) + 1.2), drawing.PAGE_WIDTH if len(lengths) > 1 else 4.8
+        min(TALLEST, each * (max(heights) + 2 + GAP) + 1.2), drawing.PAGE_WIDTH if len(lengths) > 1 else 4.8
     )
     missing, bar = False, None
     grid = drawing.panel_column(figure, len(lengths), sharey=True)
@@ -139,7 +146,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         panel_rows = frame[frame["length"] == length]
         bar = _draw_map(axes, panel_rows, cells, heights)
         missing |= len(panel_rows) < len(cells) * panel_rows["trial"].nunique()
-        _write_means(axes, panel_rows, cells, heights, named=named)
+        _write_means(axes, panel_rows, cells, heights, named=named, constant=figure_data.draw_options["constant"])
         axes.set_title(f"needle accuracy, {format_length(int(length))} tokens")
     _label_rows(grid[0], cells, heights, named=named)
     _add_colour_bar(figure, grid, bar)
@@ -184,7 +191,13 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
         ends = (-0.5, across - 0.5, heights[rows[-1]] + 0.5, heights[rows[0]] - 0.5)
         image = drawing.heat(axes, table[rows], drawing.linear(0, 1), extent=ends, **style)
     axes.set_xlim(-0.5, across - 0.5)
-    axes.set_ylim(max(heights) + 0.5, -0.5)
+    bottom = max(heights) + 0.5
+    if len(cells) <= MAX_NAMED_CELLS:
+        bottom += 1 + GAP
+        ends = (-0.5, across - 0.5, bottom, bottom - 1)
+        means = panel_rows.groupby("column")["value"].mean().reindex(range(across)).to_numpy()[None]
+        drawing.heat(axes, means, drawing.linear(0, 1), extent=ends, **style)
+    axes.set_ylim(bottom, -0.5)
     for edge in np.arange(1, across) - 0.5:
         axes.axvline(edge, color="#ffffff", linewidth=drawing.line_width(0.5), zorder=2)
     for edge in np.array(heights[1:]) - 0.5 if len(cells) <= MAX_NAMED_CELLS else []:
@@ -198,8 +211,9 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
 
 
 def _write_means(
-    axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float], *, named: bool
-) -> None:
+    axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float], *, named: bool,
+    constant: float | None,
+) -> None:  # fmt: skip
     """Write means and standard errors in % at the right: of every cell if `named`, else of each stratum.
 
     A mean over fewer answers than its rows have trials is followed by that number.
@@ -210,6 +224,7 @@ def _write_means(
         cells: One row per cell, in the order of the map.
         heights: Height of each cell's row.
         named: Means of cells rather than of strata.
+        constant: Constant-digit baseline as a fraction; means not significantly above it are grey.
     """
     height = dict(zip(cells["cell"], heights, strict=True))
     key = "cell" if named else "stratum"
@@ -225,6 +240,9 @@ def _write_means(
             text = f"{format_number(row['value'], 0, percent=True)} %"
         if row["answers"] < row["cells"] * trials:
             text += f" of {counted(int(row['answers']), 'trial' if named else 'answer')}"
+        error = errors[name] if np.isfinite(errors[name]) else 0.0
+        if constant is not None and row["value"] - Z * error <= constant:
+            style["color"] = drawing.GREY
         drawing.note(axes, text, (1, row["y"]), (4, 0), **style)
 
 
@@ -232,7 +250,7 @@ def _label_rows(axes: Axes, cells: pd.DataFrame, heights: list[float], *, named:
     """Write names at the left of the rows: stratum and name of every cell if `named`, else of each stratum."""
     if named:
         labels = [", ".join(filter(None, names)) for names in zip(cells["stratum"], cells["name"], strict=True)]
-        axes.set_yticks(heights, labels)
+        axes.set_yticks([*heights, max(heights) + 1 + GAP], [*labels, "mean of all"])
     else:
         middles = cells.assign(y=heights).groupby("stratum", sort=False)["y"].mean()
         axes.set_yticks(middles.to_list(), list(middles.index))

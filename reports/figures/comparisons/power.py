@@ -40,7 +40,7 @@ MAX_POINTS = 100.0  # percentage points: no share differs by more
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the detectable difference (80 % power) by number of pairs, per number and stratum with a spread.
 
-    A stratum is the cells that share mixer and memory; those of zero spread are left out. One row per number, stratum
+    A stratum is the cells that share mixer and memory; those without a spread between runs are left out. One row per number, stratum
     and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
     stratum), kind (of the replicates), run_sd (between runs), sd (of a run, at least the floor of an accuracy's trials),
     df, pairs, detectable, design (the most pairs that the grid has there), floor (sampling error of an accuracy's
@@ -51,7 +51,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ReportError: The spread between runs is unknown or zero.
     """
     analyses = power_analyses(data, noise_columns(data))
-    moving = [plan for plan in analyses if plan.spread.effective_sd > 0]
+    moving = [plan for plan in analyses if plan.spread.sd > 0]
     if not moving:
         why = (
             f"no number of sweep {data.sweep} varies between replicates"
@@ -79,6 +79,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if any(plan.spread.sd < plan.spread.floor for plan in moving):
         notes.append(f"{FLOOR_NOTE.removesuffix('.')}, drawn thin.")
     frame = pd.DataFrame(rows)
+    if (frame["pairs"] == frame["design"]).any():
+        notes.append(
+            "Rings: the most pairs that this grid has within one mixer and memory; averages over several have more."
+        )
     notes += _coinciding_note(frame)
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
@@ -86,10 +90,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "noise; all of them: --table power."
         )
     if len(moving) < len(analyses):
-        still = [
-            f"{p.measure.heading} ({stratum_label(data, p.stratum)})" for p in analyses if p.spread.effective_sd <= 0
-        ]
-        notes.append(f"Left out, since replicates do not differ: {', '.join(still)}.")
+        still = [f"{stratum_label(data, p.stratum)} ({measure_label(p.measure)})" for p in analyses if p.spread.sd <= 0]
+        notes.append(f"Left out, since no spread was seen between their runs: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
     return collected(store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes)
 
@@ -164,7 +166,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for axes, title in zip(grid, titles, strict=True):
         _draw_panel(axes, frame[frame["measure"] == title], styles, set(named[title]["stratum"]))
     ring = drawing.key(linestyle="none", marker="o", color=drawing.GREY, markerfacecolor="white")
-    rings = {"pairs in this grid": ring} if (frame["pairs"] == frame["design"]).any() else {}
+    rings = {"pairs in this grid, within a mixer and memory": ring} if (frame["pairs"] == frame["design"]).any() else {}
     finished = drawing.finished(figure, figure_data.title, figure_data.notes, rings)
     for axes, title in zip(grid, titles, strict=True):
         names = [

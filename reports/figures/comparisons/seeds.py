@@ -10,7 +10,14 @@ import pandas as pd
 from ....results.store.records import AXES
 from ....results.store.store import Store
 from ...number_format import Column
-from ...stats.noise.run_noise import NEAR_REPLICATE_AXIS, STRATUM_AXES, NoiseEstimate, Replicate, replicates
+from ...stats.noise.run_noise import (
+    EFFECTIVE_MODE,
+    NEAR_REPLICATE_AXIS,
+    STRATUM_AXES,
+    NoiseEstimate,
+    Replicate,
+    replicates,
+)
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
@@ -75,8 +82,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     frame = pd.DataFrame(rows)
     kinds = " and ".join(KINDS[kind] for kind in dict.fromkeys(frame["kind"]))
+    if EFFECTIVE_MODE in data.levels(NEAR_REPLICATE_AXIS) and "near-replicates" in set(frame["kind"]):
+        kinds += f" (without {EFFECTIVE_MODE}, whose weight is not negligible)"
     notes = [
-        "Each mark is a run, shown as its difference from the mean of its replicates; a line joins "
+        "Each mark is a run, shown as its difference from the mean of its line; a line joins "
         f"{kinds}. n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one "
         "standard deviation to either side, pooled over the groups of a row (number at the right).",
     ]
@@ -85,7 +94,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("Marks of equal values of a line coincide.")
     if (frame["sd"] < frame["floor"]).any():
         notes.append(FLOOR_NOTE)
-    title = "Variation between replicate runs"
+    near = set(frame["kind"]) == {"near-replicates"}
+    title = f"Variation between {'near-replicate' if near else 'replicate'} runs"
     return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes)
 
 
@@ -205,7 +215,8 @@ def _draw_panel(
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
     unit = str(panel_rows["unit"].iloc[0]).replace(*POINTS)
-    axes.set_xlabel(f"{unit} from\nthe mean of replicates")
+    kinds = " and ".join("replicates" if kind == "seeds" else str(kind) for kind in dict.fromkeys(panel_rows["kind"]))
+    axes.set_xlabel(f"{unit} from\nthe mean of {kinds}")
 
 
 def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: dict[str, Any]) -> None:

@@ -59,8 +59,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(first) > 1 and maps.max() > 1:
         counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
         notes.append(
-            f"Of the {counts} maps of each cell: the one whose queries attend to the fewest keys: the lowest "
-            "mean over queries of the effective number of keys, (Σ|w|)²/Σw²."
+            f"Mean over the {counts} maps (all stored layers and heads) of a cell; --highlight CELL shows them one by "
+            "one."
         )
     return collected(
         store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
@@ -86,9 +86,9 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw one map per cell, or up to 12 maps of a single cell or of each highlighted one, by layer and head.
 
-    The map of a cell is that whose queries share their attention among the fewest keys. Axes show the tokens of up to 40
-    tokens of a letter each, otherwise positions. Colours are signed, with equal
-    ends, if any weight is below -0.01; otherwise they follow the square root of the weight.
+    The map of a cell is the mean over its layers and heads. Axes show the tokens of up to 40 tokens of a letter each,
+    otherwise positions. Colours are signed, with equal ends, if any weight is below -0.01; otherwise they follow the
+    square root of the weight.
     """
     from matplotlib.colors import PowerNorm
 
@@ -98,9 +98,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for cell in cells:
         cell_rows = figure_data.frame[figure_data.frame["cell"] == cell]
         of_cell = list(cell_rows.groupby(["layer", "head"], sort=True))
-        if len(cells) > 1 and not look.highlight:
-            of_cell = [min(of_cell, key=lambda group_rows: _mean_shared_keys(group_rows[1]))]
         cell_title = map_title(figure_data, look, cell)
+        if len(cells) > 1 and not look.highlight:
+            mean = cell_rows.groupby(["query", "key"], as_index=False)["weight"].mean()
+            maps.append((cell_title, _weight_table(mean)))
+            continue
         for (layer, head), rows in of_cell[:MAX_MAPS]:
             name = f"layer {layer}, head {head}"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
@@ -114,7 +116,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         image = draw_heat_map(
             axes, table, norm, colours=drawing.diverging() if signed else drawing.HEAT_MAP, bad="#ffffff"
         )
-        ticks = drawing.thin_evenly(range(len(table)), 8)
+        ticks = list(range(0, len(table), -(-len(table) // 8)))
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1, xlabel="key position", ylabel="query position")
         if len(tokens) <= MAX_LETTERS and all(len(token) == 1 and token.isalnum() for token in tokens):
             axes.set(xlabel="key", ylabel="query")
@@ -133,18 +135,6 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         f"{figure_data.title}: {map_title(figure_data, look, cells[0])}" if len(cells) == 1 else figure_data.title
     )
     return drawing.finished(figure, cell_title, figure_data.notes, {})
-
-
-def _mean_shared_keys(rows: pd.DataFrame) -> float:
-    """Return the mean number of keys that share a query's attention, over queries that attend to any.
-
-    The result is infinite if none does.
-
-    Args:
-        rows: Rows of one map.
-    """
-    keys = rows.drop_duplicates("query")["keys"]
-    return float(keys[keys > 0].mean()) if (keys > 0).any() else float("inf")
 
 
 def _weight_table(rows: pd.DataFrame) -> np.ndarray:

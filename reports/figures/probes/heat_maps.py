@@ -22,21 +22,16 @@ def title_parts(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
     return {cell: [mixers[cell], *filter(None, names[cell].split(", "))] for cell in cells}
 
 
-def map_title(figure_data: FigureData, look: FigureOptions, cell: str, *, memory: bool = False) -> str:
+def map_title(figure_data: FigureData, look: FigureOptions, cell: str) -> str:
     """Return the title of a cell's map: mixer and other levels; the seed is left out unless the cell is highlighted.
 
     Args:
         figure_data: The figure, whose draw option `titles` has the `title_parts`.
         look: Figure options.
         cell: Id of the cell.
-        memory: Whether the map shows the cell's memory ("memory with <mixer>") rather than its mixer.
     """
     mixer, *levels = figure_data.draw_options["titles"][cell]
     shown_levels = [word for word in levels if cell in look.highlight or not word.startswith("seed ")]
-    if memory:
-        return ", ".join(
-            [f"memory with {mixer}", *(word for word in shown_levels if word != drawing.level_label("on", "memory"))]
-        )
     return ", ".join([mixer, *shown_levels])
 
 

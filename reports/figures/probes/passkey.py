@@ -28,6 +28,7 @@ from .item_frames import item_detail_rows
 PROBE, METRIC = "passkey", "digit_accuracy"
 MAX_WRITTEN_LENGTHS = 5
 """Largest number of lengths for which every square of a map shows its number."""
+Z = 1.96  # standard errors to either side in a 95 % interval
 FRAME: dict[str, Any] = {"edgecolor": "white", "linestyle": (0, (1.5, 1))}
 """Frame of squares without recall, which are dark."""
 FRAMED = "#123066"
@@ -63,7 +64,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
         notes.append(
             f"Constant-digit baseline on these trials: {' to '.join(percentages)} % (dotted on the colour bar); "
-            "framed squares, at or below it, show no recall."
+            "framed: not significantly above it (within 1.96 standard errors of the square)."
         )
     configurations = list(dict.fromkeys(frame["configuration"]))
     if len(configurations) > MAX_CELLS:
@@ -79,12 +80,20 @@ def _error_note(frame: pd.DataFrame) -> str:
 
     That of a mean over seeds is the root of the sum of their squared errors, divided by their number.
     """
-    squares = frame.groupby(["configuration", "length", "depth"], sort=False)["se"]
-    errors = squares.agg(lambda se: float((se**2).sum(skipna=False)) ** 0.5 / len(se)).dropna()
+    errors = _square_errors(frame.groupby(["configuration", "length", "depth"], sort=False)["se"]).dropna()
     if errors.empty:
         return ""
     median, most = (format_number(error, 0, percent=True) for error in (errors.median(), errors.max()))
     return f" Standard error of a square, from the spread of its trials: median {median}, at most {most} points."
+
+
+def _square_errors(squares: Any) -> pd.Series:
+    """Return the standard error of each square, NaN without one: of a mean over cells with independent errors.
+
+    Args:
+        squares: Standard errors of cells, grouped by square.
+    """
+    return squares.agg(lambda se: float((se**2).sum(skipna=False)) ** 0.5 / len(se))
 
 
 def _count_range_text(counts: pd.Series) -> str:
@@ -153,14 +162,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _label_axes(axes, lengths, depths, figure_data.draw_options["trained"])
         if len(lengths) <= MAX_WRITTEN_LENGTHS and len(depths) <= 2 * MAX_WRITTEN_LENGTHS:
             write_values(axes, table, [[f"{100 * share:.0f}" for share in row] for row in table], norm)
-        has_frames |= _frame_low_squares(axes, table, figure_data.draw_options["constant"])
+        errors = _square_errors(rows.groupby(["depth", "length"])["se"]).unstack()
+        lower = table - Z * errors.reindex(index=depths, columns=lengths).fillna(0).to_numpy(dtype=float)
+        has_frames |= _frame_low_squares(axes, lower, figure_data.draw_options["constant"])
     label_maps(group, "context length, tokens", "depth")
     ticks = {share: f"{100 * share:.0f}%" for share in (0, 0.25, 0.5, 0.75, 1)}
     add_colour_bar(figure, image, "digits recalled", ticks, figure_data.draw_options["constant"], pad=0.06)
     keys: dict[str, Any] = {}
     if has_frames:
         keys[
-            f"framed: at most the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
+            f"framed: not above the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
         ] = drawing.patch(facecolor=FRAMED, linewidth=0)
     if figure_data.draw_options["trained"]:
         keys[f"training length ({format_length(figure_data.draw_options['trained'])})"] = drawing.key(
@@ -170,11 +181,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _frame_low_squares(axes: Axes, table: np.ndarray, constant: float | None) -> bool:
-    """Draw a dotted frame into each square at or below the constant-digit baseline, and return whether there is any.
+    """Draw a dotted frame into each square not above the constant-digit baseline, and return whether there is any.
 
     Args:
         axes: The map.
-        table: Shares [depths, lengths]; NaN where not measured.
+        table: Lower ends of the 95 % intervals of shares [depths, lengths]; NaN where not measured.
         constant: The baseline as a share; None: unknown, so that no square is framed.
     """
     from matplotlib.patches import Rectangle

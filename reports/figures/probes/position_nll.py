@@ -43,7 +43,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the loss (nats per token) by position in the document.
 
     Each cell is shown at its longest measured context length. One row per cell and point: cell, attempt, configuration,
-    panel, first, second, line, probe, metric, length (middle of the point, in tokens from the start), start, stop (its
+    panel (mixer or memory), first, second, line, probe, metric, length (middle of the point, in tokens from the start), start, stop (its
     tokens), trained (training length; 0 where unknown), value, n (documents), low and high (95 % t interval over them).
     Beyond eight points an octave, neighbouring positions are averaged into one point.
 
@@ -55,6 +55,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has losses by position; evaluate with --probe {PROBE}")
     frame, axes = assign_panels(data, frame)
+    if axes == ("attn_type", "memory"):
+        # bands of four lines would overlap
+        memories = [drawing.level_label(memory, "memory") for memory in frame["second"]]
+        frame, axes = frame.assign(panel=memories, second="", line=frame["first"]), ("attn_type",)
     means = complete_line_means(frame)
     first = format_count_range(frame[frame["start"] == 0]["stop"])
     notes = [
@@ -143,7 +147,7 @@ def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw all lines in one panel, or a panel per mixer. The training length is marked.
+    """Draw all lines in one panel, or a panel per mixer or memory. The training length is marked.
 
     Intervals are bands. Highlighted cells of `look` are labelled, and values above the limits are arrows.
     """

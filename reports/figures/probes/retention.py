@@ -102,7 +102,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
     cells = set(cells_to_draw(figure_data, look))
     maps = [
-        (map_title(figure_data, look, cell, memory=part == "memory"), rows)
+        (f"{part} gates\n{map_title(figure_data, look, cell)}", rows)
         for (cell, part), rows in figure_data.frame.groupby(["cell", "part"], sort=False)
         if cell in cells
     ]

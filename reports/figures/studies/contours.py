@@ -29,7 +29,9 @@ MAX_PANELS = 4
 """Largest number of pairs that are drawn."""
 MIN_WIDTH_OF_THREE = 4.2  # inches of width that three panels with a common y axis need side by side
 MIN_SKILL = 0.2  # share of the variance of left-out trials that an interpolation must explain to be drawn
-STEPS = 60  # colours of a strip along its level
+STEPS = 80  # colours of a strip along its level, and of a map along each axis
+REACH = 0.15  # share of an axis from the nearest trial up to which colours are interpolated
+SMOOTHING = 0.05  # standard deviation of the smoothing of a map, as a share of an axis
 FLAT = 1e-6  # squared singular value below which points lie on a line
 
 
@@ -68,13 +70,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     drawn = (predictive or pairs)[:MAX_PANELS]
     frame = pd.concat(drawn, ignore_index=True).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
-    notes = [f"Colour: {first.words}, brighter is better; each mark is a {study.trial_noun} (n = {len(study.done)})."]
-    if any(map(_level_positions, scales.values())):
-        notes.append("Marks of a level are spread over its width.")
+    notes = [f"Colour: {first.words}, darker is better; each mark is a {study.trial_noun} (n = {len(study.done)})."]
+    if any(_level_positions(scales[x]) and _level_positions(scales[y]) for x, y in frame[["x", "y"]].to_numpy()):
+        notes.append("Marks of a pair of levels are spread around it.")
     if predictive:
         notes.append(
-            "Between marks, colours are interpolated linearly (triangles of neighbours; within each level of a setting "
-            f"with levels). Drawn: the {len(drawn)} of {len(pairs)} pairs of settings whose interpolation explains "
+            "Between marks, colours are interpolated linearly (triangles of neighbours, smoothed over "
+            f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and blank farther than "
+            f"{REACH:.0%} of an axis from every trial. Drawn: the {len(drawn)} of {len(pairs)} pairs of settings whose interpolation explains "
             f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first."
         )
     else:
@@ -120,7 +123,7 @@ def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per pair of settings: a marker per trial, with colours for values interpolated between them.
 
-    Brighter is better, whichever direction the objective has. The best trials are ringed, and all panels share one
+    Darker is better, whichever direction the objective has. The best trials are ringed, and all panels share one
     colour bar. `look` is not used.
     """
     frame, scales = figure_data.frame, figure_data.draw_options["scales"]
@@ -160,7 +163,7 @@ def _level_positions(scale: Scale) -> list[float]:
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
     """Draw the trials of a pair of settings, the best ones ringed, and set limits, ticks and axis labels.
 
-    On an axis of levels each marker is shifted aside by an amount that depends on the trial's number.
+    Between two axes of levels each marker is shifted aside by an amount that depends on the trial's number.
 
     Args:
         axes: The panel.
@@ -176,7 +179,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
         panel_rows[f"{side}_place"]
         + [
             SPREAD / max(1, len(_level_positions(scale)) - 1) * settings.level_share(int(number))
-            if _level_positions(scale)
+            if _level_positions(x) and _level_positions(y)
             else 0.0
             for number in panel_rows["number"]
         ]
@@ -188,9 +191,10 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     style: dict[str, Any] = {"edgecolors": drawing.INK, "linewidths": fine * drawing.line_width(0.5), "zorder": 3}
     style |= {"s": (fine * drawing.line_width(3.8)) ** 2, "cmap": chart, "norm": norm}
     axes.scatter(across, up, c=panel_rows["value"], **style)
-    axes.plot(
-        across[panel_rows["best"]], up[panel_rows["best"]], markersize=drawing.line_width(8), zorder=4, **settings.RING
-    )
+    best: Any = (across[panel_rows["best"]], up[panel_rows["best"]])
+    halo = settings.RING | {"markeredgecolor": "white", "markeredgewidth": drawing.line_width(2.6), "zorder": 3.9}
+    for ring in (halo, settings.RING | {"zorder": 4}):
+        axes.plot(*best, markersize=drawing.line_width(8), **ring)
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
         at_levels = _level_positions(scale)
@@ -205,9 +209,9 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
 
 
 def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
-    """Draw the interpolated values: filled contours between two settings of numbers, else a strip per level.
+    """Draw the interpolated values: smooth filled contours between two settings of numbers, else a strip per level.
 
-    Strips end at the outermost trials of their level.
+    Strips end at the outermost trials of their level. Positions farther than `REACH` from every trial are blank.
 
     Args:
         axes: The panel.
@@ -217,14 +221,18 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
         norm: Matplotlib normalization of the values.
         chart: Matplotlib colour map.
     """
-    from matplotlib.tri import Triangulation
+    from scipy.spatial.distance import cdist
 
     coordinates, values = _averaged(panel_rows)
     look: dict[str, Any] = {"cmap": chart, "norm": norm, "alpha": 0.75, "zorder": 1}
     if not (_level_positions(x) or _level_positions(y)):
-        mesh = Triangulation(*coordinates.T)
+        steps = np.linspace(0, 1, STEPS + 1)
+        grid = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+        table = interpolated_values(coordinates, values, grid, x, y)
+        table = _smoothed(table.reshape(STEPS + 1, -1), SMOOTHING * STEPS)
+        table[cdist(grid, coordinates, "chebyshev").min(axis=1).reshape(table.shape) > REACH] = np.nan
         levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
-        axes.tricontourf(mesh, values.clip(norm.vmin, norm.vmax), levels=levels, **look)
+        axes.contourf(steps, steps, table.clip(norm.vmin, norm.vmax), levels=levels, **look)
         return
     edges = [_strip_edges(scale, coordinates[:, side]) for side, scale in enumerate((x, y))]
     middles = [[(low + high) / 2 for low, high in parts] for parts in edges]
@@ -232,8 +240,25 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
         for row, y_edges in enumerate(edges[1]):
             point = np.array([[middles[0][column], middles[1][row]]])
             value = interpolated_values(coordinates, values, point, x, y)
-            if np.isfinite(value).all():
+            own = coordinates[[x_edges[0] <= at <= x_edges[1] or not _level_positions(x) for at in coordinates[:, 0]]]
+            own = own[[y_edges[0] <= at <= y_edges[1] or not _level_positions(y) for at in own[:, 1]]]
+            if np.isfinite(value).all() and cdist(point, own).min() <= REACH:
                 axes.pcolormesh(x_edges, y_edges, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
+
+
+def _smoothed(table: np.ndarray, sd: float) -> np.ndarray:
+    """Return a table after a Gaussian filter that ignores NaN and leaves them, so that edges keep their values.
+
+    Args:
+        table: Values [row, column].
+        sd: Standard deviation of the filter in steps of the table.
+    """
+    from scipy.ndimage import gaussian_filter
+
+    inside = np.isfinite(table)
+    weight = gaussian_filter(inside.astype(float), sd)
+    total = gaussian_filter(np.where(inside, table, 0.0), sd)
+    return np.where(inside, total / np.where(inside, weight, 1.0), np.nan)
 
 
 def _strip_edges(scale: Scale, positions: np.ndarray) -> list[tuple[float, float]]:

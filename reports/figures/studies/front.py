@@ -16,6 +16,7 @@ from ...stats.study_data import Study, level_text, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
+from ..canvas.labels import mark_better_corner
 from ..canvas.scales import short_numbers
 from .settings import (
     RING,
@@ -146,31 +147,13 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
         style: dict[str, Any] = {"color": SERIES_INKS[0], "linewidth": drawing.line_width(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **style)
-    _mark_better_corner(axes, int(panel_rows["x_sign"].iloc[0]), int(panel_rows["y_sign"].iloc[0]))
+    mark_better_corner(axes, int(panel_rows["x_sign"].iloc[0]), int(panel_rows["y_sign"].iloc[0]))
     labelled = front.iloc[:: max(1, -(-len(front) // MAX_NAMED))]
     named = [(float(row["x_value"]), float(row["y_value"]), f"#{row['number']}") for row in labelled.to_dict("records")]
     points = list(zip(panel_rows["x_value"], panel_rows["y_value"], strict=True))
     path = _step_corners(front, int(panel_rows["x_sign"].iloc[0])) if stepped else []
     drawing.after_layout(axes.figure, lambda: _label_front(axes, named, points, path))  # type: ignore[arg-type]
     axes.locator_params(nbins=5)
-
-
-def _mark_better_corner(axes: Axes, x_sign: int, y_sign: int) -> None:
-    """Draw an arrow with the word "better" into the corner of the better ends of both axes.
-
-    Args:
-        axes: The panel.
-        x_sign: 1 if more of x is better, else -1.
-        y_sign: 1 if more of y is better, else -1.
-    """
-    corner = (0.985 if x_sign > 0 else 0.015, 0.98 if y_sign > 0 else 0.02)
-    style: dict[str, Any] = {
-        "xycoords": "axes fraction",
-        "color": drawing.GREY,
-        "ha": "left" if x_sign < 0 else "right",
-    }
-    style |= {"va": "center", "arrowprops": {"arrowstyle": "->", "color": drawing.GREY, "shrinkA": 1, "shrinkB": 0}}
-    drawing.note(axes, "better", corner, (-14 * x_sign, -12 * y_sign), **style)
 
 
 def _step_corners(front: pd.DataFrame, x_sign: int) -> list[tuple[float, float]]:

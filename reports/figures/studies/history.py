@@ -24,7 +24,7 @@ STANDING_STYLES: dict[str, dict[str, Any]] = {
     "diverged": {"marker": "X", "color": STATE_INKS["diverged"]},
     "failed": {"marker": "v", "color": STATE_INKS["failed"], "markerfacecolor": "white"},
 }
-STANDING_LABELS = {"pruned": "pruned (last value)", "diverged": "diverged", "failed": "failed"}
+STANDING_LABELS = {"pruned": "pruned, last value", "diverged": "diverged", "failed": "failed"}
 STRIP = 0.1  # height of the strip of trials without a value, as a share of the range of values
 LINE: dict[str, Any] = {"color": drawing.INK, "drawstyle": "steps-post"}
 
@@ -117,13 +117,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))
     figure = drawing.page(2.4, 5.2 if len(names) == 1 else drawing.PAGE_WIDTH)
+    counts = frame.drop_duplicates("number")["standing"].value_counts().to_dict()
     handles: dict[str, Any] = {}
     for axes, name in zip(drawing.panel_column(figure, len(names)), names, strict=True):
-        handles |= _draw_panel(axes, frame[frame["objective"] == name])
+        handles |= _draw_panel(axes, frame[frame["objective"] == name], counts)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=5)
 
 
-def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
+def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, counts: dict[str, int]) -> dict[str, Any]:
     """Draw the trials of an objective over their numbers, and set limits, ticks and axis labels.
 
     Limits cut outliers off: these are arrows at the edge. Diverged and failed trials without a value stand at the worse
@@ -132,9 +133,10 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     Args:
         axes: The panel.
         panel_rows: Rows of one objective, with number, standing, direction, label, value and so_far.
+        counts: Number of trials by standing, for the legend.
 
     Returns:
-        Legend handles by label: one per standing that is drawn, "best so far", and "beyond the axis" if any is.
+        Legend handles by label: one per standing that is drawn, with its number of trials, and "best so far".
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -143,26 +145,23 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     low, high = padded_range(*value_range([*with_value["value"], *panel_rows["so_far"].dropna()], objective))
     strip = _draw_strip(axes, panel_rows, low, high, objective.sign)
     handles: dict[str, Any] = {}
-    outside: dict[str, Any] = {}
     for standing, standing_style in STANDING_STYLES.items():
         part = with_value[with_value["standing"] == standing]
         inside = part[(part["value"] >= low) & (part["value"] <= high)]
+        beyond = part.drop(inside.index)
         if len(part):
+            arrow = "; arrow: beyond the axis" if len(beyond) else ""
             style: dict[str, Any] = {"zorder": 3, "markeredgewidth": 1.0, **standing_style}
-            handles[STANDING_LABELS.get(standing, "done")] = drawing.points(
+            handles[f"{STANDING_LABELS.get(standing, 'done')} ({counts[standing]}{arrow})"] = drawing.points(
                 axes, inside["number"], inside["value"], **style
             )
-        beyond = part.drop(inside.index)
         _mark_out_of_range(axes, beyond, standing_style["color"], low, high)
-        if len(beyond):
-            marker = "^" if objective.sign < 0 else "v"
-            name = f"{standing}, beyond the axis"
-            outside[name] = drawing.key(linestyle="none", marker=marker, color=standing_style["color"])
     for standing in ("diverged", "failed"):
         lost = panel_rows[panel_rows["value"].isna() & (panel_rows["standing"] == standing)]
         if len(lost):
             style = {"zorder": 3, "label": "_guide", **STANDING_STYLES[standing]}
-            handles[STANDING_LABELS[standing]] = drawing.points(axes, lost["number"], [strip] * len(lost), **style)
+            label = f"{STANDING_LABELS[standing]} ({counts[standing]})"
+            handles[label] = drawing.points(axes, lost["number"], [strip] * len(lost), **style)
     line = panel_rows[panel_rows["so_far"].notna()]
     (handles["best so far"],) = axes.plot(line["number"], line["so_far"], zorder=2.5, **LINE)
     last = int(panel_rows["number"].max())
@@ -172,7 +171,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     axes.set_ylabel(wrap_vertical_label(str(panel_rows["label"].iloc[0])))
     short_numbers(axes.yaxis)
     _label_strip(axes, strip, low, high)
-    return handles | outside
+    return handles
 
 
 def _draw_strip(axes: Axes, panel_rows: pd.DataFrame, low: float, high: float, sign: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -24,20 +25,25 @@ from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from .settings import setting_label
 
 BAR, PALE_BAR = SERIES_INKS[0], tint(SERIES_INKS[0], 0.65)
+REST = tint(drawing.GREY, 0.5)  # ink of interactions, which no permutation tests
 ROW = 0.24  # inches, height of a setting's bar
 MEANINGS = {
-    FANOVA: "variance of the objective that a setting alone explains in a random forest",
-    PED_ANOVA: "divergence of a setting's values in the best trials from those in all",
+    FANOVA: "share of the objective's variance in a random forest that a setting alone explains; the rest is due to "
+    "interactions. The forest is fitted to the trials, so that shares have no interval",
+    PED_ANOVA: "divergence of a setting's values in the best trials from those in all, as a share of the sum over "
+    "settings",
 }
 """Meaning of an importance, by evaluator."""
+INTERACTIONS = "interactions"
 CHANCE = "95th percentile under random permutation"
 
 
 def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> FigureData:
     """Return the importance of the settings that vary, one row per objective and setting.
 
-    The most important setting of an objective comes first. Columns: objective, words (display name of the objective),
-    setting (dotted path), name (short), share (in %; those of an objective sum to 100), chance (in %: the 95th
+    The most important setting of an objective comes first; fANOVA has the rest of the variance, interactions, last.
+    Columns: objective, words (display name of the objective),
+    setting (dotted path), name (short), share (in %), chance (in %: the 95th
     percentile of the share under random permutation of the values), sure (True if the share is above it). Where a
     pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`).
 
@@ -78,13 +84,16 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
                 "chance": 100 * importance.chance,
             }
             rows.append(row | {"sure": importance.share > importance.chance})
+        rest = 1 - sum(importance.share for importance in setting_importances)
+        if method == FANOVA and rest > 0:
+            fields = {"setting": "", "name": INTERACTIONS, "share": 100 * rest, "chance": math.nan, "sure": False}
+            rows.append({"objective": objective.name, "words": objective.words} | fields)
     trials = "trials" if study.rung else "finished trials"
     still = [path for path in study.search.ranges if path not in moving]
     notes = [
-        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}: {MEANINGS[method]}, as a share of the sum over "
-        "settings. Line: "
+        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}: {MEANINGS[method]}. Line: "
         f"{CHANCE}, from {permutation_count(method, len(study.done))} permutations of the values among the "
-        f"trials{'; a pale bar does not reach it' if not all(row['sure'] for row in rows) else ''}."
+        f"trials{'; a pale bar does not reach it' if not all(row['sure'] for row in rows if row['setting']) else ''}."
         f"{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
     ]
     if still:
@@ -123,7 +132,10 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     arrow at the edge.
     """
     heights = range(len(panel_rows))
-    colours = [BAR if sure else PALE_BAR for sure in panel_rows["sure"]]
+    colours = [
+        REST if math.isnan(chance) else BAR if sure else PALE_BAR
+        for chance, sure in zip(panel_rows["chance"], panel_rows["sure"], strict=True)
+    ]
     axes.barh(heights, panel_rows["share"], height=0.62, color=colours, zorder=2)
     # markers beyond the axis are drawn last
     for at, height in sorted(zip(panel_rows["chance"], heights, strict=True), key=lambda pair: pair[0] > 100):

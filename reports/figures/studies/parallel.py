@@ -31,7 +31,9 @@ from .settings import (
 
 MIN_TRIALS = 2
 SPREAD = 0.7  # share of a level's space over which lines through it are spread
-DARKEST, PALEST = 0.0, 0.86  # ends of the part of the colour map that is seen on white
+TENTH = 0.1  # share of the trials, and at least three of them, whose lines are not faded
+FADED = 0.3  # opacity of the lines of the others
+KEY_WIDTH = 0.05  # width of the coloured axis of the objective, in distances between axes
 BEST_WIDTH = 2.6  # points in the style `paper`, width of the lines of the best trials
 BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.88, "pad": 0.6}
 """Box of a tick label between two axes, which stands on the lines."""
@@ -61,7 +63,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
     unit = _unit(first)
     notes = [
-        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker); thick: {thick}."
+        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker); thick: {thick}; faded: all but the best tenth."
     ]
     if len(study.objectives) > 1:
         further = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
@@ -156,7 +158,8 @@ def _with_spread_levels(frame: pd.DataFrame, scales: dict[str, Scale]) -> pd.Dat
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw parallel axes with a line per trial: the better a trial, the darker and the further in front.
 
-    The colour is that of the first objective. Trials that none beats are thick. `look` is not used.
+    The colour is that of the first objective, whose axis is the key. Trials that none beats are thick; all others but
+    the best tenth are faded. `look` is not used.
     """
     from matplotlib.collections import LineCollection
 
@@ -166,9 +169,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes = figure.subplots()
     objective = objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
-    # the light end of the map is hardly seen as a line on white, so the best trials have the dark end
-    ends = [PALEST, DARKEST] if objective.sign > 0 else [DARKEST, PALEST]
-    chart = colours(1)
+    chart = colours(objective.sign)
     order = {str(axis_row["axis"]): index for index, axis_row in enumerate(names)}
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
     placed = frame.assign(x=frame["axis"].map(order))
@@ -176,15 +177,17 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         number: _segments(points["x"].to_numpy(), points["height"].to_numpy(dtype=float))
         for number, points in placed.groupby("number")
     }
-    for best, width, alpha in ((False, 0.9 * marker_scale(len(ranked)), 0.85), (True, BEST_WIDTH, 1.0)):
-        trials = ranked[ranked["best"] == best]
+    ranked = ranked[::-1].assign(is_faded=np.arange(len(ranked)) >= max(3, math.ceil(TENTH * len(ranked))))[::-1]
+    thin = 0.9 * marker_scale(len(ranked))
+    groups = (
+        (ranked[~ranked["best"] & ranked["is_faded"]], thin, FADED),
+        (ranked[~ranked["best"] & ~ranked["is_faded"]], 1.6 * thin, 1.0),
+        (ranked[ranked["best"]], BEST_WIDTH, 1.0),
+    )
+    for level, (trials, width, alpha) in enumerate(groups):
         numbered = trials[["number", "value"]].itertuples(index=False)
-        pairs = [
-            (segment, chart(ends[0] + (ends[1] - ends[0]) * float(norm(value))))
-            for number, value in numbered
-            for segment in ways[int(number)]
-        ]
-        style: dict[str, Any] = {"linewidths": drawing.line_width(width), "alpha": alpha, "zorder": 3 + best}
+        pairs = [(segment, chart(float(norm(value)))) for number, value in numbered for segment in ways[int(number)]]
+        style: dict[str, Any] = {"linewidths": drawing.line_width(width), "alpha": alpha, "zorder": 3 + level / 2}
         lines = LineCollection(
             [line for line, _ in pairs], colors=[ink for _, ink in pairs], **style, joinstyle="round"
         )
@@ -193,8 +196,26 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     units = figure_data.draw_options["units"]
     labels = [(str(row["name"]), str(units.get(row["axis"], "")).replace(" per ", "/")) for row in names]
     _draw_frame(axes, labels, shown)
-    thick = drawing.key(color=chart(DARKEST), linewidth=drawing.line_width(BEST_WIDTH))
+    first = next(axis for axis in order if axis in units)
+    _colour_axis(axes, order[first], scales[first], norm, chart)
+    thick = drawing.key(color=chart(0.0 if objective.sign < 0 else 1.0), linewidth=drawing.line_width(BEST_WIDTH))
     return drawing.finished(figure, figure_data.title, figure_data.notes, {figure_data.draw_options["thick"]: thick})
+
+
+def _colour_axis(axes: Axes, index: int, scale: Scale, norm: Any, chart: Any) -> None:
+    """Fill a bar along the axis of the first objective with the colours of its values.
+
+    Args:
+        axes: The only axes of the figure.
+        index: Number of that axis, its x.
+        scale: Its scale.
+        norm: Matplotlib normalization of the values.
+        chart: Matplotlib colour map.
+    """
+    steps = np.linspace(0, 1, 128)
+    values = scale.low + (scale.high - scale.low) * (steps[:-1] + steps[1:]) / 2
+    sides = (index - KEY_WIDTH / 2, index + KEY_WIDTH / 2)
+    axes.pcolormesh(sides, steps, values[:, None], norm=norm, cmap=chart, zorder=5.5, rasterized=False)
 
 
 def _height(scale: Scale, share: float) -> float:

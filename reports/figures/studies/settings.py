@@ -113,14 +113,14 @@ def value_range(values: Sequence[float], objective: Objective) -> tuple[float, f
 
 
 def colours(objective_sign: int) -> Any:
-    """Return the matplotlib colour map in which brighter is better: cividis, reversed where less is better.
+    """Return the matplotlib colour map in which darker is better: cividis, reversed where more is better.
 
     Args:
         objective_sign: 1 if more is better, else -1.
     """
     from matplotlib import colormaps
 
-    return colormaps[drawing.HEAT_MAP if objective_sign > 0 else f"{drawing.HEAT_MAP}_r"]
+    return colormaps[f"{drawing.HEAT_MAP}_r" if objective_sign > 0 else drawing.HEAT_MAP]
 
 
 def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str) -> None:
@@ -136,17 +136,7 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
     from matplotlib.cm import ScalarMappable
     from matplotlib.ticker import MaxNLocator
 
-    spec = axes[0].get_subplotspec()
-    rows = spec.get_gridspec().nrows if spec is not None else 1
-    longest = max(map(len, wrap_vertical_label(label).split("\n")))
-    needed = 0.56 * longest * drawing.size("axes.labelsize") / 72 / (0.85 * figure.get_figheight())
-    layout = {
-        "pad": 0.02,
-        "aspect": 26,
-        "fraction": 0.06,
-        "shrink": min(1.0, max(1 / rows, needed)),
-        "anchor": (0.0, 1.0),
-    }
+    layout = {"pad": 0.02, "aspect": 13 * figure.get_figheight(), "fraction": 0.06}
     bar = drawing.colour_bar(figure, axes, ScalarMappable(norm, colour_map), wrap_vertical_label(label), **layout)
     bar.locator = MaxNLocator(4)
     bar.update_ticks()

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
@@ -23,6 +24,7 @@ MAX_COLUMNS = 4
 TRIAL_COLOURS = ("later", tint(SERIES_INKS[0], 0.92), SERIES_INKS[0], mixed(SERIES_INKS[0], "#000000", 0.85))
 """Name of the colour map of trials, and its colours from the first trial to the last."""
 SPREAD = 0.7  # share of a level's space over which its trials are spread
+SHADES = 4  # parts of the study, each with a shade of its own
 LEVEL_FILL = "#f1f1f1"  # shade of the width of a level
 STEP = 0.17  # distance of neighbours in a level, as a share of its space
 ROWS = 20.0  # values nearer than this part of the y axis stand side by side
@@ -46,7 +48,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
     notes = [
-        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), later ones are darker; no averaging over other settings."
+        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), later quarters of the study are darker; no averaging over other settings."
     ]
     scales = {path: settings.scale_of(study, path) for path in study.search.ranges}
     if any(_is_of_levels(scale) for scale in scales.values()):
@@ -82,6 +84,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     Trials that none beats are ringed. Panels of an objective share their y axis, and all share a colour bar of trial
     numbers. `look` gives the scale of the figure's height.
     """
+    from matplotlib.colors import BoundaryNorm
+
     frame = figure_data.frame
     objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))
     figure = drawing.page(1.0, drawing.width_of(max(2, len(paths))))
@@ -95,7 +99,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         columns = len(paths) if len(objectives) > 1 else _panel_columns(len(paths), narrow)
     figure.set_figheight((drawing.PANEL_HEIGHT + 0.1) * drawing.rows_of(len(pairs), columns) * look.scale)
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
-    norm = drawing.linear(0, max(1, figure_data.draw_options["last"]))
+    norm = BoundaryNorm(np.linspace(0, max(SHADES, figure_data.draw_options["last"] + 1), SHADES + 1).round(), 256)
     limits = {name: _y_limits(frame[frame["objective"] == name]) for name in objectives}
     for index, (axes, (objective, path)) in enumerate(zip(grid, pairs, strict=True)):
         panel_rows = frame[(frame["objective"] == objective) & (frame["setting"] == path)]

@@ -18,7 +18,7 @@ from ....results.contrasts import Contrast, reference_level
 from ....results.store.records import AXES
 from ...number_format import Column, column_of, format_length
 from ...result_columns import all_lengths, complete_columns, longest_only, placeholder_for_cell, shortest_and_longest
-from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
+from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cached_result, cell_level
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,11 @@ def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
     These are the columns of the complete results (validation, clean, junk and same-tail loss, needle accuracy, further
     metrics, MFU), in that order, with three decimals unless a percentage. Lengths ascend, the average comes last.
     """
-    return _measured_columns(data, complete_columns(data, over=all_lengths), at_least)
+    return cached_result(
+        data,
+        ("measures", at_least),
+        lambda: _measured_columns(data, complete_columns(data, over=all_lengths), at_least),
+    )
 
 
 def main_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:

@@ -5,6 +5,7 @@ It is the score of a network that retrieves nothing and always answers the same 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from scipy import special
 
 from ....results import metrics, paper
 from ....results.contrasts import Contrast
-from ...number_format import format_length, format_number
+from ...number_format import Column, format_length, format_number
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cached_result, cell_level
 from ...table import TableEntry
 from ..significance.paired_tests import ALPHA
@@ -58,6 +59,15 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
         return constant_answer_scores(measured, data.sweep in paper.SWEEPS).get(length)
 
     return cached_result(data, ("constant answer", length), largest_score)
+
+
+def recall_threshold(data: SweepData, quality: Column) -> float:
+    """Return the share that a configuration must exceed to be on a Pareto front: the constant-digit baseline.
+
+    It is minus infinity for other numbers than needle accuracy, and where the baseline was not recorded.
+    """
+    level = constant_answer_score(data, quality.length) if quality.probe == "needle" else None
+    return -math.inf if level is None else level
 
 
 def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:

@@ -78,7 +78,9 @@ def _simulated_p_best(candidates: tuple[Candidate, ...], direction: int) -> np.n
     return won / _draw_count(len(candidates))
 
 
-def simulate_p_front(pairs: Sequence[tuple[Candidate, Candidate]], directions: tuple[int, int] = (1, 1)) -> np.ndarray:
+def simulate_p_front(
+    pairs: Sequence[tuple[Candidate, Candidate]], directions: tuple[int, int] = (1, 1), above: float = -math.inf
+) -> np.ndarray:
     """Return the probability that each pair lies on the Pareto front, [pair]; empty without pairs.
 
     A pair is on the front if no other is at least as good in both numbers and better in one. Speeds and qualities are
@@ -87,6 +89,7 @@ def simulate_p_front(pairs: Sequence[tuple[Candidate, Candidate]], directions: t
     Args:
         pairs: (speed, quality) of each configuration.
         directions: 1 where more is better, -1 where less is, for speed and quality.
+        above: Quality that a pair on the front must exceed.
     """
     front_counts = np.zeros(len(pairs))
     if not pairs:
@@ -94,7 +97,7 @@ def simulate_p_front(pairs: Sequence[tuple[Candidate, Candidate]], directions: t
     first = _simulated_values([speed for speed, _ in pairs], salt=1)
     second = _simulated_values([quality for _, quality in pairs], salt=2)
     for x, y in zip(first, second, strict=True):
-        front_counts += _unbeaten(x * directions[0], y * directions[1]).sum(axis=0)
+        front_counts += (_unbeaten(x * directions[0], y * directions[1]) & (y > above)).sum(axis=0)
     return front_counts / _draw_count(len(pairs))
 
 
@@ -133,11 +136,14 @@ def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, f
     return dict(zip(candidates, simulate_p_best(list(candidates.values()), column.direction).tolist(), strict=True))
 
 
-def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict[Configuration, float]:
+def front_probabilities(
+    data: SweepData, speed: Column, quality: Column, above: float = -math.inf
+) -> dict[Configuration, float]:
     """Return the probability that each configuration lies on the front of speed and quality, by configuration.
 
     Configurations without either number are left out. A speed without a noise estimate counts as exact; more of it is
-    better unless its column says otherwise. Empty if the quality has no noise estimate.
+    better unless its column says otherwise. Empty if the quality has no noise estimate. Qualities that do not exceed
+    `above` are on no front.
     """
     qualities = candidates_by_configuration(data, quality)
     if not qualities:
@@ -147,7 +153,7 @@ def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict
     }
     common_keys = [key for key in qualities if key in speeds]
     chances = simulate_p_front(
-        [(speeds[key], qualities[key]) for key in common_keys], (speed.direction or 1, quality.direction)
+        [(speeds[key], qualities[key]) for key in common_keys], (speed.direction or 1, quality.direction), above
     )
     return dict(zip(common_keys, chances.tolist(), strict=True))
 

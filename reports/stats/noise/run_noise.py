@@ -21,7 +21,7 @@ from scipy import special
 from ....results.contrasts import STRATUM_AXES
 from ....results.store.records import AXES, CellState, MeasuredValue
 from ...number_format import Column
-from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
+from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cached_result, cell_level
 from ..significance.paired_tests import ALPHA
 from ..significance.trial_intervals import independent_trials
 
@@ -105,7 +105,7 @@ def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], N
     strata may differ in the kind of their replicates: seeds or near-replicates. Strata without replicates are left out.
     The order is that of the first cell with the number.
     """
-    return _noise_by_axes(data, column, STRATUM_AXES)
+    return cached_result(data, ("noise", column), lambda: _noise_by_axes(data, column, STRATUM_AXES))
 
 
 def _noise_by_axes(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], NoiseEstimate]:
@@ -132,10 +132,9 @@ class _CellValue(NamedTuple):
 
 def _measured_values(data: SweepData, column: Column) -> list[_CellValue]:
     """Return the cells that have the number, with its value, in the sweep's order."""
-    measured_values = ((cell, data.measured_value(cell, column)) for cell in data.cells)
     return [
         _CellValue(cell, measured, measured.value)
-        for cell, measured in measured_values
+        for cell, measured in data.measured_values(data.cells, column)
         if measured is not None and measured.value is not None
     ]
 
@@ -241,15 +240,12 @@ def _replicate_groups(
         configuration without regularizer, and seed), from cells with a negligible regularizer alone; ("", []) if no two
         runs are replicates, so for speed whenever no configuration has several seeds.
     """
-    near_replicates = [
-        cell_value
-        for cell_value in cell_values
-        if column.probe != SPEED_PROBE and is_regularizer_negligible(data, cell_value.cell)
-    ]
     skipped = AXES.index(NEAR_REPLICATE_AXIS)
-    for kind, numbers in ((SEEDS, cell_values), ("near-replicates", near_replicates)):
+    for kind in (SEEDS, "near-replicates"):
         groups: dict[tuple[str, ...], list[_CellValue]] = {}
-        for cell_value in numbers:
+        for cell_value in cell_values:
+            if kind != SEEDS and (column.probe == SPEED_PROBE or not is_regularizer_negligible(data, cell_value.cell)):
+                continue
             key = data.levels_of(cell_value.cell)
             if kind != SEEDS:
                 key = (*key[:skipped], *key[skipped + 1 :], str(cell_value.cell.seed))

@@ -142,7 +142,7 @@ class TestDiagnostics:
                 [row["length"]], erases="delta" in row["metric"], keeps=row["metric"].endswith("_kept")
             )
             assert row["value"] == formula[0]
-        assert len(rows(figure_data)) == 4 * 11
+        assert len(rows(figure_data)) == 4 * (4 * 10 + 1)
         remembering = [cell.cell_id for cell in published.cell_states("printed-v2") if cell.levels["memory"] == "on"]
         assert sorted(figure_data.trace["cells"]) == sorted(remembering)
         assert "the trained weights are not available" in figure_data.notes[0]
@@ -260,7 +260,7 @@ class TestComparisons:
                     and (rival["speed"], rival["value"]) != (point["speed"], point["value"])
                     for rival in points
                 )
-                assert point["front"] == (not beaten)
+                assert point["front"] == (not beaten and (quality == "Val" or point["value"] > 17.5))
 
     def test_front_bars_and_probabilities_follow_the_run_noise(self, published: Store) -> None:
         records = rows(make_figure("pareto", published, "printed-v2"))
@@ -276,9 +276,10 @@ class TestComparisons:
         assert {row["speed_sd"] for row in records} == {None}, "a regularizer changes the speed"
         for quality in ("Val", "Ndl@64K"):
             points = [row for row in records if row["quality"] == quality]
-            # the fastest of all is on the front whatever its quality, as speeds are taken as measured
+            # the fastest of all is on the front of losses, as speeds are taken as measured; with 1 % of the digits it
+            # is hardly ever above the constant-digit baseline
             fastest = max(points, key=lambda row: row["speed"])
-            assert fastest["p_front"] == 1.0
+            assert fastest["p_front"] == 1.0 if quality == "Val" else fastest["p_front"] < 0.05
             # a front has at least a point in every draw
             assert sum(row["p_front"] for row in points) >= 1
 

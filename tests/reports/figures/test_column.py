@@ -92,7 +92,7 @@ class TestTimeline:
     def test_timeline_of_the_pilot_has_paper_names(self) -> None:
         figure_data = make_figure("timeline", shipped_store("replication-longer"), "replication-longer")
         assert set(figure_data.frame["name"]) == {
-            f"{mixer}, {memory}training tokens {tokens}"
+            f"{mixer}, {memory}{tokens}"
             for mixer in ("PoLAR", "NoPE", "RoPE")
             for memory in ("", "with memory, ")
             for tokens in ("65.5M", "131M")
@@ -100,9 +100,12 @@ class TestTimeline:
         assert figure_data.notes[1] == "12 attempts, all done.", "no cross, no note on it"
         assert figure_data.notes[2].startswith("12 attempts shared a GPU with up to 11 others.")
         figure = figure_of(figure_data)
-        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["done (12)"]
+        assert "Last in each name: training tokens." in figure_data.notes
+        mixers = ["NoPE", "PoLAR", "RoPE"]
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == [*mixers, "no memory", "with memory"]
         rows = [" ".join(label.get_text().split()) for label in figure.axes[0].get_yticklabels()]
-        assert rows == sorted(figure_data.frame["name"]), "each attempt has a row with its name"
+        by_tokens = sorted(figure_data.frame["name"], key=lambda name: name.split(", ")[::-1])
+        assert rows == by_tokens, "each attempt has a row with its name, in groups of training tokens"
 
     @pytest.mark.thorough
     def test_key_of_large_timeline_names_failed_cells(self, empty: Store, make: Any) -> None:

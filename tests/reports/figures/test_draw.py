@@ -162,15 +162,14 @@ class TestSamples:
             if list(line.get_ydata()) == list(100 * best["value"]) and line.get_color() != "#ffffff"
         ]
         assert ink == mixer_inks(["polar"])["polar"]
-        assert "best of 120 cells" in legend_of(figure_of(figure_data))
         value = 100 * best["value"].iloc[-1]
-        assert f"best cell: {value:.1f} %" in [text.get_text() for text in panel.texts]
+        assert f"best of 120 cells: {value:.1f} %" in legend_of(figure_of(figure_data))
 
     def test_samples_of_differences_are_in_their_captions(self, published: Store) -> None:
         effects, interactions = (make_figure(name, published, "printed-v2") for name in ("effects", "interactions"))
         pairs = effects.frame[effects.frame["where"] == ""]["pairs"]
         assert f" to {pairs.max()} matched pairs" in effects.notes[0]
-        largest = interactions.frame.groupby("measure").head(10)["fours"]
+        largest = interactions.frame.groupby("measure").head(6)["fours"]
         assert f" {largest.min()} to {largest.max()} matched quadruples" in interactions.notes[0]
         assert any("strata differ" in label for label in legend_of(figure_of(effects)))
 
@@ -181,7 +180,9 @@ class TestSamples:
         at_floor = figure_data.frame[figure_data.frame[spread] < figure_data.frame["floor"]]
         count = len(at_floor.drop_duplicates(["measure", "stratum"]))
         starred = [text.get_text() for axes in figure_of(figure_data).axes for text in axes.texts]
-        assert count == sum(text.endswith(" *") for text in starred) == 3
+        assert count == sum(text.endswith(" *") for text in starred)
+        # lines of runs without any spread are left out of the figure of power
+        assert count == (1 if name == "power" else 3)
         assert any(note.startswith("*: ") for note in figure_data.notes)
 
     def test_cells_of_training_curves_are_drawn_if_visible(self, published: Store) -> None:

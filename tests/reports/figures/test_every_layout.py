@@ -86,6 +86,10 @@ def means_by_hand(frame: pd.DataFrame) -> list[float]:
         numbers += list(each.groupby(keys).mean().dropna())
     if "depth" in frame:
         numbers += list(frame.groupby(["configuration", "depth", "length"])["value"].mean())
+    if {"query", "key"} <= set(frame):
+        numbers += list(frame.groupby(["cell", "query", "key"])["weight"].mean())
+    if {"length", "column"} <= set(frame):
+        numbers += list(frame.groupby(["length", "column"])["value"].mean())
     if "failure" in frame:
         numbers += [*(frame["end"] / 60), *(frame["end"] / 3600)]
     if "half_life" in frame and frame["half_life"].isna().any():

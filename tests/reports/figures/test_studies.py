@@ -62,7 +62,9 @@ class TestHistory:
         assert "Not drawn: trial 39, not finished." in notes
         beyond = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
         legend = [text.get_text() for text in figure_of(figure_data).legends[0].get_texts()]
-        assert ("pruned, beyond the axis" in legend) == bool(beyond)
+        assert beyond == ["5.7"]
+        counts = ["done (33)", "pruned, last value (4; arrow: beyond the axis)", "diverged (1)", "failed (1)"]
+        assert legend == [*counts, "best so far"]
 
     @pytest.mark.thorough
     def test_maximised_objective_has_highest_as_best(self, studies: Store) -> None:
@@ -178,7 +180,7 @@ class TestPositions:
         kinds = [
             {type(part).__name__ for part in panel.collections} for panel in figure_of(figure_data).axes[: len(pairs)]
         ]
-        field = {DECAY: "TriContourSet", KIND: "QuadMesh", DEPTH: "QuadMesh"}
+        field = {DECAY: "QuadContourSet", KIND: "QuadMesh", DEPTH: "QuadMesh"}
         assert [field[x] in kind for x, kind in zip(pairs["x"], kinds, strict=True)] == [True] * 3
 
     def test_contour_strips_interpolate_within_a_level(self) -> None:
@@ -205,14 +207,23 @@ class TestPositions:
             figure_data = make_figure("parallel", studies, sweep)
             (axes,) = figure_of(figure_data, look).axes
             assert {"PoLAR", "NoPE", "RoPE"} <= {text.get_text() for text in axes.texts}
-            segments = [axes.transData.transform(line) for part in axes.collections for line in part.get_segments()]
+            lines = [part for part in axes.collections if hasattr(part, "get_segments")]
+            segments = [axes.transData.transform(line) for part in lines for line in part.get_segments()]
             dense = np.concatenate([np.linspace(*segment, 200) for segment in segments])
             boxed = [text for text in axes.texts if (box := text.get_bbox_patch()) and box.get_alpha() >= 0.85]
-            assert all(text.get_zorder() > part.get_zorder() for text in boxed for part in axes.collections)
+            assert all(text.get_zorder() > part.get_zorder() for text in boxed for part in lines)
             bare = [text for text in axes.texts if text not in boxed]
             assert not any(Text.get_window_extent(text).count_contains(dense) for text in bare)
-            heights = [height for part in axes.collections for line in part.get_segments() for height in line[:, 1]]
+            heights = [height for part in lines for line in part.get_segments() for height in line[:, 1]]
             assert 0 <= min(heights) <= max(heights) <= 1, "no line leaves its axis"
+            faded, *sharp = lines
+            assert {part.get_alpha() for part in sharp} == {1.0}
+            assert faded.get_alpha() < 0.5
+            trials = figure_data.frame["number"].nunique()
+            drawn = sum(len(part.get_segments()) for part in sharp)
+            assert max(3, math.ceil(trials / 10)) <= drawn / (figure_data.frame["axis"].nunique() - 1)
+            (key,) = [part for part in axes.collections if type(part).__name__ == "QuadMesh"]
+            assert np.all(np.diff(key.get_array().ravel()) > 0), "the axis of the objective is the key of the colours"
 
     def test_slice_marks_of_a_level_stand_apart(self, studies: Store) -> None:
         figure_data = make_figure("slices", studies, "tuned")
@@ -370,7 +381,9 @@ def test_importance_bars_have_their_values(studies: Store) -> None:
     shares = list(figure_data.frame["share"])  # the evaluator depends on what is installed
     expected = ["< 1 %" if share < 0.5 else f"{share:.0f} %" for share in shares]
     assert [text.get_text() for text in axes.texts] == expected
-    assert shares == sorted(shares, reverse=True)
+    *settings, last = figure_data.frame["name"]
+    explained = shares[: len(settings) + (last != "interactions")]
+    assert explained == sorted(explained, reverse=True)
     assert sum(shares) == pytest.approx(100)
     assert ("Arrow" in " ".join(figure_data.notes)) == bool((figure_data.frame["chance"] > 100).any())
 

@@ -51,7 +51,9 @@ def test_report_file_builds_the_appendix(tmp_path: Path) -> None:
     order = [document.index(f"{{{name}}}") for name in ("table-6", "figure-needle.pdf", "figure-needle-2.pdf")]
     assert order == sorted(order)
     assert r"\textbf{Needles.}" in document
-    assert "Two losses." in (folder / "table-6.tex").read_text()
+    tex = (folder / "table-6.tex").read_text()
+    assert "Two losses." in tex
+    assert "Two losses.." not in tex
     assert (folder / "index.md").read_text().startswith("# Supplement\n")
 
 
@@ -115,4 +117,9 @@ def test_presented_keeps_entries_with_their_texts() -> None:
     for row, entries in zip(shown.rows, shown.entries, strict=True):
         assert row[5:] == tuple(entry.text for entry in entries)
     assert presented(table) is table
+    losses = presented(table, columns=["Val"], caption="Losses.")
+    assert losses.title == "Table 6. Losses"
+    assert any("MFU: by the paper's formula" in note for note in table.notes)
+    assert not any("MFU" in note for note in losses.notes)
+    assert any("Val, Clean and Junk: nats per token." in note for note in losses.notes)
     assert shown.trace["shown"] == {"columns": ["MFU", "Val"], "caption": None, "notes": True}

@@ -121,6 +121,12 @@ class TestFront:
         expected = [1 - faster * better, 1 - (1 - faster) * (1 - better)]
         assert simulate_p_front([fast, slow]) == pytest.approx(expected, abs=CLOSE)
 
+    def test_p_front_counts_qualities_above_a_bound(self):
+        """A quality of mean 0.5 and deviation 1 exceeds 1 as often as a standard normal exceeds 0.5."""
+        fast, slow = (Candidate(2.0, 0.0), Candidate(0.5, 1.0)), (Candidate(1.0, 0.0), Candidate(3.0, 0.0))
+        expected = [stats.norm.sf(0.5), stats.norm.cdf(2.5)]
+        assert simulate_p_front([fast, slow], above=1.0) == pytest.approx(expected, abs=CLOSE)
+
 
 class TestSweep:
     @pytest.mark.thorough
