@@ -75,11 +75,11 @@ class Attention(nn.Module):
         theirs here. Raises ModelConfigError for invalid settings of mixer or memory.
         """
         super().__init__()
-        mixer = None
+        mixer: Mixer | None = None
         if model.attn_type != NO_MIXER:
-            mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
-            assert isinstance(mixer, Mixer)
-            mixer.layer = layer
+            part = MIXERS.load(model.attn_type)(model, mixer_settings(model))
+            assert isinstance(part, Mixer)
+            part.layer, mixer = layer, part
         has_memory = model.memory != NO_MEMORY
         memory = MEMORIES.load(model.memory)(model, memory_settings(model)) if has_memory else None
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
