@@ -69,7 +69,7 @@ def test_id_excludes_tokenizer_but_not_fingerprint() -> None:
 
 INSIDE = [
     "model.d_model: 88", "model.n_layers: 5", "model.n_heads: 8", "model.n_kv_heads: 1", "model.head_dim: 24",
-    "model.vocab_size: 265", "model.attn_every: 3", "model.attn_offset: 1", "model.mlp_ratio: 3", "model.conv_taps: 4",
+    "model.vocab_size: 265", "model.attn_every: 3", "model.attn_offset: 1", "model.mlp_ratio: 3", "model.match: parameters", "model.conv_taps: 4",
     "model.canon_taps: 3", "model.norm_eps: 1e-5", "model.logit_cap: 30", "model.init: zero-ends-and-conv-in",
     "attn_type: nope", "memory: off", "window: off", "model.window_size: 65", "model.mixers.rope.base: 99",
     "model.mixers.rope.canon: off", "model.mixers.rope.scale: 0.1", "model.mixers.rope.rotary: half-truncated",
