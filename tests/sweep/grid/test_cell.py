@@ -69,7 +69,7 @@ def test_id_excludes_tokenizer_but_not_fingerprint() -> None:
 
 INSIDE = [
     "model.d_model: 88", "model.n_layers: 5", "model.n_heads: 8", "model.n_kv_heads: 1", "model.head_dim: 24",
-    "model.vocab_size: 265", "model.attn_every: 3", "model.attn_offset: 1", "model.mlp_ratio: 3", "model.match: parameters", "model.conv_taps: 4",
+    "model.vocab_size: 265", "model.attn_every: 3", "model.attn_offset: 1", "model.mlp_ratio: 3", "model.conv_taps: 4",
     "model.canon_taps: 3", "model.norm_eps: 1e-5", "model.logit_cap: 30", "model.init: zero-ends-and-conv-in",
     "attn_type: nope", "memory: off", "window: off", "model.window_size: 65", "model.mixers.rope.base: 99",
     "model.mixers.rope.canon: off", "model.mixers.rope.scale: 0.1", "model.mixers.rope.rotary: half-truncated",
@@ -81,7 +81,7 @@ INSIDE = [
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
     "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off", "train.compile: blocks",
     "train.kernels: torch", "train.activations: float32", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
-    "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.residual: normed", "model.dropout: 0.1",
+    "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.match: parameters", "model.residual: normed", "model.dropout: 0.1",
     "model.tie_head: on", "model.positions: ape", "model.qk_norm: off", "model.output_gate: off", "model.bias: off",
     "model.canon: off", "model.qkv_bias: off", "model.head_bias: off",
     "model.embedding_dtype: float32",
