@@ -63,7 +63,7 @@ class FlaLayer(NamedTuple):
     """Reason why it cannot be a block part; None if it can."""
 
 
-class Cost(NamedTuple):
+class LayerCost(NamedTuple):
     """Work and state of one layer beside its projections and convolutions, per sequence."""
 
     flops: float
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
     """Channels of the short convolutions, whose last inputs are stored in 16 bits if the layer has them."""
 
 
-def _linear(heads: int, key: float, value: float, rules: int = 0) -> Cost:
+def _linear(heads: int, key: float, value: float, rules: int = 0) -> LayerCost:
     """Return the cost of a matrix state of key by value size per head: decay, one write, one read, and `rules` delta rules.
 
     A delta rule reads the state before it writes; the first one replaces the plain write.
@@ -86,56 +86,56 @@ def _linear(heads: int, key: float, value: float, rules: int = 0) -> Cost:
     entries = heads * round(key) * round(value)
     writes = 2 if rules == 0 else 4 * rules
     channels = heads * round(key) * (1 + max(rules, 1)) + heads * round(value) * max(rules, 1)
-    return Cost(entries * (1 + writes + 2), state=entries, conv_channels=channels)
+    return LayerCost(entries * (1 + writes + 2), state=entries, conv_channels=channels)
 
 
-def _attention(heads: int, size: float, kv_heads: int | None = None) -> Cost:
-    return Cost(0.0, 4.0 * heads * size, token_entries=round(2 * (kv_heads or heads) * size))
+def _attention(heads: int, size: float, kv_heads: int | None = None) -> LayerCost:
+    return LayerCost(0.0, 4.0 * heads * size, token_entries=round(2 * (kv_heads or heads) * size))
 
 
-def _expanded(a: Any, d: int, rules: int = 0) -> Cost:
+def _expanded(a: Any, d: int, rules: int = 0) -> LayerCost:
     """Return the cost of a layer whose keys and values are `expand_k` and `expand_v` times as wide as the network."""
     return _linear(a.num_heads, a.expand_k * d / a.num_heads, a.expand_v * d / a.num_heads, rules)
 
 
-def _head_dim(a: Any, d: int, rules: int = 1) -> Cost:
+def _head_dim(a: Any, d: int, rules: int = 1) -> LayerCost:
     """Return the cost of a delta rule with keys of `head_dim`, and values `expand_v` times as large."""
     heads = getattr(a, "num_v_heads", None) or a.num_heads
     cost = _linear(heads, a.head_dim, a.head_dim * a.expand_v, rules)
     return cost._replace(conv_channels=cost.conv_channels - (heads - a.num_heads) * a.head_dim * (1 + rules))
 
 
-def _preconditioned(a: Any, d: int) -> Cost:
+def _preconditioned(a: Any, d: int) -> LayerCost:
     """Return the cost of a delta rule with a diagonal preconditioner of the keys."""
     cost = _head_dim(a, d)
     return cost._replace(state=cost.state + (a.num_v_heads or a.num_heads) * a.head_dim)
 
 
-def _slots(a: Any, d: int) -> Cost:
+def _slots(a: Any, d: int) -> LayerCost:
     """Return the cost of two states per head, key size by slots and slots by value size."""
     key, value = a.expand_k * d / a.num_heads, a.expand_v * d / a.num_heads
     slots = a.num_slots or round(key)
     parts = _linear(a.num_heads, key, slots), _linear(a.num_heads, slots, value)
     channels = a.num_heads * round(2 * key + value)
-    return Cost(sum(part.flops for part in parts), state=sum(part.state for part in parts), conv_channels=channels)
+    return LayerCost(sum(part.flops for part in parts), state=sum(part.state for part in parts), conv_channels=channels)
 
 
-def _full_heads(a: Any, d: int) -> Cost:
+def _full_heads(a: Any, d: int) -> LayerCost:
     return _attention(a.num_heads, d / a.num_heads, a.num_kv_heads)
 
 
-def _gated_heads(a: Any, d: int, gates: int) -> Cost:
+def _gated_heads(a: Any, d: int, gates: int) -> LayerCost:
     """Return the cost of attention that caches gates too, as `gates` entries of 16 bits per token (float32 counts twice)."""
     cost = _full_heads(a, d)
     return cost._replace(token_entries=cost.token_entries + gates)
 
 
-def _features(a: Any, d: int) -> Cost:
+def _features(a: Any, d: int) -> LayerCost:
     heads = a.num_heads or d // a.expand_ratio
     return _linear(heads, a.expand_ratio, d / heads)
 
 
-def _scan(inner: int, a: Any, groups: int) -> Cost:
+def _scan(inner: int, a: Any, groups: int) -> LayerCost:
     """Return the cost of a state-space layer: `inner` channels of `state_size` each, and its convolution.
 
     The convolution covers the channels, and B and C of each of the `groups` that are convolved with them.
@@ -143,12 +143,12 @@ def _scan(inner: int, a: Any, groups: int) -> Cost:
     return _linear(1, inner, a.state_size)._replace(conv_channels=inner + 2 * groups * a.state_size)
 
 
-def _rwkv7(a: Any, d: int) -> Cost:
+def _rwkv7(a: Any, d: int) -> LayerCost:
     heads = d // a.head_dim if a.head_dim else a.num_heads
     return _linear(heads, d / heads, (a.value_dim or d) / heads, 1)
 
 
-COSTS: Mapping[str, Callable[[Any, int], Cost]] = {
+COSTS: Mapping[str, Callable[[Any, int], LayerCost]] = {
     "ABCAttention": _slots,
     "Attention": _full_heads,
     "BitAttention": _full_heads,
@@ -161,7 +161,7 @@ COSTS: Mapping[str, Callable[[Any, int], Cost]] = {
     "GatedLinearAttention": _expanded,
     "GatedSlotAttention": _slots,
     "HGRN2Attention": _features,
-    "HGRNAttention": lambda a, d: Cost(3.0 * int(d * a.expand_ratio), state=int(d * a.expand_ratio)),
+    "HGRNAttention": lambda a, d: LayerCost(3.0 * int(d * a.expand_ratio), state=int(d * a.expand_ratio)),
     "KimiDeltaAttention": _head_dim,
     "LightNetAttention": _features,
     "LinearAttention": _expanded,
@@ -179,7 +179,7 @@ COSTS: Mapping[str, Callable[[Any, int], Cost]] = {
 """Layer class -> its cost, where a closed form is known; the states of the others are unknown."""
 
 
-def cost_of(name: str, settings: Mapping[str, Any], width: int) -> Cost | None:
+def cost_of(name: str, settings: Mapping[str, Any], width: int) -> LayerCost | None:
     """Return the cost of a layer with these arguments in a network of that width; None where no form is known."""
     form = COSTS.get(name)
     return None if form is None else form(SimpleNamespace(**settings), width)

@@ -87,8 +87,8 @@ def lacks(request: LaunchRequest, plan: Plan, *, trial: bool = False) -> list[La
     if executor.needs_address:
         return lacking + _lacking_packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
-    if trial and gpus:
-        distinct = {config.model.model_dump_json(): config.model for config in library if config.resources.gpus}
+    distinct = {config.model.model_dump_json(): config.model for config in library if config.resources.gpus}
+    if trial and gpus and distinct:
         remedy = "leave these cells out with --only, or launch on a machine whose GPU and Triton fla supports"
         lacking += [Lack("GPU", reason, remedy) for reason in refusals_on_gpu(distinct.values())]
     lacking += lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)

@@ -122,8 +122,10 @@ def test_fla_part_gives_what_fla_gives_on_a_gpu(name: str) -> None:
     part = model.blocks[1].mix.part
     layers = importlib.import_module("fla.layers")
     own = getattr(layers, name)
-    given = {"hidden_size": 1024, "layer_idx": 0, "num_hidden_layers": 2}
-    accepted = {key: value for key, value in given.items() if key in inspect.signature(own.__init__).parameters}
+    network_arguments = {"hidden_size": 1024, "layer_idx": 0, "num_hidden_layers": 2}
+    accepted = {
+        key: value for key, value in network_arguments.items() if key in inspect.signature(own.__init__).parameters
+    }
     if name == "LogLinearMamba2":
         accepted["num_heads"] = 32
     reference = own(**accepted).cuda()
@@ -158,7 +160,7 @@ def test_fla_part_decodes_as_its_forward_on_a_gpu(name: str) -> None:
 
 @pytest.mark.gpu
 def test_fla_cells_are_launched_and_decoded_on_a_gpu(tmp_path: Path) -> None:
-    """One beside NoPE, by the command line, with the blocks of convolutions compiled; then generated text."""
+    """A cell beside NoPE, by the command line, with the blocks of convolutions compiled; then generated text."""
     grid = (
         "name: flas\nextends: tiny\naxes: {attn_type: ['fla:GatedDeltaNet', nope]}\nresources: {gpus: 1, cpus: 2}\n"
         "set: {model.d_model: 128, train.tokens: 40960, eval.lengths: [128], eval.probes: [val, decode]}\n"

@@ -19,7 +19,7 @@ from triton.runtime import autotuner, driver
 
 
 class CpuDriver:
-    """As much of a driver as fla reads when it is imported without a GPU."""
+    """Driver with as much as fla reads when it is imported without a GPU."""
 
     utils = types.SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": 2**18})
 

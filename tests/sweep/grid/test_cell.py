@@ -81,7 +81,7 @@ INSIDE = [
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
     "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off", "train.compile: blocks",
     "train.kernels: torch", "train.activations: float32", "data.whole_steps: on", "train.warmup_steps: 5", "train.optimizer: adamw",
-    "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.residual: normed", "model.dropout: 0.1",
+    "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.match: parameters", "model.residual: normed", "model.dropout: 0.1",
     "model.tie_head: on", "model.positions: ape", "model.qk_norm: off", "model.output_gate: off", "model.bias: off",
     "model.canon: off", "model.qkv_bias: off", "model.head_bias: off",
     "model.embedding_dtype: float32",
