@@ -12,6 +12,7 @@ import old_code
 import pytest
 from atma_sweep.sweep.executors.source_snapshot import PACKAGE, SNAPSHOT_PARTS, fingerprint
 from old_code import COMMAND, COMMITS, with_code
+from once import once
 from patience import PATIENCE_S
 
 from ...testing.bench import Bench
@@ -35,21 +36,28 @@ class Begun(NamedTuple):
 @pytest.fixture(scope="module", params=COMMITS)
 def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Begun:
     commit = str(request.param)
+
+    def make(folder: Path) -> None:
+        package = old_code.unpack(commit, folder / "code")
+        (folder / "desk").mkdir()
+        bench = Bench(folder / "desk")
+        bench.grid(tokens=128 * STEPS)
+        bench.in_turn()
+        bench.env = old_code.environment(package)
+        launch = bench.start("launch", "micro.yaml", "--executor", "local")
+        bench.wait(f"SELECT 1 FROM attempt WHERE step BETWEEN 20 AND {STEPS - 60} AND checkpoint IS NOT NULL", launch)
+        launch.send_signal(signal.SIGINT)
+        printed, _ = launch.communicate(timeout=PATIENCE_S)
+        assert bench.sql("SELECT kind, state FROM attempt") == [("train", "interrupted")], printed
+        plan = with_code(package, bench.folder, *COMMAND, "launch", "micro.yaml", "--dry-run", "--json")
+        (folder / "plan.json").write_text(plan)
+
     try:
-        package = old_code.unpack(commit, tmp_path_factory.mktemp("code"))
+        folder = once(tmp_path_factory, f"begun-{commit}", make)
     except old_code.NoHistory as error:
         pytest.skip(str(error))
-    bench = Bench(tmp_path_factory.mktemp("begun"))
-    bench.grid(tokens=128 * STEPS)
-    bench.in_turn()
-    bench.env = old_code.environment(package)
-    launch = bench.start("launch", "micro.yaml", "--executor", "local")
-    bench.wait(f"SELECT 1 FROM attempt WHERE step BETWEEN 20 AND {STEPS - 60} AND checkpoint IS NOT NULL", launch)
-    launch.send_signal(signal.SIGINT)
-    printed, _ = launch.communicate(timeout=PATIENCE_S)
-    assert bench.sql("SELECT kind, state FROM attempt") == [("train", "interrupted")], printed
-    plan = json.loads(with_code(package, bench.folder, *COMMAND, "launch", "micro.yaml", "--dry-run", "--json"))
-    return Begun(commit, package, bench.folder, plan)
+    plan = json.loads((folder / "plan.json").read_text())
+    return Begun(commit, folder / "code" / "atma_sweep", folder / "desk", plan)
 
 
 @pytest.fixture
