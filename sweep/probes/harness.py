@@ -56,7 +56,7 @@ class UnreadableTasks(Exception):
         self.reasons = reasons
 
 
-class SubjectModel(LM):  # type: ignore[misc]
+class SubjectModel(LM):
     """Model of lm-evaluation-harness whose answers come from the subject of a probe."""
 
     def __init__(self, subject: Subject) -> None:
@@ -163,7 +163,8 @@ class SubjectModel(LM):  # type: ignore[misc]
         Raises:
             UnreadableTasks: It names every task with a part that the model cannot read or that has no tokens.
         """
-        encoded, reasons = [], {}
+        encoded: list[list[tuple[np.ndarray, np.ndarray]]] = []
+        reasons: dict[str, str] = {}
         for request in requests:
             parts: list[tuple[np.ndarray, np.ndarray]] = []
             try:
