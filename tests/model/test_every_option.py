@@ -34,6 +34,7 @@ TINY: Mapping[str, Any] = {"n_layers": 2, "attn_every": 2, "attn_offset": 1, "ml
 """A gated convolution and a global layer."""
 COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "n_heads": {"n_kv_heads": 1},
+    "qk_norm_weight": {"canon": False},
     "n_kv_heads": {"n_heads": 6},
     "attn_every": {"attn_offset": 0},
     "attn_offset": {"attn_every": 4, "n_layers": 4},

@@ -99,6 +99,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "d_model": (32, {}), "n_layers": (5, {}), "n_heads": (8, {}), "n_kv_heads": (4, {}), "head_dim": (16, {}),
     "vocab_size": (41, {}), "attn_every": (3, {"attn_offset": 0}), "attn_offset": (1, {}), "mlp": ("swiglu", {}), "mlp_ratio": (2, {}),
     "match": ("parameters", {"attn_type": "wall"}),
+    "mlp_width": (20, {}), "qk_norm_weight": (True, {"canon": False}),
     "conv_taps": (2, {}), "canon": (False, {}), "canon_taps": (3, {}), "qk_norm": (False, {}), "output_gate": (False, {}), "bias": (False, {}),
     "qkv_bias": (False, {}), "head_bias": (False, {}),
     "norm_eps": (0.01, {}), "residual": ("normed", {}), "dropout": (0.25, {}), "logit_cap": (None, {}),

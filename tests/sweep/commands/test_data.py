@@ -147,6 +147,19 @@ def test_odd_text_goes_in_as_it_is(tmp_path: Path, command: Command) -> None:
     assert token_parts == sorted(document(text) for text in ("a\r\nb ?", "", "caf\ufffd", "one\ntwo\ufffd"))
 
 
+@pytest.mark.parametrize(
+    ("what", "package"), [("x.jsonl.zst", "pyarrow"), ("x.parquet", "pyarrow"), ("hf:own/text", "datasets")]
+)
+def test_missing_package_is_one_line_with_its_extra(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, what: str, package: str
+) -> None:
+    (tmp_path / what.replace(":", "-").replace("/", "-")).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)
+    code, out, err = command("data", "prepare", what)
+    assert (code, out) == (3, "")
+    assert re.fullmatch(rf"atma-sweep: the Python package '{package}', .* pip install 'atma-sweep\[\w+\]'\n", err)
+
+
 @pytest.mark.parametrize("kind", ["xz", "gz"])
 def test_truncated_archive_is_an_error_until_replaced(tmp_path: Path, command: Command, kind: str) -> None:
     raw = "".join(json.dumps({"text": text}) + "\n" for text in prose(900)).encode()
