@@ -80,24 +80,24 @@ def gate_dynamics(
     recorder: DatabaseRecorder, share: float, *, channels: int = 4, heads: int = 2, layers: tuple[int, ...] = (2, 6),
     tokens: int = 32, bin: int = 8,
 ) -> None:  # fmt: skip
-    """Gates that keep more the higher their index; the first one never closes, the last one at every fourth token."""
+    """Gates that keep more the higher their index; the first one never closes, the last one at every fourth to sixth token."""
     fields: dict[str, Any] = {"probe": "gate_dynamics"}
     gates_per_layer = heads * channels
     examples = []
     for layer in layers:
         for index in range(gates_per_layer):
-            spread = 0.3 * index / gates_per_layer
+            spread = 0.3 * index / gates_per_layer * (1 - layer / 12)
             examples.append(
                 Example(**fields, metric="mean", item=layer, position=index, value=1 - spread * (0.5 + share / 4))
             )
             examples.append(Example(**fields, metric="spread", item=layer, position=index, value=spread))
         for index in range(tokens // bin):
-            value = 0.7 + 0.2 * share + 0.01 * index + layer / 100
+            value = 1 - 0.3 * (1 - 0.4 * share) * (1 - layer / 12) * (1 - index * bin / tokens / 3)
             examples.append(Example(**fields, metric="bin", item=layer, position=index, value=value))
         for rank, index in enumerate((0, gates_per_layer - 1)):
             for token in range(tokens):
                 detail = {"head": index // channels, "channel": index % channels, "token": token}
-                value = 0.4 if rank and token % 4 == 3 else 1 - rank / 20
+                value = 0.4 + layer / 20 if rank and token % (4 + layer % 3) == 3 else 1 - rank / 20
                 position = rank * tokens + token
                 examples.append(
                     Example(**fields, metric="trace", item=layer, position=position, value=value, detail=detail)

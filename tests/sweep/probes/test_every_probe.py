@@ -30,6 +30,8 @@ TOKENS = {"mqar": "mqar", "mad": "mad"}
 LENGTHS = {"passkey": (120, 150)}
 """Lengths of a probe that asks a question of more tokens than 32."""
 
+FOR_EVERY_METRIC = {"passkey": {"settings": {"passkey": {"trials": 2, "generate": 1}}}}
+"""Settings with which a probe has all its metrics."""
 OF_NO_TEXT = ("decode",)
 """Probes over lengths that read no text, so that none can be too long for it."""
 SAME_TEXT = ("extrapolation",)
@@ -118,7 +120,7 @@ def test_probe_tokens_are_positive_and_monotonic(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_probe_yields_declared_metrics_alone(name: str, able: Callable[..., CellSubject]) -> None:
-    cell_subject, lengths = able(name), lengths_of(name)
+    cell_subject, lengths = able(name, **FOR_EVERY_METRIC.get(name, {})), lengths_of(name)
     results = list(run_probe(name, cell_subject, lengths))
     units = {metric.name: metric.unit for metric in PROBES.load(name).metrics}
     metric_names = {measured.metric for measurements, _ in results for measured in measurements}
