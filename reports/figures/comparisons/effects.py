@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
+from ...number_format import Column
 from ...stats.effects.effects import EffectEstimate, contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import needle_caption, recall_threshold
 from ...sweep_data import ReportError, SweepData, cell_level
@@ -85,9 +86,30 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "(n: pairs of the row) with its 95% interval; a single level: with minus without it. "
         f"{forest.methods_note(methods, 'all tests of its number and axis')} Better is right; loss axes are reversed.",
     ]
+    notes += _mark_notes(data, drawn, columns, has_strata=any(row.is_stratum for row in shown))
+    if any(row["confirmatory"] for row in rows):
+        notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
+    notes += forest.missing_interval_note(rows, "pairs")
+    if elsewhere:
+        notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
+    return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
+
+
+def _mark_notes(
+    data: SweepData, drawn: Sequence[dict[str, Any]], columns: Sequence[Column], *, has_strata: bool
+) -> list[str]:
+    """Return the notes on pale marks, rows of strata, the baseline of needle accuracy and crosses.
+
+    Args:
+        data: The sweep.
+        drawn: Rows of the frame that are drawn, as dicts.
+        columns: The numbers.
+        has_strata: Whether strata have rows of their own.
+    """
+    notes = []
     if any(row["mixed"] for row in drawn):
         notes.append("Pale: an average over strata that differ (those of a stratum are not drawn).")
-    if any(row.is_stratum for row in shown):
+    if has_strata:
         notes.append("Grey names: strata of the average above them, drawn for the numbers in which they differ.")
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
@@ -96,12 +118,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "Crosses: both levels are at or below the constant-digit baseline, so that the difference says nothing about "
             "recall."
         )
-    if any(row["confirmatory"] for row in rows):
-        notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
-    notes += forest.missing_interval_note(rows, "pairs")
-    if elsewhere:
-        notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
-    return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
+    return notes
 
 
 def _is_at_floor(data: SweepData, effect: EffectEstimate) -> bool:
