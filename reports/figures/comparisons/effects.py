@@ -12,7 +12,8 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...number_format import Column
-from ...stats.effects.effects import EffectEstimate, contrasts, effects, reference_level
+from ...stats.effects.effect_types import Effect
+from ...stats.effects.effects import contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import needle_caption, recall_threshold
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
@@ -121,7 +122,7 @@ def _mark_notes(
     return notes
 
 
-def _is_at_floor(data: SweepData, effect: EffectEstimate) -> bool:
+def _is_at_floor(data: SweepData, effect: Effect) -> bool:
     """Return True if the means of both levels, in the effect's stratum, do not exceed the constant-digit baseline.
 
     False for other numbers than needle accuracy.
