@@ -130,13 +130,13 @@ def _without_columns(note: str, omitted: Collection[str], shown: Collection[str]
         shown: Headings of the shown columns, without their length.
     """
 
-    def is_about_shown(text: str) -> bool:
+    def concerns_shown(text: str) -> bool:
         """Return False if the text mentions omitted columns, and none that is shown."""
-        words = set(re.findall(r"[\w/%()]+", text))
-        return not words & set(omitted) or bool(words & set(shown))
+        tokens = set(re.findall(r"[\w/%()]+", text))
+        return not tokens & set(omitted) or bool(tokens & set(shown))
 
     sentences = re.split(r"(?<=\.) (?=[A-Z])", note)
-    clauses = [[part for part in sentence.split("; of ") if is_about_shown(part)] for sentence in sentences]
+    clauses = [[part for part in sentence.split("; of ") if concerns_shown(part)] for sentence in sentences]
     texts = ["; of ".join(parts) for parts in clauses if parts]
     return " ".join(text if text.endswith(".") or not note.endswith(".") else f"{text}." for text in texts)
 
@@ -174,7 +174,7 @@ def presented(
     caption = caption.removesuffix(".") if caption else caption
     names = {headings[index].partition("@")[0] for index in chosen}
     omitted = {heading.partition("@")[0] for heading in headings} - names
-    kept_notes = tuple(filter(None, (_without_columns(note, omitted, names) for note in table.notes)))
+    remaining_notes = tuple(filter(None, (_without_columns(note, omitted, names) for note in table.notes)))
     title = (
         table.title if caption is None else f"Table {table.number}. {caption}" if table.number.isdigit() else caption
     )
@@ -184,7 +184,7 @@ def presented(
         columns=(*labels, *(headings[index] for index in chosen)),
         rows=tuple((*row[: len(labels)], *(row[len(labels) + index] for index in chosen)) for row in table.rows),
         entries=tuple(tuple(row[index] for index in chosen) for row in table.entries),
-        notes=kept_notes if notes else (),
+        notes=remaining_notes if notes else (),
         above=table.above if notes else (),
         trace_of=trace,
     )

@@ -509,7 +509,6 @@ PRIVATE = {
     "tests/reports/dashboard/server/test_serve.py": "a failure between the address and the first page",
     "tests/sweep/executors/test_ray_local.py": "attempts that run, without Ray",
     "tests/sweep/grid/test_designs.py": "the smallest share that a fraction may be",
-    "tests/reports/figures/test_probe_figures.py": "the scale that maps share",
     "tests/reports/live/test_watch.py": "events as lines, without a terminal",
     "tests/reports/tables/test_published.py": "rows of the printed tables before they are joined",
     "tests/reports/test_large.py": "steps of a large table, each timed and compared by itself",

@@ -163,11 +163,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for label, power in GUIDES.items():
         _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
     labelled = [*examples, *([] if learned else [init])]
-    ends = [
+    labels: list[tuple[str, float, Any]] = [
         (f"β = {curve['beta'].iloc[0]:.3f}{', initial' if curve is init else ''}", curve["mag"].iloc[-1], "#000000")
         for curve in labelled
     ]
-    label_ends(axes, ends)
+    label_ends(axes, labels)
     axes.set_xlabel("number m of equally weighted keys, on a scale of ln(1 + m)")
     axes.set_ylabel("output magnitude")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)

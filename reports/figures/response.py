@@ -144,9 +144,9 @@ def _setting_notes(store: Store, data: SweepData, axes: Sequence[str]) -> list[s
             continue
         configs = store.configs({cell.cell_id for cell in data.cells})
         pairs: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-        others = [other for other in (*AXES, *data.extra_axes()) if other != axis]
+        matched_axes = [candidate for candidate in (*AXES, *data.extra_axes()) if candidate != axis]
         for cell in data.cells:
-            key = (cell.seed, *(cell_level(cell, other) for other in others))
+            key = (cell.seed, *(cell_level(cell, matched) for matched in matched_axes))
             pairs.setdefault(key, {})[cell_level(cell, axis)] = _flat(configs.get(cell.cell_id, {}))
         differing: dict[str, tuple[Any, ...]] = {}
         for pair in pairs.values():

@@ -61,6 +61,7 @@ def mark_better_corner(axes: Axes, x_sign: int, y_sign: int, *, above: bool = Fa
     """
     from matplotlib.transforms import offset_copy
 
+    figure: Any = axes.figure
     corner = (0.985 if x_sign > 0 else 0.015, 0.98 if y_sign > 0 else 0.02)
     style: dict[str, Any] = {"xycoords": "axes fraction", "color": drawing.GREY, "va": "center"}
     style |= {"ha": "left" if x_sign < 0 else "right"}
@@ -68,7 +69,7 @@ def mark_better_corner(axes: Axes, x_sign: int, y_sign: int, *, above: bool = Fa
     shift = (-14 * x_sign, -12 * y_sign)
     if above:
         # the tip at the upper or lower end of the strip above the panel
-        tip = offset_copy(axes.transAxes, axes.figure, 0, 8 + 4 * y_sign, units="points")
+        tip = offset_copy(axes.transAxes, figure, 0, 8 + 4 * y_sign, units="points")
         corner, shift = (1.0, 1.0), (-14 * x_sign, -8 * y_sign)
         style |= {"xycoords": tip, "annotation_clip": False}
     drawing.note(axes, "better", corner, shift, **style)

@@ -229,7 +229,7 @@ def hide_overlapping_labels(axes: Axes) -> None:
     low, high = sorted(axes.get_xlim())
     ticks = axes.xaxis.get_major_ticks()
     labels = [tick.label1 for tick in ticks if low <= tick.get_loc() <= high and tick.label1.get_text()]
-    air = 0.5 * drawing.size("xtick.labelsize") * axes.figure.dpi / 72
+    air = 0.35 * drawing.size("xtick.labelsize") * axes.figure.dpi / 72
     while len(labels) > 1:
         ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
         if all(after[0] - before[1] >= air for before, after in pairwise(ends)):

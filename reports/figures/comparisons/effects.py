@@ -11,7 +11,9 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.effects.effects import EffectEstimate, contrasts, effects, reference_level
+from ...number_format import Column
+from ...stats.effects.effect_types import Effect
+from ...stats.effects.effects import contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import needle_caption, recall_threshold
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
@@ -85,17 +87,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "(n: pairs of the row) with its 95% interval; a single level: with minus without it. "
         f"{forest.methods_note(methods, 'all tests of its number and axis')} Better is right; loss axes are reversed.",
     ]
-    if any(row["mixed"] for row in drawn):
-        notes.append("Pale: an average over strata that differ (those of a stratum are not drawn).")
-    if any(row.is_stratum for row in shown):
-        notes.append("Grey names: strata of the average above them, drawn for the numbers in which they differ.")
-    if any(column.probe == "needle" for column in columns):
-        notes.append(needle_caption(data))
-    if any(row["floor"] for row in drawn):
-        notes.append(
-            "Crosses: both levels are at or below the constant-digit baseline, so that the difference says nothing about "
-            "recall."
-        )
+    notes += _mark_notes(data, drawn, columns, has_strata=any(row.is_stratum for row in shown))
     if any(row["confirmatory"] for row in rows):
         notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
     notes += forest.missing_interval_note(rows, "pairs")
@@ -104,7 +96,33 @@ def collect(store: Store, data: SweepData) -> FigureData:
     return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
 
 
-def _is_at_floor(data: SweepData, effect: EffectEstimate) -> bool:
+def _mark_notes(
+    data: SweepData, drawn: Sequence[dict[str, Any]], columns: Sequence[Column], *, has_strata: bool
+) -> list[str]:
+    """Return the notes on pale marks, rows of strata, the baseline of needle accuracy and crosses.
+
+    Args:
+        data: The sweep.
+        drawn: Rows of the frame that are drawn, as dicts.
+        columns: The numbers.
+        has_strata: Whether strata have rows of their own.
+    """
+    notes = []
+    if any(row["mixed"] for row in drawn):
+        notes.append("Pale: an average over strata that differ (those of a stratum are not drawn).")
+    if has_strata:
+        notes.append("Grey names: strata of the average above them, drawn for the numbers in which they differ.")
+    if any(column.probe == "needle" for column in columns):
+        notes.append(needle_caption(data))
+    if any(row["floor"] for row in drawn):
+        notes.append(
+            "Crosses: both levels are at or below the constant-digit baseline, so that the difference says nothing about "
+            "recall."
+        )
+    return notes
+
+
+def _is_at_floor(data: SweepData, effect: Effect) -> bool:
     """Return True if the means of both levels, in the effect's stratum, do not exceed the constant-digit baseline.
 
     False for other numbers than needle accuracy.

@@ -100,7 +100,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         of_cell = list(cell_rows.groupby(["layer", "head"], sort=True))
         cell_title = map_title(figure_data, look, cell)
         if len(cells) > 1 and not look.highlight:
-            mean = cell_rows.groupby(["query", "key"], as_index=False)["weight"].mean()
+            mean: pd.DataFrame = cell_rows.groupby(["query", "key"])["weight"].mean().reset_index()
             maps.append((cell_title, _weight_table(mean)))
             continue
         for (layer, head), rows in of_cell[:MAX_MAPS]:

@@ -117,7 +117,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))
     figure = drawing.page(2.4, 5.2 if len(names) == 1 else drawing.PAGE_WIDTH)
-    counts = frame.drop_duplicates("number")["standing"].value_counts().to_dict()
+    standings = frame.drop_duplicates("number")["standing"]
+    counts = {str(standing): int(count) for standing, count in standings.value_counts().items()}
     handles: dict[str, Any] = {}
     for axes, name in zip(drawing.panel_column(figure, len(names)), names, strict=True):
         handles |= _draw_panel(axes, frame[frame["objective"] == name], counts)

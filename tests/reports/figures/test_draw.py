@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -24,6 +25,7 @@ from atma_sweep.reports.figures.loss import cells_stand_out
 from atma_sweep.reports.render.style import mixer_inks
 from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.sweep_data import ReportError
+from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.store.store import Store
 from pictures import assert_texts_apart
@@ -171,7 +173,24 @@ class TestSamples:
         assert f" to {pairs.max()} matched pairs" in effects.notes[0]
         largest = interactions.frame.groupby("measure").head(6)["fours"]
         assert f" {largest.min()} to {largest.max()} matched quadruples" in interactions.notes[0]
-        assert any("strata differ" in label for label in legend_of(figure_of(effects)))
+        labels = legend_of(figure_of(effects))
+        assert any("strata differ" in label for label in labels)
+        assert "no recall in either" in labels
+
+    def test_effects_between_levels_without_recall_are_crosses(self, published: Store) -> None:
+        """By hand: means of the printed accuracies at 64K, of which a constant digit gets 17.5 %."""
+        frame = make_figure("effects", published, "printed-v2").frame
+        rows = list(paper.rows("complete-v2"))
+        memory = frame[(frame["axis"] == "memory") & (frame["measure"] == "Ndl@64K")]
+        for row in memory.to_dict("records"):
+            mixer = row["where"].removeprefix("attn_type=")
+            if "=" in mixer or not row["where"].startswith("attn_type="):
+                continue
+            means = [
+                fmean(float(own["needle_64k"]) for own in rows if (own["attn_type"], own["memory"]) == (mixer, level))
+                for level in ("on", "off")
+            ]
+            assert row["floor"] == all(mean <= 17.5 for mean in means)
 
     @pytest.mark.parametrize("name", every_nth(["power", "seeds"], 2))
     def test_spreads_at_the_floor_of_trials_are_marked(self, published: Store, name: str) -> None:

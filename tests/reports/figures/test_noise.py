@@ -86,12 +86,14 @@ class TestPower:
             assert top / foot == pytest.approx(math.sqrt(23.3367 / 4.4038), rel=1e-4)
             drawn_lines = {tuple(line.get_ydata()) for line in data_lines if line.get_linestyle() != "None"}
             assert drawn_lines == {tuple(line["detectable"]) for _, line in measure_rows.groupby("stratum")}
-            assert len(drawn_lines) == 5 + (measure == "Val"), "nothing of rope moves at 64K, with or without memory"
+            assert len(drawn_lines) == 4 + 2 * (measure == "Val"), "nothing of rope moves at 64K"
             rings = [line for line in axes.lines if line.get_marker() == "o"]
             assert {float(line.get_xdata()[0]) for line in rings} == {10.0}
             texts = {text.get_text() for text in axes.texts}
-            # all runs of rope are at 0 % at 64K: the sampling error of the trials counts
-            assert {"PoLAR, with memory", "RoPE, no memory" + " *" * (measure != "Val")} <= texts
+            assert {"PoLAR, with memory", "PoLAR, no memory" + " *" * (measure != "Val")} <= texts
+            # all runs of rope are at 0 % at 64K, so that no spread was seen
+            assert any(text.startswith("RoPE") for text in texts) == (measure == "Val")
+        assert any(note.startswith("Left out, since no spread was seen") and "RoPE" in note for note in power.notes)
         assert "PoLAR, with memory:\n28 percentage points with 10 pairs" in texts
 
     @pytest.mark.thorough
@@ -168,7 +170,10 @@ class TestItems:
         check_column(figure)
         axes, bar = figure.axes
         table = np.ma.concatenate([image.get_array() for image in axes.images])
-        assert table.shape == (12, 4)
+        assert table.shape == (12 + 1, 4)
+        table, last = table[:12], table[12]
+        by_trial = figure_data.frame.groupby("column")["value"].mean()
+        assert last.tolist() == pytest.approx(by_trial.to_list()), "a row of the means of trials"
         expected = figure_data.frame.pivot(index="row", columns="column", values="value").to_numpy()
         assert np.ma.filled(table, np.nan) == pytest.approx(expected, nan_ok=True)
         assert int(np.ma.count_masked(table)) == 1, "the trial that nobody asked of one seed"
@@ -178,7 +183,7 @@ class TestItems:
         assert legend_labels == ["no answer"]
         assert [label.get_text() for label in bar.get_xticklabels()] == ["0", "25", "50", "75", "100"]
         labels = [label.get_text() for label in axes.get_yticklabels()]
-        assert labels[0] == "PoLAR, with memory, seed 0"
+        assert (labels[0], labels[-1]) == ("PoLAR, with memory, seed 0", "mean of all")
         means = [text.get_text() for text in axes.texts]
         # trials of shares 1, 0.4, 0.2, 0 have a standard error of 0.432 / 2
         memory = [*["40 ± 22 %"] * 3, *["25 ± 25 %"] * 3, *["25 ± 13 %"] * 2, "27 ± 18 % of 3 trials"]

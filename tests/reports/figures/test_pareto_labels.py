@@ -81,6 +81,20 @@ def test_front_labels_stand_off_all_marks(published: Store, look: FigureOptions)
 
 
 @pytest.mark.thorough
+def test_front_is_listed_below_its_panel(published: Store) -> None:
+    figure_data = make_figure("pareto", published, "printed-v2")
+    figure = figure_of(figure_data, COLUMN)
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    for axes, (quality, rows) in zip(figure.axes, figure_data.frame.groupby("quality", sort=False), strict=True):
+        (text,) = [text for text in axes.texts if text.get_text().startswith("1 ")]
+        listed = [line.split(" ")[0] for line in text.get_text().split("\n")]
+        assert listed == [str(number) for number in sorted(rows[rows["front"]]["front_number"])]
+        below = axes.xaxis.label.get_window_extent(renderer).y0
+        assert text.get_window_extent(renderer).y1 <= below
+        assert quality == "Val" or rows[rows["front"]]["value"].min() > 17.5
+
+
+@pytest.mark.thorough
 def test_front_labels_of_few_points() -> None:
     for sweep in ("replication-pilot", "replication-longer"):
         assert label_faults(make_figure("pareto", shipped_store(sweep), sweep), COLUMN) == []

@@ -113,10 +113,11 @@ class TestRetention:
     def test_first_cells_or_highlighted_ones_are_drawn(self, probed: Store) -> None:
         figure_data = make_figure("retention", probed)
         titles = {axes.get_title() for axes in figure_of(figure_data).axes} - {""}
-        assert titles == {"FoX", "memory with FoX", "NoPE", "memory with NoPE"}
+        gates = ("mixer gates", "memory gates")
+        assert titles == {f"{part}\n{mixer}" for part in gates for mixer in ("FoX", "NoPE")}
         look = with_highlight(COLUMN, load_sweep_data(probed), ["fox,seed=1"])
         titles = {axes.get_title().replace("\n", " ") for axes in figure_of(figure_data, look).axes} - {""}
-        assert titles == {"FoX, seed 1", "memory with FoX, seed 1"}
+        assert titles == {f"{part} FoX, seed 1" for part in gates}
 
     def test_half_lives_are_written_into_their_squares(self, probed: Store) -> None:
         figure_data = make_figure("retention", probed)
