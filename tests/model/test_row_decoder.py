@@ -33,8 +33,10 @@ def test_row_decoder_matches_formula_from_last_state() -> None:
 
     for position in range(7):
         waves = [position / 10000 ** (2 * (channel // 2) / 16) for channel in range(16)]
-        place = torch.tensor([(math.cos if channel % 2 else math.sin)(wave) for channel, wave in enumerate(waves)])
-        x = last + place
+        position_vector = torch.tensor(
+            [(math.cos if channel % 2 else math.sin)(wave) for channel, wave in enumerate(waves)]
+        )
+        x = last + position_vector
         for linear in (decoder.first, decoder.second):
             x = functional.gelu(norm(x) @ linear.weight.T + linear.bias)
         for chunk in (None, 3):

@@ -52,7 +52,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         *_missing_note(data, frame),
         *abbreviations_note(dict.fromkeys(frame["line"])),
     ]
-    names = {cell: f"{row['line']} {row['size']}".strip() for cell, row in frame.set_index("cell").iterrows()}
+    names = {str(row["cell"]): f"{row['line']} {row['size']}".strip() for row in frame.to_dict("records")}
     return collected(
         store, data, "recall-state", "Associative recall by size of the state", frame, frame_origins(frame),
         notes=notes, chance=chance, names=names,
@@ -134,9 +134,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     figure = drawing.page(3.2, 5.6)
     axes = figure.subplots()
     ends = []
-    lines = frame.drop_duplicates("line").set_index("line")
+    lines = frame.drop_duplicates("line").to_dict("records")
     # attention in the mixer's ink, filled; memories in other inks, hollow
-    keys = {name: row["first"] if row["second"] in OFF else name for name, row in lines.iterrows()}
+    keys = {str(row["line"]): str(row["first"] if row["second"] in OFF else row["line"]) for row in lines}
     inks = mixer_inks(keys.values())
     for index, (name, ink) in enumerate(keys.items()):
         style = drawing.marker_style(index, int(ink == name)) | {"color": inks[ink], "markeredgecolor": inks[ink]}

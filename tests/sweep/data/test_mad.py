@@ -30,16 +30,16 @@ def settings_of(task: str, **more: Any) -> MadConfig:
 
 def runs(row: list[int], keys: int, last: int) -> list[tuple[bool, tuple[int, ...], int]]:
     """Return (is a key, tokens, end) of each run of keys or values; padding, the token `last`, is dropped."""
-    found: list[tuple[bool, tuple[int, ...], int]] = []
+    parsed: list[tuple[bool, tuple[int, ...], int]] = []
     for index, token in enumerate(row):
         if token == last:
             continue
-        if found and found[-1][0] == (token < keys):
-            kind, tokens, _ = found.pop()
-            found.append((kind, (*tokens, token), index + 1))
+        if parsed and parsed[-1][0] == (token < keys):
+            kind, tokens, _ = parsed.pop()
+            parsed.append((kind, (*tokens, token), index + 1))
         else:
-            found.append((token < keys, (token,), index + 1))
-    return found
+            parsed.append((token < keys, (token,), index + 1))
+    return parsed
 
 
 def solve(task: str, row: list[int], settings: MadConfig, memorized: dict[int, int]) -> dict[int, int]:
