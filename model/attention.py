@@ -123,7 +123,8 @@ class Attention(nn.Module):
             NotImplementedError: distractors for a mixer without `distractor_loss`.
         """
         q_BTHX, k_BTJX, v_BTJX, *gate = self._project_and_norm(x_BTD)
-        y_BTHX, terms = None, list[Tensor]()
+        y_BTHX: Tensor | None = None
+        terms: list[Tensor] = []
         if self.mixer is not None:
             mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._mixer_inputs(x_BTD))
             y_BTHX, *terms = mixed if isinstance(mixed, tuple) else (mixed,)
@@ -312,7 +313,8 @@ class Attention(nn.Module):
             q, k, v = y_BC.unflatten(-1, (sum(head_counts), self.size)).split(head_counts, 1)
         elif self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        y_BE, terms = None, list[Tensor]()
+        y_BE: Tensor | None = None
+        terms: list[Tensor] = []
         if self.mixer is not None:
             cache = KVView(pools, step, tables, {"k": k, "v": v})
             entries = self.mixer.keep(

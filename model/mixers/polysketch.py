@@ -150,17 +150,17 @@ class PolySketch(QueryBlockMixer):
             cache: state of each sequence, and the new token's key and value; its window applies.
         """
         block, m_BHR = self.config.block, half_sketches(q_BHX[:, None], self.draws, self.scale)[:, 0]
-        places_B = cache.places
-        rows = self._advance(cache, places_B % block)
+        positions_B = cache.places
+        rows = self._advance(cache, positions_B % block)
         if cache.window is None:
-            seen_BS = torch.arange(block, device=q_BHX.device) <= (places_B % block)[:, None]
+            seen_BS = torch.arange(block, device=q_BHX.device) <= (positions_B % block)[:, None]
             exact_BHS = row_scores(q_BHX, rows["block_k"], self.scale)
             weight_BHS = exact_BHS**self.config.degree * seen_BS[:, None]
             total = weigh(weight_BHS[:, :, None], with_ones(rows["block_v"]))
             total = total + read_sums(m_BHR[:, None], rows["sums"], q_BHX.dtype)
             return divided(total)[:, 0].to(q_BHX.dtype)
         k, seen_BS = cache.gather("k"), cache.seen
-        in_block_BS = torch.arange(k.shape[1], device=k.device) // block == (places_B // block)[:, None]
+        in_block_BS = torch.arange(k.shape[1], device=k.device) // block == (positions_B // block)[:, None]
         # entries that no query sees are arbitrary, even NaN
         k, v = (part.masked_fill(~seen_BS[..., None, None], 0) for part in (k, cache.gather("v")))
         weight_BHS = pair_weights(
@@ -169,22 +169,22 @@ class PolySketch(QueryBlockMixer):
         )  # fmt: skip
         return divided(weigh(weight_BHS[:, :, None], with_ones(v)))[:, 0].to(q_BHX.dtype)
 
-    def _advance(self, cache: KVView, place_B: Tensor) -> dict[str, Tensor]:
+    def _advance(self, cache: KVView, offset_B: Tensor) -> dict[str, Tensor]:
         """Add the new tokens to the state of their sequences, in place; return its rows by name.
 
         Args:
             cache: state, and the new tokens' keys and values.
-            place_B: place of each new token in its block; 0 begins a block and adds the last one's sums to `sums`.
+            offset_B: offset of each new token in its block; 0 begins a block and adds the last one's sums to `sums`.
         """
         rows = {name: cache.row(name) for name in ("sums", "block_sums", "block_k", "block_v")}
         k_BJX, v_BJX = cache.new["k"], cache.new["v"]
-        begins = (place_B == 0).view(-1, 1, 1, 1)
+        begins = (offset_B == 0).view(-1, 1, 1, 1)
         added = feature_sums(
             half_sketches(k_BJX[:, None], self.draws, self.scale), with_ones(v_BJX[:, None]), k_BJX.dtype
         )
         rows["sums"] = torch.where(begins, rows["sums"] + rows["block_sums"], rows["sums"])
         rows["block_sums"] = torch.where(begins, added, rows["block_sums"] + added)
-        at = torch.arange(self.config.block, device=place_B.device) == place_B[:, None]
+        at = torch.arange(self.config.block, device=offset_B.device) == offset_B[:, None]
         for name, new in (("block_k", k_BJX), ("block_v", v_BJX)):
             rows[name] = torch.where(at[..., None, None], new[:, None].to(rows[name].dtype), rows[name])
         cache.set_rows(rows)

@@ -146,10 +146,11 @@ def _by_pairs(
     """
 
     def rows(span: QueryBlock) -> Tensor:
-        places = torch.arange(span.first, span.stop, device=q_BTHX.device) // block
+        """Return the output of one block of queries, [B, M, H, X]."""
+        blocks_S = torch.arange(span.first, span.stop, device=q_BTHX.device) // block
         weight_BHMS = pair_weights(
             dot_scores(q_BTHX, k_BTJX, span, scale), dot_scores(*halves, span, 1.0), degree,
-            places[span.start - span.first :, None] == places, span.visible_MS,
+            blocks_S[span.start - span.first :, None] == blocks_S, span.visible_MS,
         )  # fmt: skip
         return divided(weigh(weight_BHMS, values_BTJY[:, span.keys]))
 

@@ -76,7 +76,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     maps = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
     sizes = [len(row["weights"]) for row in maps]
     each = pd.DataFrame(maps, columns=["cell", "attempt", "layer", "head", "position", "value", "token"])
-    tokens = each.pop("token").fillna("").repeat(sizes).reset_index(drop=True)
+    tokens = each.pop("token").astype(object).fillna("").repeat(sizes).reset_index(drop=True)
     frame = each.loc[np.repeat(np.arange(len(each)), sizes)].reset_index(drop=True)
     key = [position for size in sizes for position in range(size)]
     weight = [weight for row in maps for weight in row["weights"]]
