@@ -293,7 +293,8 @@ def test_command_line_values_read_as_yaml(text: str, value: object) -> None:
 
 def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
     assert shipped("base") == [
-        "atlas-170m", "intended-10m", "intended-1b", "intended-370m", "llama-medium", "llama-mini", "mad-128", "published-370m", "recall-mini", "tiny", "transformer-170m", "transformer-400m",
+        "atlas-page-170m", "intended-10m", "intended-1b", "intended-370m", "llama-medium", "llama-mini", "mad-128", "published-370m", "recall-mini", "tiny",
+        "transformer-170m", "transformer-400m", "wall-page-1b", "wall-page-400m",
     ]  # fmt: skip
     for name in shipped("base"):
         path = find_file(name, folder="base")
