@@ -98,6 +98,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         rows = frame[frame["cell"] == cell]
         position, channel, trace, product = group[4 * index : 4 * index + 4]
         _draw_lines(position, rows[rows["part"] == "position"], inks)
+        position.set_xlim(0, float(rows.loc[rows["part"] == "position", "x"].max()) * 1.05)
         position.set_xlabel("position (tokens)")
         position.set_ylabel("mean retention")
         _draw_channels(channel, rows[rows["part"] == "channel"], inks)
