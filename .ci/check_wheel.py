@@ -15,7 +15,7 @@ wanted = {
         or name.startswith(("grids/", "results/paper/", "results/shipped/", "reports/dashboard/templates/"))
     )
 }
-found = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if ".dist-info/" not in name}
-if wanted != found:
-    sys.exit(f"wheel lacks {sorted(wanted - found)}, holds besides {sorted(found - wanted)}")
-print(f"wheel holds all {len(found)} files")
+packed = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if ".dist-info/" not in name}
+if wanted != packed:
+    sys.exit(f"wheel lacks {sorted(wanted - packed)}, holds besides {sorted(packed - wanted)}")
+print(f"wheel holds all {len(packed)} files")

@@ -47,6 +47,9 @@ class Tokenizer(Protocol):
     eot: int
     """Id of the end-of-text token."""
 
+    def __hash__(self) -> int:
+        """Return a hash, as every object has, so that results can be cached by tokenizer."""
+
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
         """Type of the ids: uint16, or uint32 for a vocabulary beyond 65,536."""

@@ -21,18 +21,18 @@ LENGTH = 13
 def test_memory_alone_is_nope_with_a_silent_branch(awake: Awake, memory: str) -> None:
     """Forward pass, evaluation in pieces and decoding; the output projection of NoPE is zero."""
     alone = awake(attn_type="none", memory=memory).eval()
-    beside = build(
+    reference = build(
         ModelConfig(**alone.config.model_dump() | {"attn_type": "nope", "output_gate": False}),
         seed=0,
         dtype=torch.float64,
     ).eval()
-    missing, unexpected = beside.load_state_dict(alone.state_dict(), strict=False)
+    missing, unexpected = reference.load_state_dict(alone.state_dict(), strict=False)
     assert {name.split("mix.")[1] for name in missing} == {"proj.weight", "proj.bias"}
     assert unexpected == []
     for name in missing:
-        beside.get_parameter(name).zero_()
+        reference.get_parameter(name).zero_()
     text_T = torch.randint(0, 37, (LENGTH,), generator=torch.Generator().manual_seed(4))
-    expected = beside.logits(beside.features(text_T[None]).hidden_BTD)[0]
+    expected = reference.logits(reference.features(text_T[None]).hidden_BTD)[0]
     decoder = PagedDecoder(alone, tokens=LENGTH, page=4)
     slot, last_V = decoder.begin(text_T[:5])
     torch.testing.assert_close(last_V, expected[4], rtol=0, atol=1e-10)

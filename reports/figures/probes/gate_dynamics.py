@@ -130,15 +130,14 @@ def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
 
 def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
     """Draw one line per layer and series: `value` over `x`. Of a layer's series, the first is dashed if there are two."""
-    for layer, of_layer in rows.groupby("layer", sort=True):
+    for layer in sorted(set(rows["layer"].astype(int))):
+        of_layer = rows[rows["layer"] == layer]
         ordered = list(dict.fromkeys(of_layer["series"]))
         spread = of_layer.groupby("series")["value"].std().fillna(0.0)
         for series, line in of_layer.groupby("series", sort=True):
             is_steady = len(ordered) > 1 and series == spread.idxmin()
             style = (0, (3, 1.5)) if is_steady else "-"
-            axes.plot(
-                line["x"], line["value"], color=inks[int(layer)], linestyle=style, linewidth=drawing.line_width(1.0)
-            )
+            axes.plot(line["x"], line["value"], color=inks[layer], linestyle=style, linewidth=drawing.line_width(1.0))
 
 
 def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:

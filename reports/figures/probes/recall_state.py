@@ -100,7 +100,7 @@ def _line_and_size(data: SweepData, cell: CellState, drawn: Sequence[CellState])
     alike = [each for each in drawn if (cell_level(each, "attn_type"), cell_level(each, "memory")) == (mixer, memory)]
     names = [] if memory not in OFF and len(with_memory) == 1 else [drawing.level_label(mixer)]
     names += [] if memory in OFF else [memory_label(memory)]
-    sizes = []
+    sizes: list[str] = []
     for axis in ("window", "distractor", "reg_mode", *data.extra_axes()):
         level, levels = cell_level(cell, axis), {cell_level(each, axis) for each in alike}
         if len(levels) < 2 or level in (*OFF, "baseline"):
@@ -165,8 +165,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _draw_intervals(axes: Axes, points: pd.DataFrame, colour: str) -> None:
     """Draw the interval of each point of a line that has one, in percent, as a thin vertical bar."""
     barred = points[points["low"].notna()]
-    spans = [barred["length"], 100 * barred["low"], 100 * barred["high"]]
-    axes.vlines(*spans, color=colour, linewidth=drawing.line_width(0.7), alpha=0.6)
+    low, high = 100 * barred["low"], 100 * barred["high"]
+    axes.vlines(barred["length"], low, high, color=colour, linewidth=drawing.line_width(0.7), alpha=0.6)
 
 
 def _set_axes(axes: Axes, frame: pd.DataFrame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,11 @@ class GateDynamics(LengthwiseProbe):
         examples = []
         for layer, gates in layers.items():
             curve = [float(part.mean()) / inputs_BT.shape[0] for part in gates.by_position_T.split(bin_size)]
-            values = {"mean": gates.means().flatten(), "spread": gates.spreads().flatten(), "bin": curve}
+            values: dict[str, Iterable[Any]] = {
+                "mean": gates.means().flatten(),
+                "spread": gates.spreads().flatten(),
+                "bin": curve,
+            }
             for metric, numbers in values.items():
                 examples += [
                     self.example(metric, float(number), item=layer, position=position)

@@ -12,7 +12,7 @@ B, T, H, J, X, R, BLOCK, SCALE = 2, 11, 4, 2, 5, 3, 4, 0.7
 
 
 def by_pairs(q: Tensor, k: Tensor, v: Tensor, draws: Tensor, window: int | None) -> Tensor:
-    """One query and one key at a time; the half sketch is written out as products of projections."""
+    """Computes a query and a key at a time; the half sketch is written out as products of projections."""
     y = torch.zeros_like(q)
 
     def half(x: Tensor, head: int) -> Tensor:

@@ -87,8 +87,8 @@ def test_subdim_gates_the_first_channels(read: list[Tensor]) -> None:
     assert (gates[..., 3:] == 0).all()
 
 
-def test_scalar_gate_multiplies_the_whole_score(read: list[Tensor]) -> None:
-    """One query of one head by the formula: the retention of a path times scale q k, unlike FoX, which adds its log."""
+def test_scalar_gate_multiplies_the_score(read: list[Tensor]) -> None:
+    """Computes a query of a head by the formula: the retention of a path times scale q k, unlike FoX, which adds its log."""
     mixer = build_mixer(gates="scalar", scale=0.4)
     assert mixer.gate.weight.shape == (4, 12)
     q, k, v, x = read

@@ -204,7 +204,7 @@ class TestAttentionMap:
     def test_axes_show_tokens_of_a_letter_each(self, probed: Store) -> None:
         figure_data = make_figure("attention-map", probed)
         assert set(figure_data.frame["token"]) == {""}
-        for letters, shown in (("wri01wr0", list("wri01wr0")), ("wri01w ?", [str(place) for place in range(8)])):
+        for letters, shown in (("wri01wr0", list("wri01wr0")), ("wri01w ?", [str(position) for position in range(8)])):
             figure_data.frame["token"] = [letters[query] for query in figure_data.frame["query"]]
             maps = [axes for axes in figure_of(figure_data).axes if axes.get_title()]
             for axes in maps:

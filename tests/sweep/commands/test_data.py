@@ -150,7 +150,7 @@ def test_odd_text_goes_in_as_it_is(tmp_path: Path, command: Command) -> None:
 @pytest.mark.parametrize(
     ("what", "package"), [("x.jsonl.zst", "pyarrow"), ("x.parquet", "pyarrow"), ("hf:own/text", "datasets")]
 )
-def test_missing_package_is_one_line_with_its_extra(
+def test_missing_package_names_its_extra(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, what: str, package: str
 ) -> None:
     (tmp_path / what.replace(":", "-").replace("/", "-")).write_bytes(b"")

@@ -272,7 +272,7 @@ def test_parameters_are_grouped_by_kind(network: Network, attn_type: str, memory
     } == {(0.02, 0.95, 0.01, 12)}
 
 
-def test_muon_for_square_leaves_the_others_to_adamw(network: Network) -> None:
+def test_muon_for_square_gives_long_matrices_to_adamw(network: Network) -> None:
     """The first update of AdamW is the rate times the gradient's sign, that of Muon the orthogonalised gradient's."""
     model = network(awake=True, output_gate=False)
     config = TrainConfig(muon_for="square", matrix_lr=3e-4, muon_lr=1e-3, muon_weight_decay=0, adam_eps=1e-30)
