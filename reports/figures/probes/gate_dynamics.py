@@ -12,6 +12,7 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 from ..canvas.length_frames import in_grid_order
+from ..canvas.scales import Scale
 from .heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
 from .item_frames import item_detail_rows, item_values_frame
 
@@ -98,10 +99,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         rows = frame[frame["cell"] == cell]
         position, channel, trace, product = group[4 * index : 4 * index + 4]
         _draw_lines(position, rows[rows["part"] == "position"], inks)
-        position.set_xlim(0, float(rows.loc[rows["part"] == "position", "x"].max()) * 1.05)
         position.set_xlabel("position (tokens)")
         position.set_ylabel("mean retention")
-        _draw_channels(channel, rows[rows["part"] == "channel"], inks)
+        channels = rows[rows["part"] == "channel"]
+        _draw_channels(channel, channels, inks)
+        Scale(float(channels["x"].min()), float(channels["x"].max())).apply_to_axis(channel, "x")
         traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
         _draw_lines(trace, traced, inks)
         trace.set_ylabel("retention")
@@ -112,6 +114,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         product.set_ylabel("product of retention")
         for axes in (trace, product):
             axes.set_xlabel("token of the text")
+        for axes in (position, trace, product):
+            # round numbers, three or more of them in a column too
+            Scale(0.0, float(max(line.get_xdata().max() for line in axes.lines))).apply_to_axis(axes, "x")
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
     keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(1.2)) for layer in shown}
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
