@@ -40,6 +40,8 @@ FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
 LOW_MARK = 2.7  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
 CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
+SHORT_LIST, LESS_HEIGHT = 4, 0.5
+"""Lines of the lists up to which panels side by side, with few labels, are lower; and by how many inches."""
 LINE_SPACING = 1.25  # of the list below a panel
 MOST_NAMED = 12  # points of a front that the list below a panel has
 
@@ -254,6 +256,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for name, entries in lists.items()
     }
     lines = [text.count("\n") + 1 if text else 0 for text in texts.values()]
+    if across > 1 and max(lines) <= SHORT_LIST:
+        figure.set_figheight(figure.get_figheight() - LESS_HEIGHT * look.scale)
     figure.set_figheight(
         figure.get_figheight()
         + LINE_SPACING * drawing.size("small") / 72 * (sum(lines) + len(lines) if across == 1 else max(lines) + 1)
