@@ -24,6 +24,7 @@ MIXER_INKS: Mapping[str, str] = {
     "ssmax": "#415b3b",
     "rel": "#747474",
     "path": "#392620",
+    "polysketch": "#0b6b5d",
 }
 """Ink of each mixer. Colour-blind readers (protan, deutan, tritan) keep the first five apart by colour alone; more
 mixers in one panel need the direct labels or markers that the figures add.

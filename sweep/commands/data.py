@@ -54,7 +54,7 @@ def data_prepare(
       atma-sweep data prepare --grid quick
       atma-sweep data prepare stdlib --tokens 1e5 --name small
       atma-sweep data prepare texts --validation-tokens 1e6 --name mine
-      atma-sweep data prepare hf:roneneldan/TinyStories --tokens 1e8 --name stories
+      atma-sweep data prepare hf:roneneldan/TinyStories --name stories
 
     Args:
         what (NAME|PATH|hf:OWNER/NAME): A known corpus (data list --known), a file or folder of text or of shards, or a

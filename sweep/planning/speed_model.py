@@ -23,7 +23,7 @@ from ...results.store.records import TrainingTiming
 from ..config import CellConfig
 from ..grid.cell import canonical_json, model_identity, train_identity
 from ..host.allocation import is_shared
-from ..probes import PROBES, bound, requested
+from ..probes import PROBES, bound, requested_of
 from ..training import flops
 
 
@@ -551,7 +551,8 @@ def _probes(runs: Sequence[_TimedRun]) -> dict[tuple[str, int], float]:
     samples: dict[tuple[str, int], list[float]] = {}
     for run in runs:
         for (name, length), seconds in run.timed.probes.items():
-            if name.partition(TEXT_SEPARATOR)[0] in PROBES and (name, length) in requested(run.config.eval):
+            probe, section = name.partition(TEXT_SEPARATOR)[0], run.config.eval
+            if probe in PROBES and probe in section.probes and (name, length) in requested_of(probe, section):
                 tokens = bound(name, run.config).tokens(length)
                 samples.setdefault((name, length), []).append(seconds / max(tokens, 1))
     return {key: median(rates) for key, rates in samples.items()}

@@ -105,15 +105,15 @@ def requested(config: EvalConfig) -> list[tuple[str, int]]:
     Raises:
         KeyError: No probe has a name of the section.
     """
-    return [
-        (name, length)
-        for probe in config.probes
-        for name in (
-            probe,
-            *(f"{probe}{TEXT_SEPARATOR}{text}" for text in config.text_paths if PROBES.load(probe).reads_texts),
-        )
-        for length in (config.lengths if PROBES.load(probe).by_length else (0,))
-    ]
+    return [pair for probe in config.probes for pair in requested_of(probe, config)]
+
+
+def requested_of(probe: str, config: EvalConfig) -> list[tuple[str, int]]:
+    """Return the part of `requested` that is of one probe. Raises KeyError if there is none of that name."""
+    part = PROBES.load(probe)
+    texts = config.text_paths if part.reads_texts else ()
+    names = [probe, *(f"{probe}{TEXT_SEPARATOR}{text}" for text in texts)]
+    return [(name, length) for name in names for length in (config.lengths if part.by_length else (0,))]
 
 
 def with_settings(config: EvalConfig) -> EvalConfig:

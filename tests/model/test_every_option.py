@@ -143,9 +143,9 @@ def check_decoding(model: Backbone) -> None:
     text = torch.randint(0, model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(5))
     begun = min(PROMPT, tokens)
     with torch.no_grad():
-        if model.positions is None or model.positions.steady:
+        if model.row_decoder is None and (model.positions is None or model.positions.steady):
             wanted = model(text[None])[0, begun - 1 :]
-        else:  # other places for each length of text
+        else:  # other positions, or another last token, for each length of text
             wanted = torch.stack([model(text[None, :stop])[0, -1] for stop in range(begun, tokens + 1)])
     decoders: list[Decoder] = [RecomputeDecoder(model, tokens=tokens)]
     if model.no_step_reason() is None:

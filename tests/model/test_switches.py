@@ -67,9 +67,11 @@ def changed_value(field: FieldInfo) -> Any:
 
 OF_GRADIENTS: dict[str, dict[str, Any]] = {"n_eff_floor_gradient": {"n_eff_floor": 0.3}}
 """Setting that acts on gradients alone -> what makes it act."""
-WITHIN_A_SHORT_TEXT = {"positions": 2, "buckets": 2, "subdim": 3}
+WITHIN_A_SHORT_TEXT = {"positions": 2, "buckets": 2, "subdim": 3, "degree": 2, "block": 2}
 """Setting -> a value that eleven tokens, or heads of eight channels, feel."""
-REQUIRED_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {("wall", "base"): {"rotary": "full"}}
+REQUIRED_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("wall", "base"): {"rotary": "full"}, ("polysketch", "sketch"): {"block": 2},
+}  # fmt: skip
 """Mixer and setting -> what must be set beside it, or it says nothing."""
 
 
@@ -104,7 +106,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qkv_bias": (False, {}), "head_bias": (False, {}),
     "norm_eps": (0.01, {}), "residual": ("normed", {}), "dropout": (0.25, {}), "logit_cap": (None, {}),
     "tie_head": (True, {}), "init": ("llama", {}), "attn_type": ("rope", {}), "memory": ("gated_delta", {}),
-    "positions": ("ape", {}), "window": (True, {}), "window_size": (5, {"window": True}),
+    "decoder": ("row", {}), "positions": ("ape", {}), "window": (True, {}), "window_size": (5, {"window": True}),
 }  # fmt: skip
 """Setting -> another value, and what must be set beside it."""
 OF_PARTS = {"mixers", "memories", "position_settings"} | {part.source for part in PLUGGABLE if part.section == "model"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -35,8 +37,10 @@ SMALL = {"d_model": 16, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim"
 
 
 def fake(data: DataConfig) -> str:
-    """A corpus hash that needs no corpus."""
-    return FINGERPRINT
+    """A corpus hash that needs no corpus; MAD's difficulties, which no other setting distinguishes, have their own."""
+    if data.corpus != "mad":
+        return FINGERPRINT
+    return hashlib.sha256(json.dumps(data.settings["mad"], sort_keys=True).encode()).hexdigest()
 
 
 @pytest.fixture

@@ -159,6 +159,9 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, labels: Sequence[str], inks: Any
     axes.set_ylim(len(labels) - 0.4, -0.6)
     drawing.put_ticks(axes.yaxis, {float(y): label for y, label in enumerate(labels)})
     drawing.rows_alone(axes)
-    axes.locator_params(axis="x", nbins=drawing.ticks_that_fit(axes))
     axes.margins(x=0.06)
+    if percent:  # intervals of few seeds may reach beyond all values that there are
+        low, high = axes.get_xlim()
+        axes.set_xlim(max(low, -4), min(high, 104))
+    axes.locator_params(axis="x", nbins=drawing.ticks_that_fit(axes), min_n_ticks=3)
     axes.set_xlabel("right answers, %" if percent else "score")

@@ -150,7 +150,7 @@ ODD = ("$x$ <b>\x1b[31m & | \n", "a-mixer-of-a-long-name")
 ALONE = ("one-cell", "no-pairs", "all-diverged")
 NOTHING: dict[str, tuple[str, ...]] = {
     "state-norm": ("all-diverged",), "needle": ("all-diverged",), "length": ("all-diverged",), "items": ("all-diverged",),
-    "pareto": ("all-diverged",), **dict.fromkeys(PROBED, ("all-diverged",)), "effects": ALONE, "interactions": ALONE, "power": ALONE, "seeds": ALONE,
+    "pareto": ("all-diverged",), **dict.fromkeys(PROBED, ("all-diverged",)), "effects": ALONE, "interactions": ALONE, "power": (*ALONE, "constant"), "seeds": ALONE,
     **dict.fromkeys(("response", *STUDIED), tuple(CASES)),
 }  # fmt: skip
 """By figure the cases that give it nothing; every other case is a picture."""

@@ -18,11 +18,10 @@ def test_a_grid_of_every_mixer_is_planned(tmp_path: Path, command: Command) -> N
     bench = Bench(tmp_path)
     bench.edit("[nope, polar]", f"[{', '.join(EVERY_MIXER)}]")
     bench.edit("n_kv_heads: 1", "n_kv_heads: 2")
-    code, out, err = command("launch", str(bench.folder / "micro.yaml"), "--dry-run")
+    code, out, err = command("launch", str(bench.folder / "micro.yaml"), "--dry-run", "--list")
     assert (code, err) == (0, "")
-    assert [line.split()[-1] for line in out.splitlines()[: len(EVERY_MIXER)]] == [
-        f"{name}-baseline-d0-m0-w0-s0" for name in EVERY_MIXER
-    ]
+    slugs = {line.split()[-1] for line in out.splitlines()[: len(EVERY_MIXER)]}
+    assert slugs == {f"{name}-baseline-d0-m0-w0-s0" for name in EVERY_MIXER}
     assert f"to train: {len(EVERY_MIXER)} cells" in out
 
 

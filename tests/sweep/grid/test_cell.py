@@ -25,6 +25,8 @@ from optional_data import optional_data
 
 Cells = Callable[..., list[Cell]]
 GOLDEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
+STRIDES = {"mad": 36}
+"""Grid -> distance between its recorded cells; otherwise all are recorded."""
 WITH_ALL = "set:\n  {attn_type: rope, window: on, distractor: on, memory: on, reg_mode: weak}\n"
 
 
@@ -76,7 +78,7 @@ INSIDE = [
     "model.mixers.rope.distractor_norm: off", "data.shuffle: off", "train.tokens: 153_601", "train.seq_len: 64",
     "train.batch_tokens: 2048", "train.micro_batch: 4", "train.loss_reduction: sum", "train.schedule: linear",
     "train.constant: 0.4", "train.clip: 2", "train.muon_lr: 0.1", "train.muon_momentum: 0.9",
-    "train.muon_weight_decay: 0", "train.muon_iterations: 5", "train.muon_split: head", "train.embedding_lr: 0.1", "train.head_lr: 0.1",
+    "train.muon_weight_decay: 0", "train.muon_iterations: 5", "train.muon_split: head", "train.muon_for: square", "train.embedding_lr: 0.1", "train.head_lr: 0.1",
     "train.scalar_lr: 0.1", "train.adam_beta1: 0.9", "train.adam_beta2: 0.9", "train.adam_eps: 1e-8",
     "reg_mode: strong", "train.regularizer_weight: 0.1", "train.regularizer_sketch: 8", "distractor: off",
     "train.distractor_weight: 0.1", "train.distractor_count: 5", "train.deterministic: on", "train.compile: off", "train.compile: blocks",
@@ -84,7 +86,7 @@ INSIDE = [
     "train.adam_weight_decay: 0.1", "model.mlp: swiglu", "model.match: parameters", "model.residual: normed", "model.dropout: 0.1",
     "model.tie_head: on", "model.positions: ape", "model.qk_norm: off", "model.output_gate: off", "model.bias: off",
     "model.canon: off", "model.qkv_bias: off", "model.head_bias: off",
-    "model.embedding_dtype: float32",
+    "model.embedding_dtype: float32", "model.decoder: row",
 ]  # fmt: skip
 
 
@@ -240,7 +242,7 @@ def test_changed_default_moves_only_cells_that_use_it(later: Callable[..., str])
 def test_golden_ids(name: str, fake_fingerprint: Any) -> None:
     """A change here orphans every result that was measured under the old ids."""
     cells = load_grid(name).expand(fake_fingerprint)
-    assert [[cell.id, cell.slug] for cell in cells] == GOLDEN[name]
+    assert [[cell.id, cell.slug] for cell in cells[:: STRIDES.get(name, 1)]] == GOLDEN[name]
     assert len({cell.id for cell in cells}) == len({cell.slug for cell in cells}) == len(cells)
     assert all(map(count_parameters, {id(cell.config.model): cell.config.model for cell in cells}.values()))
 

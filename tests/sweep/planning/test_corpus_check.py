@@ -264,7 +264,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
 ) -> None:
     path = grid("corpus: boks")
     corpus_names = (
-        "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, hub, wikitext-103, flipflop, mqar, books"
+        "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, hub, wikitext-103, flipflop, mqar, mad, books"
     )
     for dry in (True, False):
         with pytest.raises(GridError) as caught:

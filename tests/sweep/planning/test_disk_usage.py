@@ -29,7 +29,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     requests: list[str] = []
 
-    def sizes(config: Any, *, narrow: bool, optimizer: str) -> tuple[int, int]:
+    def sizes(config: Any, *, narrow: bool, optimizer: str, muon_for: str) -> tuple[int, int]:
         requests.append(config.attn_type)
         return (50, 5) if narrow else (100, 10)
 

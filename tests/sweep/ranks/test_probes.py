@@ -11,7 +11,7 @@ from atma_sweep.sweep.ranks.group import SINGLE
 from ranked import run_ranks
 from ranked_probes import measure, stop_within
 
-ALONE = {"count_map", "gates", "attention_map", "memory_recall", "decode", "downstream"}
+ALONE = {"count_map", "gates", "gate_dynamics", "attention_map", "memory_recall", "decode", "downstream"}
 """Probes that rank 0 runs while the others wait."""
 
 

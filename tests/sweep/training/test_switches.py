@@ -18,7 +18,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss_reduction": ("sum", {"regularizer": "weak"}), "warmup_steps": (2, {}), "schedule": ("wsd", {}),
     "constant": (0.7, {}), "clip": (0.01, {}), "optimizer": ("adamw", {}), "matrix_lr": (0.01, {"optimizer": "adamw"}),
     "muon_lr": (0.01, {}), "muon_momentum": (0.5, {}), "muon_weight_decay": (0.5, {}), "muon_iterations": (2, {}),
-    "muon_split": ("head", {}),
+    "muon_split": ("head", {}), "muon_for": ("square", {}),
     "embedding_lr": (0.1, {}), "head_lr": (0.01, {}), "scalar_lr": (0.1, {}), "adam_beta1": (0.5, {}),
     "adam_beta2": (0.5, {}), "adam_eps": (1e-2, {}), "adam_weight_decay": (0.5, {}), "regularizer": ("strong", {}),
     "regularizer_weight": (0.5, {"regularizer": "weak"}), "regularizer_sketch": (7, {"regularizer": "weak"}),
