@@ -38,10 +38,10 @@ def ticks_of(axis: Any) -> list[float]:
 
 
 def numeric(figure: Any) -> Iterator[Any]:
-    """Every axis whose ticks are numbers."""
+    """Every axis whose ticks are numbers; panels that share an axis show it once."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            if axes.axison and axis.get_visible() and len(axis.get_ticklocs()) and not _worded(axis):
+            if axes.axison and axis.get_visible() and axis.get_ticklabels() and not _worded(axis):
                 yield axis
 
 
