@@ -258,9 +258,8 @@ def tracking(options: LaunchOptions, request: LaunchRequest, console: Console) -
                 code = None
             if code != 0:
                 state = "is still catching up" if code is None else f"ended with exit code {code}"
-                console.print(
-                    f"{name} {state}: {log}; atma-sweep track {name} continues", highlight=False, markup=False
-                )
+                remedy = f"atma-sweep track {name} --until-end sends the rest"
+                console.print(f"{name} {state}: {log}; {remedy}", highlight=False, markup=False)
 
 
 def launch_in_foreground(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcome | None:

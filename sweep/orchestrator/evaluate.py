@@ -212,7 +212,14 @@ def check_probes(setting: str, names: Sequence[str]) -> None:
     """Raise GridError for a name that is no registered probe; `setting` is the option or key that named it."""
     for name in names:
         if name not in PROBES:
-            raise GridError(setting, None, name, "no such probe", list(PROBES), name)
+            raise GridError(
+                setting,
+                None,
+                name,
+                "no such probe; a plugin's is measured by launching its grid again",
+                list(PROBES),
+                name,
+            )
 
 
 def with_requested_probes(
