@@ -422,7 +422,12 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
     if every:
         wide = 1.0 if len(every) == 1 else room
         axes.set_xlim(every[0] / 2**wide, every[-1] * 2**wide)
-    shown = thin_evenly(every, min(MAX_TICKS, _labels_that_fit(axes, [name(length) for length in every])))
+    most = min(MAX_TICKS, _labels_that_fit(axes, [name(length) for length in every]))
+    shown = thin_evenly(every, most)
+    if trained in every and trained not in shown:
+        # as evenly, but with a label at the training length
+        step, own = -(-len(every) // most), every.index(trained)
+        shown = every[own % step :: step]
     put_ticks(axes.xaxis, {length: name(length) for length in shown})
     axes.set_xticks(every if len(shown) < len(every) else [], minor=True)
     axes.xaxis.set_minor_formatter("")
