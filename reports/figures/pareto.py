@@ -237,6 +237,8 @@ def _level_text(axis: str, level: str) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per quality: a point per configuration, ink by mixer, filled with memory, a square with a window.
 
+    A point with a distractor loss is a triangle, with a window too a diamond, if both levels occur.
+
     The front is stepped, ringed, numbered and listed below its panel. Highlighted cells of `look` have a diamond around
     their configuration and a label. The constant-digit baseline is a line.
     """
@@ -329,35 +331,68 @@ def _bar_key() -> Any:
     return drawing.key(color=style.INK, linestyle="none", marker=bar, markersize=size, markeredgewidth=width)
 
 
-PointStyles = Mapping[tuple[str, str, str], dict[str, Any]]
-"""Marker style by (mixer, memory, window)."""
+PointStyles = Mapping[tuple[str, str, str, str], dict[str, Any]]
+"""Marker style by (mixer, memory, window, distractor)."""
+BOTH = (("with window", "on", "off"), ("with distractor loss", "off", "on"), ("with both", "on", "on"))
+"""Label, window and distractor of the markers in the legend if both vary; that of neither is the circle of mixers."""
+POINTED = {"o": "^", "s": "D"}
+"""Marker of a configuration with distractor loss by the marker of the same window without it."""
 
 
-def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Return the marker style of each (mixer, memory, window) that occurs, as reports/render/style.py declares it."""
+def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str, str, str], dict[str, Any]]:
+    """Return the marker style of each (mixer, memory, window, distractor) that occurs, pointed with distractor loss."""
     inks = style.mixer_inks(frame["attn_type"])
     hollow = "off" if frame["memory"].nunique() > 1 else None
     styles = {}
-    for mixer, memory, window in dict.fromkeys(zip(frame["attn_type"], frame["memory"], frame["window"], strict=True)):
+    for mixer, memory, window, distractor in dict.fromkeys(_looks(frame)):
         fill = style.BACKGROUND if memory == hollow else inks[mixer]
-        marker = style.MARKERS[style.WINDOW_MARKERS.get(window, 0)]
-        marks = {"color": inks[mixer], "marker": marker, "markerfacecolor": fill, "markeredgecolor": inks[mixer]}
-        styles[mixer, memory, window] = marks | {"linestyle": "none", "markeredgewidth": drawing.line_width(0.8)}
+        marks = {
+            "color": inks[mixer],
+            "marker": _marker(frame, window, distractor),
+            "markerfacecolor": fill,
+            "markeredgecolor": inks[mixer],
+        }
+        styles[mixer, memory, window, distractor] = marks | {
+            "linestyle": "none",
+            "markeredgewidth": drawing.line_width(0.8),
+        }
     return styles
 
 
+def _looks(frame: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+    """Return (mixer, memory, window, distractor) of each row."""
+    return list(zip(frame["attn_type"], frame["memory"], frame["window"], frame["distractor"], strict=True))
+
+
+def _marker(frame: pd.DataFrame, window: str, distractor: str) -> str:
+    """Return the marker of a window and a distractor loss: pointed with it, if it varies in the figure."""
+    marker = style.MARKERS[style.WINDOW_MARKERS.get(window, 0)]
+    return POINTED[marker] if distractor == "on" and frame["distractor"].nunique() > 1 else marker
+
+
 def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the legend handles by label: mixers by ink, memories by fill, windows by marker, if each varies."""
+    """Return the legend handles by label: mixers by ink, memories by fill, windows and distractor loss by marker.
+
+    Each is there if it varies. With both a window and a distractor loss the marker is that of both.
+    """
     inks = style.mixer_inks(frame["attn_type"])
     point: dict[str, Any] = {"linestyle": "none", "marker": "o"}
     handles = {drawing.level_label(mixer): drawing.key(color=ink, **point) for mixer, ink in inks.items()}
-    for axis in ("memory", "window"):
-        levels = sorted(dict.fromkeys(frame[axis]), key=drawing.off_first)
-        for level in levels if len(levels) > 1 else ():
-            fill = style.BACKGROUND if (axis, level) == ("memory", "off") else style.GREY
-            marker = style.MARKERS[style.WINDOW_MARKERS.get(level, 0) if axis == "window" else 0]
-            look = point | {"color": style.GREY, "markerfacecolor": fill, "marker": marker}
+    for level in sorted(set(frame["memory"]), key=drawing.off_first) if frame["memory"].nunique() > 1 else ():
+        fill = style.BACKGROUND if level == "off" else style.GREY
+        handles[drawing.level_label(level, "memory")] = drawing.key(
+            **point | {"color": style.GREY, "markerfacecolor": fill}
+        )
+    varying = [axis for axis in ("window", "distractor") if frame[axis].nunique() > 1]
+    grey: dict[str, Any] = point | {"color": style.GREY}
+    if len(varying) == 1:
+        (axis,) = varying
+        for level in sorted(set(frame[axis]), key=drawing.off_first):
+            window, distractor = (level, "off") if axis == "window" else ("off", level)
+            look = grey | {"marker": _marker(frame, window, distractor)}
             handles[drawing.level_label(level, axis)] = drawing.key(**look)
+    for name, window, distractor in BOTH if len(varying) == 2 else ():
+        handles[name] = drawing.key(**grey | {"marker": _marker(frame, window, distractor)})
     return handles
 
 
@@ -367,10 +402,10 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
     Args:
         axes: The panel.
         panel_rows: Rows of its quality.
-        styles: Marker style by (mixer, memory, window).
+        styles: Marker style by (mixer, memory, window, distractor).
         baseline: Value up to which points are pale and small, since they show no recall.
     """
-    keys = list(zip(panel_rows["attn_type"], panel_rows["memory"], panel_rows["window"], strict=True))
+    keys = _looks(panel_rows)
     for key, look in styles.items():
         mine = panel_rows[[own == key for own in keys]]
         for (on_front, is_low), part in mine.groupby(["front", mine["value"] <= baseline], sort=False):

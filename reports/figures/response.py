@@ -413,9 +413,10 @@ def _draw_panel(
         axes.set_ylim(low - room, high + room)
     levels = sorted(set(panel_rows["length"]))
     scale = scale_for_values(levels)
-    replace(scale, log=scale.log or is_geometric(levels)).apply_to_axis(axes, "x")
+    scale = replace(scale, log=scale.log or is_geometric(levels))
+    scale.apply_to_axis(axes, "x")
     if len(levels) <= drawing.MAX_TICKS:
         drawing.put_ticks(axes.xaxis, {level: tick_label(level) for level in levels})
-    axes.set_xlabel(drawing.axis_label(str(panel_rows["axis"].iloc[0])))
+    axes.set_xlabel(f"{drawing.axis_label(str(panel_rows['axis'].iloc[0]))}{' (log scale)' if scale.log else ''}")
     unit = str(panel_rows["unit"].iloc[0])
     axes.set_ylabel("nats per token" if unit == "nats/token" else unit)

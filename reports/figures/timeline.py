@@ -122,7 +122,7 @@ def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
 
     Args:
         frame: Rows of attempts.
-        tenants: Number of other attempts on the GPU of each attempt that shared one; empty: see the lanes.
+        tenants: Number of other attempts on the GPU of each attempt that shared one, over its life; empty: none did.
     """
     states = frame["state"].value_counts()
     notes = (
@@ -134,8 +134,8 @@ def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
         notes.append("A cross marks an attempt that failed or diverged.")
     at_once = int(frame["lane"].max()) + 1
     if tenants:
-        company = f"up to {max(tenants)} others" if max(tenants) > 1 else "another"
-        notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU with {company}.")
+        company = f", up to {at_once} of this sweep at one time" if at_once > 1 else " with those of other sweeps"
+        notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU{company}.")
         notes[-1] += " The length of a bar is therefore no cost of its cell alone."
     elif at_once > 1:
         notes.append(f"Up to {at_once} attempts ran at the same time on a machine.")
@@ -279,7 +279,10 @@ def _fills(bars: pd.DataFrame, levels: Mapping[str, tuple[str, str]]) -> tuple[l
         for mixer, ink in inks.items()
     }
     for memory in memories if len(memories) > 1 else ():
-        handles[drawing.level_label(memory, "memory")] = drawing.patch(**fill(drawing.GREY, memory))
+        # in the inks of all mixers side by side, since a grey alone would be that of RoPE
+        handles[drawing.level_label(memory, "memory")] = tuple(
+            drawing.patch(**fill(ink, memory)) for ink in inks.values()
+        )
     return [fill(inks[mixer], memory) for mixer, memory in own], handles
 
 

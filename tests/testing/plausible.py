@@ -237,14 +237,14 @@ def _memory_recall(recorder: DatabaseRecorder, mixer: str, memory: str, draw: ra
         _write(recorder, "memory_recall", 0, len(examples), **{metric: mean})
 
 
-TASKS = {"blimp/acc": (67_000, 0.5, 0.74), "hellaswag/acc_norm": (10_042, 0.25, 0.33), "piqa/acc_norm": (1_838, 0.5, 0.62)}  # fmt: skip
+DOWNSTREAM_TASKS = {"blimp/acc": (67_000, 0.5, 0.74), "hellaswag/acc_norm": (10_042, 0.25, 0.33), "piqa/acc_norm": (1_838, 0.5, 0.62)}  # fmt: skip
 """Number of questions, chance level and usual score of a task, by metric."""
 
 
 def _downstream(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
     """Scores of three tasks, a little higher with forgetting attention, each with its standard error."""
     measurements = []
-    for metric, (n, chance, usual) in TASKS.items():
+    for metric, (n, chance, usual) in DOWNSTREAM_TASKS.items():
         value = usual + 0.012 * (mixer == "fox") + 0.006 * (memory == "on") + draw.gauss(0, 0.005)
         error = math.sqrt(value * (1 - value) / n)
         facts = {"task": metric.partition("/")[0], "version": "1.0", "shots": 0, "main": True, "chance": chance}

@@ -422,7 +422,12 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
     if every:
         wide = 1.0 if len(every) == 1 else room
         axes.set_xlim(every[0] / 2**wide, every[-1] * 2**wide)
-    shown = thin_evenly(every, min(MAX_TICKS, _labels_that_fit(axes, [name(length) for length in every])))
+    most = min(MAX_TICKS, _labels_that_fit(axes, [name(length) for length in every]))
+    shown = thin_evenly(every, most)
+    if trained in every and trained not in shown:
+        # as evenly, but with a label at the training length
+        step, own = -(-len(every) // most), every.index(trained)
+        shown = every[own % step :: step]
     put_ticks(axes.xaxis, {length: name(length) for length in shown})
     axes.set_xticks(every if len(shown) < len(every) else [], minor=True)
     axes.xaxis.set_minor_formatter("")
@@ -488,9 +493,11 @@ def finished(
         figure: The figure.
         title: Title above the figure.
         notes: Notes below the figure, joined to one paragraph.
-        handles: Legend handles by label; empty: no legend.
+        handles: Legend handles by label, or tuples of handles that stand side by side; empty: no legend.
         columns: Maximum number of columns of the legend.
     """
+    from matplotlib.legend_handler import HandlerTuple
+
     width, height = figure.get_size_inches()
     titled = current_options().title
     head = textwrap.wrap(title, _characters_per_line(width, size("figure.titlesize"), 0.66)) if titled else []
@@ -499,7 +506,10 @@ def finished(
     keys, below = None, strip
     if handles:
         across = _legend_columns(list(handles), width, columns)
-        keys = figure.legend(list(handles.values()), list(handles), loc="lower center", ncols=across, borderaxespad=0.2)
+        side_by_side: Any = {tuple: HandlerTuple(ndivide=None, pad=0.0)}
+        keys = figure.legend(
+            list(handles.values()), list(handles), loc="lower center", ncols=across, borderaxespad=0.2, handler_map=side_by_side,
+        )  # fmt: skip
         # the layout reserves no space for it above a note, so that its height is measured here
         keys.set_in_layout(False)
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]

@@ -289,13 +289,8 @@ def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE))
         sides: Labels of the better and of the worse side; "not significant" stays.
     """
     colours = {effect_colour(row) for _, row in rows.iterrows()}
-    full = {effect_colour(row) for _, row in rows[~rows["mixed"].astype(bool)].iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)
-    handles = {
-        label: drawing.key(color=colour if colour in full else tint(colour, PALE), marker="o")
-        for label, colour in pairs
-        if colour in colours
-    }
+    handles = {label: drawing.key(color=colour, marker="o") for label, colour in pairs if colour in colours}
     if not rows["sure"].all():
         handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
     if "floor" in rows and rows["floor"].any():

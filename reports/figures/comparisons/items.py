@@ -150,7 +150,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.set_title(f"needle accuracy, {format_length(int(length))} tokens")
     _label_rows(grid[0], cells, heights, named=named)
     _add_colour_bar(figure, grid, bar)
-    keys = {"no answer": drawing.patch(facecolor=MISSING, linewidth=0.5)} if missing else {}
+    keys: dict[str, Any] = {"no answer": drawing.patch(facecolor=MISSING, linewidth=0.5)} if missing else {}
+    constant = figure_data.draw_options["constant"]
+    if constant is not None:
+        baseline = f"the constant digit ({format_number(constant, 1, percent=True)} %)"
+        letters: dict[str, Any] = {"linestyle": "none", "marker": "$0$", "markersize": drawing.size("small")}
+        keys[f"mean above {baseline}"] = drawing.key(color=drawing.INK, **letters)
+        keys["mean not above it"] = drawing.key(color=drawing.GREY, **letters)
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 

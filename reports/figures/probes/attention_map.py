@@ -16,6 +16,7 @@ from .heat_maps import (
     cells_to_draw,
     draw_heat_map,
     first_cell_of_each,
+    label_maps,
     map_grid,
     map_title,
     selection_notes,
@@ -59,8 +60,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(first) > 1 and maps.max() > 1:
         counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
         notes.append(
-            f"Mean over the {counts} maps (all stored layers and heads) of a cell; --highlight CELL shows them one by "
-            "one."
+            f"One of the {counts} maps of a cell: of the last layer with maps, the head that reads the fewest keys on "
+            "average (effective number of keys); --highlight CELL shows the maps one by one."
         )
     return collected(
         store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
@@ -86,7 +87,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw one map per cell, or up to 12 maps of a single cell or of each highlighted one, by layer and head.
 
-    The map of a cell is the mean over its layers and heads. Axes show the tokens of up to 40 tokens of a letter each,
+    The map of a cell is that of the head with the fewest effective keys of its last layer with maps. Axes show the tokens of up to 40 tokens of a letter each,
     otherwise positions. Colours are signed, with equal ends, if any weight is below -0.01; otherwise they follow the
     square root of the weight.
     """
@@ -99,11 +100,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         cell_rows = figure_data.frame[figure_data.frame["cell"] == cell]
         of_cell = list(cell_rows.groupby(["layer", "head"], sort=True))
         cell_title = map_title(figure_data, look, cell)
-        if len(cells) > 1 and not look.highlight:
-            mean: pd.DataFrame = cell_rows.groupby(["query", "key"])["weight"].mean().reset_index()
-            maps.append((cell_title, _weight_table(mean)))
-            continue
-        for (layer, head), rows in of_cell[:MAX_MAPS]:
+        one_each = len(cells) > 1 and not look.highlight
+        for (layer, head), rows in [_most_selective(of_cell)] if one_each else of_cell[:MAX_MAPS]:
             name = f"layer {layer}, head {head}"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
             letters.append(rows.drop_duplicates("query").sort_values("query")["token"].tolist())
@@ -117,12 +115,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes, table, norm, colours=drawing.diverging() if signed else drawing.HEAT_MAP, bad="#ffffff"
         )
         ticks = list(range(0, len(table), -(-len(table) // 8)))
-        axes.set(xticks=ticks, yticks=ticks, box_aspect=1, xlabel="key position", ylabel="query position")
-        if len(tokens) <= MAX_LETTERS and all(len(token) == 1 and token.isalnum() for token in tokens):
-            axes.set(xlabel="key", ylabel="query")
+        axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
+        if _are_letters(tokens):
             size = drawing.size("small") * min(1, 24 / len(tokens))
             axes.set_xticks(range(len(tokens)), tokens, fontsize=size)
             axes.set_yticks(range(len(tokens)), tokens, fontsize=size)
+    lettered = all(map(_are_letters, letters))
+    label_maps(group, "key" if lettered else "key position", "query" if lettered else "query position")
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
     add_colour_bar(
@@ -135,6 +134,24 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         f"{figure_data.title}: {map_title(figure_data, look, cells[0])}" if len(cells) == 1 else figure_data.title
     )
     return drawing.finished(figure, cell_title, figure_data.notes, {})
+
+
+def _are_letters(tokens: list[str]) -> bool:
+    """Return True if these are few enough tokens of a letter or digit each, so that they fit as labels of an axis."""
+    return len(tokens) <= MAX_LETTERS and all(len(token) == 1 and token.isalnum() for token in tokens)
+
+
+def _most_selective(maps: list[tuple[Any, pd.DataFrame]]) -> tuple[Any, pd.DataFrame]:
+    """Return the ((layer, head), rows) of the last layer whose queries have the fewest effective keys on average.
+
+    Of equal ones it is the first head.
+
+    Args:
+        maps: Pairs of (layer, head) and rows with query and keys, at least one.
+    """
+    last = max(layer for (layer, _), _ in maps)
+    of_last = [item for item in maps if item[0][0] == last]
+    return min(of_last, key=lambda item: float(item[1].drop_duplicates("query")["keys"].mean()))
 
 
 def _weight_table(rows: pd.DataFrame) -> np.ndarray:

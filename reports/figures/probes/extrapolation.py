@@ -36,7 +36,7 @@ from ..canvas.length_frames import (
     t_half_width,
 )
 from ..canvas.line_drawing import mark_out_of_range, mark_training_length, robust_range
-from .panels import assign_panels, draw_panels, out_of_range_note, row_labels
+from .panels import assign_panels, draw_panels, out_of_range_note, position_table, row_labels
 
 PROBE, METRIC = "extrapolation", "perplexity"
 LOG_AXIS_RATIO = 3.0
@@ -84,7 +84,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     return collected(
         store, data, "extrapolation", title, frame, frame_origins(frame), notes=own,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
-        rows=row_labels(data, set(frame["cell"])), mixers={cell.cell_id: cell.levels["attn_type"] for cell in data.cells},
+        rows=row_labels(data, set(frame["cell"])), mixers={cell.cell_id: position_table(cell) or cell.levels["attn_type"] for cell in data.cells},
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from ...sweep_data import SweepData, cell_level
+from ...render.style import LONG_NAMES
+from ...sweep_data import CellState, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, line_groups
 from ..canvas.length_frames import is_barred
@@ -16,6 +17,8 @@ from ..canvas.line_drawing import draw_lines_with_means, legend, line_styles, na
 
 MAX_LINES_IN_SINGLE_PANEL = 8
 """Largest number of lines that share one panel."""
+RANDOMIZED = LONG_NAMES["Label"]
+"""Label of randomized positions, whose level name says little."""
 FormatPanel = Callable[["Axes", pd.DataFrame, bool], None]
 """Function (axes, rows, last) that sets the scales and marks of the panel in which these rows are drawn."""
 
@@ -59,7 +62,7 @@ def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, t
 def row_labels(data: SweepData, drawn: set[str]) -> dict[str, str]:
     """Return the label of each drawn cell's configuration by cell id: the mixer, and levels of axes that vary.
 
-    Axes that do not vary among the drawn cells and levels that are off ("off", "none" or "-") are left out.
+    NoPE with a table of positions is labelled by the table alone. Axes that do not vary among the drawn cells and levels that are off ("off", "none" or "-") are left out.
 
     Args:
         data: The sweep.
@@ -73,7 +76,17 @@ def row_labels(data: SweepData, drawn: set[str]) -> dict[str, str]:
         levels = [(axis, cell_level(cell, axis)) for axis in row_axes]
         texts = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "none", "-")]
         labels[cell.cell_id] = ", ".join([drawing.level_label(cell.levels["attn_type"]), *texts])
+        if scheme := position_table(cell):
+            texts = [text for text in texts if text != drawing.level_label(scheme, "model.positions")]
+            name = drawing.level_label(scheme, "model.positions")
+            labels[cell.cell_id] = ", ".join([RANDOMIZED if scheme == "label" else name, *texts])
     return labels
+
+
+def position_table(cell: CellState) -> str:
+    """Return the level of `model.positions` of a cell whose mixer has no positions itself, "" without a table."""
+    positions = cell_level(cell, "model.positions")
+    return positions if cell.levels["attn_type"] == "nope" and positions in ("ape", "label") else ""
 
 
 def out_of_range_note(frame: pd.DataFrame, high: float) -> list[str]:

@@ -78,7 +78,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "Between marks, colours are interpolated linearly (triangles of neighbours, smoothed over "
             f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and blank farther than "
             f"{REACH:.0%} of an axis from every trial. Drawn: the {len(drawn)} of {len(pairs)} pairs of settings whose interpolation explains "
-            f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first."
+            f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first (share explained: above each panel)."
         )
     else:
         notes.append(
@@ -175,6 +175,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     """
     if panel_rows["skill"].iloc[0] >= MIN_SKILL and norm.vmin < norm.vmax:
         _draw_interpolation(axes, panel_rows, x, y, norm, chart)
+        axes.set_title(f"{100 * panel_rows['skill'].iloc[0]:.0f} % explained")
     across, up = (
         panel_rows[f"{side}_place"]
         + [
@@ -221,6 +222,10 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
         norm: Matplotlib normalization of the values.
         chart: Matplotlib colour map.
     """
+    from matplotlib.path import Path
+    from scipy.interpolate import NearestNDInterpolator
+    from scipy.ndimage import gaussian_filter
+    from scipy.spatial import ConvexHull
     from scipy.spatial.distance import cdist
 
     coordinates, values = _averaged(panel_rows)
@@ -229,10 +234,19 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
         steps = np.linspace(0, 1, STEPS + 1)
         grid = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
         table = interpolated_values(coordinates, values, grid, x, y)
-        table = _smoothed(table.reshape(STEPS + 1, -1), SMOOTHING * STEPS)
-        table[cdist(grid, coordinates, "chebyshev").min(axis=1).reshape(table.shape) > REACH] = np.nan
-        levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
-        axes.contourf(steps, steps, table.clip(norm.vmin, norm.vmax), levels=levels, **look)
+        if np.isfinite(table).any():
+            # continued beyond the trials, so that the hull cuts smoothly what the steps of the grid would tear
+            nearest = NearestNDInterpolator(coordinates, values)(grid)
+            table = np.where(np.isfinite(table), table, nearest).reshape(STEPS + 1, -1)
+            table = gaussian_filter(table, SMOOTHING * STEPS, mode="nearest")
+            levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
+            hull = coordinates[ConvexHull(coordinates).vertices]
+            away = cdist(grid, coordinates).min(axis=1).reshape(table.shape)
+            for drawn in (
+                axes.contourf(steps, steps, table.clip(norm.vmin, norm.vmax), levels=levels, **look),
+                axes.contourf(steps, steps, away, levels=[REACH, 2.0], colors=["white"], zorder=1.1),
+            ):
+                drawn.set_clip_path(Path(hull, closed=False), axes.transData)
         return
     edges = [_strip_edges(scale, coordinates[:, side]) for side, scale in enumerate((x, y))]
     middles = [[(low + high) / 2 for low, high in parts] for parts in edges]
@@ -244,21 +258,6 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
             own = own[[y_edges[0] <= at <= y_edges[1] or not _level_positions(y) for at in own[:, 1]]]
             if np.isfinite(value).all() and cdist(point, own).min() <= REACH:
                 axes.pcolormesh(x_edges, y_edges, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
-
-
-def _smoothed(table: np.ndarray, sd: float) -> np.ndarray:
-    """Return a table after a Gaussian filter that ignores NaN and leaves them, so that edges keep their values.
-
-    Args:
-        table: Values [row, column].
-        sd: Standard deviation of the filter in steps of the table.
-    """
-    from scipy.ndimage import gaussian_filter
-
-    inside = np.isfinite(table)
-    weight = gaussian_filter(inside.astype(float), sd)
-    total = gaussian_filter(np.where(inside, table, 0.0), sd)
-    return np.where(inside, total / np.where(inside, weight, 1.0), np.nan)
 
 
 def _strip_edges(scale: Scale, positions: np.ndarray) -> list[tuple[float, float]]:

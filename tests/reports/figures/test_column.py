@@ -98,7 +98,7 @@ class TestTimeline:
             for tokens in ("65.5M", "131M")
         }
         assert figure_data.notes[1] == "12 attempts, all done.", "no cross, no note on it"
-        assert figure_data.notes[2].startswith("12 attempts shared a GPU with up to 11 others.")
+        assert figure_data.notes[2].startswith("12 attempts shared a GPU, up to 12 of this sweep at one time.")
         figure = figure_of(figure_data)
         assert "Last in each name: training tokens." in figure_data.notes
         mixers = ["NoPE", "PoLAR", "RoPE"]
