@@ -134,8 +134,9 @@ def find_trained_cell(store: Store, cell_name: str, runs: Path, sweep: str | Non
     weights = done[-1].weights
     if weights is None:
         raise WeightsGone(
-            f"cell {record.id} ({record.slug}) was trained, but its weights are not here; import "
-            "them from a bundle of export --with-weights; or add the measurements to its grid, set checkpoint.keep: weights, and launch it with --retrain"
+            f"cell {record.id} ({record.slug}) was trained, but its weights were not kept; "
+            "import them from a bundle of export --with-weights, or add the measurements to its grid, set checkpoint.keep: "
+            "weights, and launch it with --retrain"
         )
     cell = restore_cell(record, runs)  # first, because it checks that the config gives the cell's id
     address = storage.resolve(runs, weights)
