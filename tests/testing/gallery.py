@@ -44,6 +44,8 @@ LOOK = FigureOptions(width_mm=120.0, title=False)
 DOTS_PER_INCH = 170
 COLOURS = 256
 """Colours of a picture's palette, which makes its file a third as large."""
+TRUE_COLOUR = ("attention-map", "contours", "items", "passkey", "retention")
+"""Figures with heat maps, whose shades a palette would break into bands."""
 MAX_ROWS, MAX_COLUMNS = 6, 8
 """Rows and columns of a table that the page shows."""
 
@@ -97,11 +99,14 @@ def _sentence(text: str) -> str:
 
 
 def write_picture(figure_data: FigureData, path: Path) -> None:
-    """Write a figure as a small PNG with a palette, without a trace."""
+    """Write a figure as a small PNG without a trace, with a palette unless it has shades (TRUE_COLOUR)."""
     with drawing.settings(LOOK):
         out = io.BytesIO()
         drawn(figure_data, LOOK).savefig(out, format="png", dpi=DOTS_PER_INCH, metadata={"Software": "atma-sweep"})
-    Image.open(out).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    image = Image.open(out).convert("RGB")
+    if figure_data.name not in TRUE_COLOUR:
+        image = image.quantize(COLOURS, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
 
 
 def caption_of(source: Source, name: str) -> str:

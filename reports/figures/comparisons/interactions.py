@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from ....results.store.store import Store
 from ...result_columns import quality_columns
+from ...stats.effects.effect_types import Interaction
 from ...stats.effects.effects import interactions, varying_axes
-from ...stats.effects.needle_baseline import needle_caption
-from ...sweep_data import ReportError, SweepData
+from ...stats.effects.needle_baseline import needle_caption, recall_threshold
+from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
 from .forest import (
@@ -42,7 +46,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     One row per interaction: axes, levels, references (two each, joined by " x "), fours (number of them), measure
     (heading), words (label), unit, better (1, -1 or 0), where (stratum), mean, low, high, p (corrected), sure (True if
-    significant), i2, mixed, confirmatory; then words_row (label). Means and bounds of shares are percentage points.
+    significant), i2, mixed, confirmatory, floor (no combination of levels recalls); then words_row (label). Means and bounds of shares are percentage points.
 
     Raises:
         ReportError: Fewer than two axes vary, or there are no four matched cells.
@@ -62,7 +66,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "fours": interaction.fours,
             "words_row": _interaction_label(pairs),
         }
-        rows.append(fields | effect_fields(interaction))
+        rows.append(fields | effect_fields(interaction) | {"floor": _is_at_floor(data, interaction)})
         methods.append(interaction.method)
         origins += interaction.origins
     if not rows:
@@ -90,10 +94,28 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("An accuracy near 0 % cannot fall further, which by itself makes interactions.")
     if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
         notes.append("Differences between three levels depend on each other: each is a sum of the other two.")
+    if drawn["floor"].any():
+        notes.append("Crosses: all four levels are at or below the constant-digit baseline.")
     notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
         notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")
     return collected(store, data, "interactions", "Interactions of two factors", frame, origins, notes=notes)
+
+
+def _is_at_floor(data: SweepData, interaction: Interaction) -> bool:
+    """Return True if the mean of none of the four combinations of levels exceeds the constant-digit baseline.
+
+    False for other numbers than needle accuracy.
+    """
+    threshold = recall_threshold(data, interaction.measure)
+    sides = zip(interaction.levels, interaction.references, strict=True)
+    for combination in product(*sides) if threshold > -math.inf else ():
+        pairs = list(zip(interaction.axes, combination, strict=True))
+        cells = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in pairs)]
+        values = data.column_numbers(cells, interaction.measure)
+        if not values or fmean(values) > threshold:
+            return False
+    return threshold > -math.inf
 
 
 def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:

@@ -17,7 +17,10 @@ from .forest import default_columns
 Stratum = tuple[str, ...]
 AT_FLOOR = " *"
 """Mark of a standard deviation that the sampling error of trials sets, not the runs."""
-FLOOR_NOTE = "*: the runs differ by less than the sampling error of their trials, which is shown: a lower bound."
+FLOOR_NOTE = (
+    "*: the runs differ by less than the sampling error of their trials, which is shown (half a right and half a wrong "
+    "trial added, so that 0 % has an error too): a lower bound."
+)
 
 
 def noise_columns(data: SweepData) -> list[Column]:

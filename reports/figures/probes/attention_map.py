@@ -100,8 +100,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         cell_rows = figure_data.frame[figure_data.frame["cell"] == cell]
         of_cell = list(cell_rows.groupby(["layer", "head"], sort=True))
         cell_title = map_title(figure_data, look, cell)
-        single_maps = len(cells) > 1 and not look.highlight
-        for (layer, head), rows in [_most_selective(of_cell)] if single_maps else of_cell[:MAX_MAPS]:
+        is_selection = len(cells) > 1 and not look.highlight
+        for (layer, head), rows in [_most_selective(of_cell)] if is_selection else of_cell[:MAX_MAPS]:
             name = f"layer {layer}, head {head}"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
             letters.append(rows.drop_duplicates("query").sort_values("query")["token"].tolist())

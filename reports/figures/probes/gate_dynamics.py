@@ -116,7 +116,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.set_xlabel("token of the text")
         for axes in (position, trace, product):
             # round numbers, three or more of them in a column too
-            Scale(0.0, float(max(line.get_xdata().max() for line in axes.lines))).apply_to_axis(axes, "x")
+            ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in axes.lines]
+            if ends:
+                Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
     keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(1.2)) for layer in shown}
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
