@@ -35,7 +35,12 @@ axes: {attn_type: [polar], memory: [on], train.muon_lr: [0.01], model.window_siz
 def folder(tmp_path: Path) -> Path:
     """A folder with a database of one cell, and with its bundle."""
     (tmp_path / "grid.yaml").write_text(GRID)
-    cells = [to_record(cell) for cell in load_grid(str(tmp_path / "grid.yaml")).expand(lambda data: hashlib.sha256(repr(data).encode()).hexdigest())]
+    cells = [
+        to_record(cell)
+        for cell in load_grid(str(tmp_path / "grid.yaml")).expand(
+            lambda data: hashlib.sha256(repr(data).encode()).hexdigest()
+        )
+    ]
     store = open_store(tmp_path / "atma.db", create=True)
     store.record_revision("labels", grid_text=GRID, grid_file="grid.yaml", cells=cells)
     export_sweep(store, "labels", tmp_path / "labels.zip")

@@ -95,7 +95,10 @@ def test_byte_tokenizer_end_of_text(tmp_path: Path) -> None:
 
 
 def test_load_tokenizer_rejects_unknown_name() -> None:
-    assert refused(lambda: load_tokenizer("byte")) == "no tokenizer 'byte'; allowed: bytes, gpt2, json, mqar, mad, flipflop"
+    assert (
+        refused(lambda: load_tokenizer("byte"))
+        == "no tokenizer 'byte'; allowed: bytes, gpt2, json, mqar, mad, flipflop"
+    )
 
 
 def test_load_tokenizer_caches() -> None:

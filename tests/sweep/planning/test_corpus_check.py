@@ -263,9 +263,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
     grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
 ) -> None:
     path = grid("corpus: boks")
-    corpus_names = (
-        "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, hub, wikitext-103, flipflop, mqar, mad, books"
-    )
+    corpus_names = "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, hub, wikitext-103, flipflop, mqar, mad, books"
     for dry in (True, False):
         with pytest.raises(GridError) as caught:
             texts.expand_grid(load_grid(path), tmp_path / "atma-runs" / "corpora", dry=dry)
