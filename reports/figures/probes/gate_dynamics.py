@@ -21,6 +21,8 @@ MAX_DRAWN = 3
 """Largest number of cells that are drawn, with four panels each."""
 MAX_KEYED_LAYERS = 6
 """Largest number of layers in the legend; of more, evenly spaced ones are named."""
+LEAST_VARIABLE = (0, (3, 1.5))
+"""Dashes of the least variable gate of a layer."""
 LOWEST = 1e-4
 """Lowest cumulative product that is drawn."""
 
@@ -41,9 +43,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has measured gate dynamics; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
     first = first_cell_of_each(data, measured)
+    traced = sorted(set(frame.loc[frame["part"] == "trace", "layer"]))
+    of_layers = f"layer {traced[0]}" if len(traced) == 1 else f"layers {', '.join(map(str, traced))}"
     notes = [
-        "Retention: share of earlier state that a token keeps. Channels: one point per gate, over all tokens. Traces and "
-        f"cumulative products: the least (dashed) and the most variable gate of three layers in one text, products from {LOWEST:g} on."
+        "Retention: share of earlier state that a token keeps. By channel: one point per gate, over all tokens. Traces: the most "
+        f"variable gate of {of_layers} in one text. Cumulative products: that gate and the least variable one (dashed; it may lie "
+        f"on the other), from {LOWEST:g} on. Panels of one kind share their scales."
     ]
     if len(first) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
@@ -91,6 +96,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame = figure_data.frame[figure_data.frame["cell"].isin(cells)]
     layers = sorted(set(frame["layer"]))
     inks = _layer_inks(layers)
+    limits = dict(iter(frame.groupby("part")))
     kinds = ("by position", "by channel", "traces", "cumulative products")
     titles = [f"{map_title(figure_data, look, cell)}: {kind}" for cell in cells for kind in kinds]
     figure = drawing.page(drawing.PANEL_HEIGHT * 2 * len(cells) + 0.35, drawing.width_of(2, 3.2))
@@ -102,10 +108,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         position.set_xlabel("position (tokens)")
         position.set_ylabel("mean retention")
         channels = rows[rows["part"] == "channel"]
-        _draw_channels(channel, channels, inks)
-        Scale(float(channels["x"].min()), float(channels["x"].max())).apply_to_axis(channel, "x")
+        _draw_channels(channel, channels, inks, float(limits["channel"]["value"].max()))
+        shared = limits["channel"]["x"]
+        Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
+        means = limits["position"]["value"]
+        Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
         traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
-        _draw_lines(trace, traced, inks)
+        _draw_lines(trace, _most_variable(traced), inks)
+        trace.set_ylim(-0.04, 1.04)
         trace.set_ylabel("retention")
         products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
         _draw_lines(product, products[products["value"] >= LOWEST], inks)
@@ -121,6 +131,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
                 Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
     keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(1.2)) for layer in shown}
+    if "trace" in limits:
+        keys["least variable gate"] = drawing.key(
+            color="#444444", linestyle=LEAST_VARIABLE, linewidth=drawing.line_width(1.2)
+        )
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 
@@ -143,15 +157,21 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
         spread = of_layer.groupby("series")["value"].std().fillna(0.0)
         for series, line in of_layer.groupby("series", sort=True):
             is_steady = len(ordered) > 1 and series == spread.idxmin()
-            style = (0, (3, 1.5)) if is_steady else "-"
+            style = LEAST_VARIABLE if is_steady else "-"
             axes.plot(line["x"], line["value"], color=inks[layer], linestyle=style, linewidth=drawing.line_width(1.0))
 
 
-def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
-    """Draw the standard deviation of each gate over its mean."""
+def _most_variable(traced: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the gate of each layer whose retention varies most over the text."""
+    spreads = traced.groupby(["layer", "series"])["value"].std().fillna(0.0)
+    chosen = [(layer, spreads[layer].idxmax()) for layer in set(traced["layer"])]
+    return traced[pd.MultiIndex.from_frame(traced[["layer", "series"]]).isin(chosen)]
+
+
+def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], high: float) -> None:
+    """Draw the standard deviation of each gate over its mean, on an axis up to a bit above `high`."""
     colours = [inks[layer] for layer in rows["layer"]]
     axes.scatter(rows["x"], rows["value"], s=6, c=colours, linewidths=0, rasterized=len(rows) > 2000)
-    high = float(np.nanmax(rows["value"])) if len(rows) else 0.0
     axes.set_ylim(-0.04 * max(high, 1e-3), 1.1 * max(high, 1e-3))
     axes.set_xlabel("mean retention")
     axes.set_ylabel("standard deviation")
