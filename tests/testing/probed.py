@@ -16,6 +16,7 @@ FIGURES = (
     "attention-map",
     "extrapolation",
     "memory-recall",
+    "recall-state",
     "downstream",
 )
 """The figures of `probe_items`."""
@@ -35,6 +36,12 @@ def probe_items(
     gates(recorder, share, channels=1)
     memory_recall(recorder, share)
     downstream(recorder, share)
+
+
+def recall(recorder: DatabaseRecorder, loss: float, share: float) -> None:
+    """Recall in that share of trials with the bytes of state, 2 KiB per nat."""
+    numbers = {"accuracy": share, "exact": share**8, "state_bytes": float(round(2048 * loss))}
+    _numbers(recorder, "mqar", 0, 500, **numbers)
 
 
 def _numbers(recorder: DatabaseRecorder, probe: str, length: int, n: int, **values: float) -> None:

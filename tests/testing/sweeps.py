@@ -107,7 +107,9 @@ def fill_probed(store: Store) -> None:
     store.record_revision("probed", grid_text="x", grid_file="x.yaml", cells=cells)
     for i, record in enumerate(cells):
         attempt = store.start_attempt(record.id, owner=ME, fence=1)
-        probed_data.probe_items(DatabaseRecorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128, 256))
+        recorder = DatabaseRecorder(store, attempt.id, 1)
+        probed_data.probe_items(recorder, 3 + i / 10, i / 4, lengths=(64, 128, 256))
+        probed_data.recall(recorder, 3 + i / 10, i / 4)
         store.finish_attempt(attempt.id, 1, "done")
 
 

@@ -151,7 +151,7 @@ ALONE = ("one-cell", "no-pairs", "all-diverged")
 NOTHING: dict[str, tuple[str, ...]] = {
     "state-norm": ("all-diverged",), "needle": ("all-diverged",), "length": ("all-diverged",), "items": ("all-diverged",),
     "pareto": ("all-diverged",), **dict.fromkeys(PROBED, ("all-diverged",)), "effects": ALONE, "interactions": ALONE, "power": (*ALONE, "constant"), "seeds": ALONE,
-    **dict.fromkeys(("response", *STUDIED), tuple(CASES)),
+    **dict.fromkeys(("response", "recall-state", *STUDIED), tuple(CASES)),
 }  # fmt: skip
 """By figure the cases that give it nothing; every other case is a picture."""
 PAIRS = [(figure, case) for figure in FIGURES for case in CASES]

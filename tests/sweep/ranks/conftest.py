@@ -26,7 +26,7 @@ def subject_for(network: Callable[..., Any]) -> Callable[[str], CellSubject]:
         tokenizer = name if name in ("mqar", "mad") else "bytes"
         size = 264 if tokenizer == "bytes" else 1024
         model = network(
-            awake=True, dtype=torch.float64, attn_type="fox" if name == "gates" else "polar", memory="gated_delta",
+            awake=True, dtype=torch.float64, attn_type="fox" if name in ("gates", "gate_dynamics") else "polar", memory="gated_delta",
             window=True, vocab_size=size,
         )  # fmt: skip
         corpus = Corpus(

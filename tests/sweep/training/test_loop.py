@@ -291,9 +291,12 @@ def overrides(axis: str, level: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 EVERY_LEVEL = {
-    f"{axis}={level}": overrides(axis, level) for axis in AXES for level in AXES[axis].levels() if ":" not in level
+    f"{axis}={level}": overrides(axis, level)
+    for axis in AXES
+    for level in AXES[axis].levels()
+    if ":" not in level and (axis, level) != ("attn_type", "none")
 }
-"""Levels of all axes but layers of fla, which need a GPU."""
+"""Levels of all axes but layers of fla, which need a GPU, and no mixer, which needs a memory."""
 
 
 @pytest.mark.parametrize(
