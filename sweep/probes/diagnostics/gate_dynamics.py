@@ -11,7 +11,7 @@ from ....model.config import Int, knob
 from ....results import metrics
 from ....results.store.records import Example
 from ..base import LengthwiseProbe, ProbeConfig, Result
-from .gates import observe_log_gates
+from .gates import observe_log_gates, readable_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,11 +94,9 @@ class GateDynamics(LengthwiseProbe):
         """
         import torch
 
-        inputs_BT = subject.validation_rows(int(self.settings.rows))
+        inputs_BT = readable_rows(subject, int(self.settings.rows))
         if isinstance(inputs_BT, str):
             return inputs_BT
-        if (reason := subject.beyond(self.config.train.seq_len)) is not None:
-            return reason
         trace, layers = int(self.settings.trace), dict[int, _LayerGates]()
         observe_log_gates(
             subject, inputs_BT, lambda layer, log_gate: layers.setdefault(layer, _LayerGates()).add(log_gate, trace)

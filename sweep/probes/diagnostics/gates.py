@@ -55,11 +55,9 @@ class Gates(LengthwiseProbe):
             subject: Network to be measured.
             length: Ignored; numbers are recorded with length 0.
         """
-        inputs_BT = subject.validation_rows(int(self.settings.rows))
+        inputs_BT = readable_rows(subject, int(self.settings.rows))
         if isinstance(inputs_BT, str):
             return inputs_BT
-        if (reason := subject.beyond(self.config.train.seq_len)) is not None:
-            return reason
         mixers, memories = log_gates(subject, inputs_BT)
         measured, examples = self._mixer_result(mixers, inputs_BT.numel())
         if memories:
@@ -129,6 +127,15 @@ def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor
 
 Observer = Callable[[int, "Tensor"], None]
 """Function of a layer's index and its log gates, [B, T, P] or [B, T, P, X]."""
+
+
+def readable_rows(subject: CellSubject, rows: int) -> Tensor | str:
+    """Return that many first rows of the validation split, int64 [rows, seq_len], or the reason why there are none.
+
+    The split is too short, or the network cannot read the training length.
+    """
+    inputs_BT = subject.validation_rows(rows)
+    return inputs_BT if isinstance(inputs_BT, str) else subject.beyond(subject.config.train.seq_len) or inputs_BT
 
 
 def observe_log_gates(
