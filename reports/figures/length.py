@@ -130,7 +130,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         part = frame[frame["probe"] == probe]
         panel_rows, mean = (rows[(rows["panel"] == name) & (rows["probe"] == probe)] for rows in (frame, means))
         draw_lines_with_means(axes, panel_rows, mean, styles, 1, highlighted=highlighted, barred=is_barred(means))
-        drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
+        drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         axes.set_ylim(*y_limits(part, means))
         mark_training_length(axes, trained)
         mark_out_of_range(axes, lines_of_cells(panel_rows, mean), 1)

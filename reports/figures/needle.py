@@ -145,7 +145,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
         shown = highlighted if look.highlight else dict.fromkeys(highlighted, "")
         draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=shown, barred=barred)
-        drawing.length_axis(axes, list(frame["length"]), trained, room=0.3)
+        drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         mark_training_length(axes, trained)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
         axes.set_ylim(*Y_LIMITS)

@@ -425,9 +425,11 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
     most = min(MAX_TICKS, _labels_that_fit(axes, [name(length) for length in every]))
     shown = thin_evenly(every, most)
     if trained in every and trained not in shown:
-        # as evenly, but with a label at the training length
+        # as evenly, but with labels at the training length and at the longest
         step, own = -(-len(every) // most), every.index(trained)
         shown = every[own % step :: step]
+        if shown[-1] != trained:
+            shown[-1] = every[-1]
     put_ticks(axes.xaxis, {length: name(length) for length in shown})
     axes.set_xticks(every if len(shown) < len(every) else [], minor=True)
     axes.xaxis.set_minor_formatter("")
