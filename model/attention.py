@@ -19,7 +19,7 @@ from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
 from .bases import Mixer
 from .config import ModelConfig
-from .kv_cache import CacheCapacity, DecodeStep, KVView, Pools, has_step
+from .kv_cache import CacheCapacity, DecodeStep, KVView, Pools, can_capture, has_step
 from .layers import Canon, Linear, RMSNorm, fuse_weights, fused_rows, map_chunks
 from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, NO_MIXER, memory_settings, mixer_settings
@@ -199,15 +199,8 @@ class Attention(nn.Module):
         return None if self.memory is None or has_step(self.memory) else f"memory {type(self.memory).__name__}"
 
     def is_capturable(self) -> bool:
-        """Return True if `step` never copies from the device to the host, so that a CUDA graph can capture it.
-
-        It does not if mixer and memory say so (`is_capturable`). Parts defined outside this package count as not
-        capturable.
-        """
-        # a plugin's `step` may copy values to the host
-        ours = __name__.rpartition(".")[0]
-        parts = [part for part in (self.mixer, self.memory) if part is not None]
-        return all(type(part).__module__.startswith(f"{ours}.") and part.is_capturable for part in parts)
+        """Return True if a CUDA graph can capture `step`, because it can that of mixer and memory (`can_capture`)."""
+        return all(can_capture(part) for part in (self.mixer, self.memory) if part is not None)
 
     def open(self, capacity: CacheCapacity) -> LayerState:
         """Allocate empty decoding states for every sequence slot of a cache of that capacity.

@@ -18,7 +18,7 @@ from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
 from .bases import BlockPart
 from .config import ModelConfig, ModelConfigError
-from .kv_cache import CacheCapacity, DecodeStep, has_step
+from .kv_cache import CacheCapacity, DecodeStep, can_capture, has_step
 from .layers import MLP, CausalConv, Linear, RMSNorm, apply_dropout, map_chunks
 from .registry import MIXERS
 from .resolve import NO_MEMORY, mixer_settings, uses_block_part
@@ -173,9 +173,8 @@ class BlockLayer(nn.Module):
         return None if has_step(self.part) else f"mixer {type(self.part).__name__}"
 
     def is_capturable(self) -> bool:
-        """Return True if the part belongs to this package and says that its `step` never copies to the host."""
-        ours = __name__.rpartition(".")[0]
-        return type(self.part).__module__.startswith(f"{ours}.") and self.part.is_capturable
+        """Return True if a CUDA graph can capture `step` (`can_capture`)."""
+        return can_capture(self.part)
 
     def open(self, capacity: CacheCapacity) -> Any:
         """Allocate empty states of the part for every slot of a cache of that capacity."""

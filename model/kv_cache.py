@@ -488,6 +488,15 @@ class ChunkedStates:
     """Inputs (x, q, k, v) of the tokens after that chunk, [1, T, ...] each; T may be 0."""
 
 
+def can_capture(part: Any) -> bool:
+    """Return True if a CUDA graph can capture the `step` of a part, which then never copies to the host.
+
+    The part says so (`is_capturable`). Parts defined outside this package, whose `step` may copy, count as not capturable.
+    """
+    ours = __name__.rpartition(".")[0]
+    return type(part).__module__.startswith(f"{ours}.") and part.is_capturable
+
+
 def has_step(part: Any) -> bool:
     """Return True if a mixer or memory defines `step` for the `forward` that it uses, so that it can decode.
 
@@ -512,5 +521,6 @@ __all__ = [
     "PageAllocator",
     "Pools",
     "Texts",
+    "can_capture",
     "has_step",
 ]
