@@ -7,8 +7,8 @@ WORKDIR /opt/atma-sweep
 ARG SETUPTOOLS_SCM_PRETEND_VERSION_FOR_ATMA_SWEEP
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu \
     && pip install --no-cache-dir -c constraints.txt ".[train,postgres]"
-RUN useradd --create-home researcher && mkdir /work && chown researcher /work
-USER researcher
+RUN useradd --uid 1000 --create-home researcher && mkdir /work && chown researcher /work
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["atma-sweep"]
 CMD ["--help"]

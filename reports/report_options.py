@@ -96,7 +96,16 @@ class ReportRequest:
         Path | None,
         typer.Option("--out", metavar="FILE|FOLDER", help="File to write; with --all the folder to write into."),
     ] = None
-    compare: Compare = None
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="SWEEP",
+            help="Write a table of this sweep and of another, such as printed-v2, a row per cell and number; with --table N only of the "
+            "numbers that table N prints; with --figure loss draw the other's curves, too.",
+            autocompletion=completion.reference_sweeps,
+        ),
+    ] = None
     check: Annotated[
         list[Path] | None,
         typer.Option(

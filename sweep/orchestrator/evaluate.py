@@ -216,7 +216,7 @@ def check_probes(setting: str, names: Sequence[str]) -> None:
                 setting,
                 None,
                 name,
-                "no such probe; a plugin's is measured by launching its grid again",
+                "no such probe; for a plugin's, name it in plugins and eval.probes of the grid, and launch",
                 list(PROBES),
                 name,
             )

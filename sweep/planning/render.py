@@ -57,15 +57,18 @@ def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[
 def cell_lines(plan: Plan, *, list_all: bool) -> Iterator[str]:
     """Yield a line per cell with its id, standing and slug, or if there are many, a line per standing.
 
-    Those have the number of cells and the slugs of the first and the last one; standings are in the order in which they
-    first occur.
+    A cell that a budget leaves out is marked in its line. Lines per standing have the number of cells and the slugs of
+    the first and the last one; standings are in the order in which they first occur.
 
     Args:
         plan: The plan.
         list_all: True yields a line per cell, however many there are; False at most 12 (MAX_LINES).
     """
     if list_all or len(plan.cells) <= MAX_LINES:
-        yield from (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
+        deferred = {task.cell.id for task in plan.budget.deferred} if plan.budget is not None else set[str]()
+        for cell in plan.cells:
+            mark = "  over budget" if cell.id in deferred else ""
+            yield f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}{mark}"
         return
     slugs: dict[str, list[str]] = {}
     for cell in plan.cells:

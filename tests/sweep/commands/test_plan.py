@@ -103,6 +103,9 @@ def test_calibrated_price_matches_launch_and_budget_resumes(tmp_path: Path) -> N
 def test_dry_run_folds_cells_of_equal_standing(count: int, shown: list[str]) -> None:
     cells = [SimpleNamespace(id=f"id{index}", slug=f"cell-{index}") for index in range(count)]
     standings = {cell.id: "done" if index % 2 else "new" for index, cell in enumerate(cells)}
-    plan: Any = SimpleNamespace(cells=cells, standings=standings)
+    plan: Any = SimpleNamespace(cells=cells, standings=standings, budget=None)
     assert list(render.cell_lines(plan, list_all=False)) == shown
-    assert len(list(render.cell_lines(plan, list_all=True))) == count
+    every = list(render.cell_lines(plan, list_all=True))
+    assert len(every) == count
+    plan.budget = SimpleNamespace(deferred=[SimpleNamespace(cell=cells[2])])
+    assert list(render.cell_lines(plan, list_all=True)) == [*every[:2], every[2] + "  over budget", *every[3:]]
