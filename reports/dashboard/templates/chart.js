@@ -193,14 +193,14 @@ function readPoints(chart, event) {
 
 /** The stroke of a line as a small picture. */
 const legendLine = ({ color, dash = [] }) =>
-  drawing("svg", { width: 26, height: 12, "aria-hidden": "true" },
-    drawing("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: color, "stroke-width": 2.4, "stroke-dasharray": dash.join(" ") })); // prettier-ignore
+  make("svg", { width: 26, height: 12, "aria-hidden": "true" },
+    make("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: color, "stroke-width": 2.4, "stroke-dasharray": dash.join(" ") })); // prettier-ignore
 
 /** Buttons that hide and show the lines of a group in the charts of these ids: [{name, group, color, dash, points}]. */
 function legend(ids, entries) {
   const shape = (mark, color, points) => {
     const look = { stroke: color, "stroke-width": 1.6, fill: points === "open" ? ink("--paper") : color };
-    return mark ? drawing("rect", { x: 10, y: 3, width: 6, height: 6, ...look }) : drawing("circle", { cx: 13, cy: 6, r: 3.4, ...look });
+    return mark ? make("rect", { x: 10, y: 3, width: 6, height: 6, ...look }) : make("circle", { cx: 13, cy: 6, r: 3.4, ...look });
   };
   const button = ({ name, group, color, dash, points, mark }) => {
     const stroke = legendLine({ color, dash });

@@ -6,19 +6,17 @@ const curves = new Map();
 async function curveOf(cell) {
   const { id, curve } = data.cells[cell];
   if (curves.has(id)) return curves.get(id);
-  const bytes = new Uint8Array(await inflate(`curve-${id}`));
+  const bytes = new Uint8Array(await blocks.read(`curve-${id}`));
   let from = 0;
-  const column = (size, count, Kind) => {
-    const ordered = new Uint8Array(size * count);
-    for (let place = 0; place < size; place++)
-      for (let item = 0; item < count; item++) ordered[item * size + place] = bytes[from + place * count + item];
-    from += size * count;
-    return new Kind(ordered.buffer);
+  const column = (count, Kind) => {
+    const size = Kind.BYTES_PER_ELEMENT;
+    const places = bytes.subarray(from, (from += size * count));
+    return new Kind(places.map((_, index) => places[(index % size) * count + Math.floor(index / size)]).buffer);
   };
   const series = curve.kept.map((count) => {
-    const tokens = column(8, count, Float64Array);
-    for (let item = 1; item < count; item++) tokens[item] += tokens[item - 1];
-    return { tokens, wall: column(4, count, Float32Array), loss: column(4, count, Float32Array) };
+    let sum = 0;
+    const tokens = column(count, Float64Array).map((step) => (sum += step));
+    return { tokens, wall: column(count, Float32Array), loss: column(count, Float32Array) };
   });
   curves.set(id, series);
   return series;

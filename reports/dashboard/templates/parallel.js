@@ -38,7 +38,7 @@ function parallelParts() {
   const y = (share) => PARALLEL_HEIGHT * (0.96 - 0.92 * share);
   const shown = new Set(matching());
   const mixer = table.words.indexOf("Type");
-  const picture = drawing("svg", { viewBox: `0 0 100 ${PARALLEL_HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${shown.size} of ${table.rows.length} configurations match; the numbers are in the table` });
+  const picture = make("svg", { viewBox: `0 0 100 ${PARALLEL_HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${shown.size} of ${table.rows.length} configurations match; the numbers are in the table` });
   const rows = [...table.rows].sort((a, b) => shown.has(a) - shown.has(b));
   const tip = make("p", { class: "hint tip-line", role: "status", text: " " });
   for (const row of rows) {
@@ -50,7 +50,7 @@ function parallelParts() {
       pen = "L";
       return step;
     });
-    const line = drawing("path", { d: path.join(""), class: shown.has(row) ? "course" : "course off", "vector-effect": "non-scaling-stroke" });
+    const line = make("path", { d: path.join(""), class: shown.has(row) ? "course" : "course off", "vector-effect": "non-scaling-stroke" });
     if (shown.has(row)) {
       line.style.stroke = mixer < 0 ? lineColor(0) : mixerColor(levelName("Type", row.words[mixer]));
       line.addEventListener("pointerenter", () => (tip.textContent = rowSummary(row, axes)));

@@ -4,18 +4,11 @@
 
 const MAX_PICKED = 24; // curves at once: eight colours by three dashes
 const MAX_LISTED = 200; // rows of a plain table before a button shows the rest
-const SVG = "http://www.w3.org/2000/svg";
+const SHAPES = ["svg", "line", "path", "rect", "circle"]; // elements of SVG that the page makes
 const TABS = {
-  answer: "Results",
-  cells: "Cells",
-  curves: "Curves",
-  effects: "Effects",
-  beside: "Compare",
-  figures: "Figures",
-  failures: "Failures",
-  provenance: "Provenance",
-  metrics: "Metrics",
-};
+  answer: "Results", cells: "Cells", curves: "Curves", effects: "Effects", beside: "Compare", figures: "Figures",
+  failures: "Failures", provenance: "Provenance", metrics: "Metrics",
+}; // prettier-ignore
 
 /** The tabs of this page: without another sweep there is nothing to compare, and without figures no gallery. */
 const currentTabs = () => Object.keys(TABS).filter(
@@ -28,7 +21,8 @@ const byId = (id) => document.getElementById(id);
 
 /** An element with attributes (`text`, `on: {event: function}` besides HTML's own) and children. */
 function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+  const names = `http://www.w3.org/${SHAPES.includes(tag) ? "2000/svg" : "1999/xhtml"}`;
+  const element = document.createElementNS(names, tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "text") element.textContent = value;
@@ -36,13 +30,6 @@ function make(tag, attributes = {}, ...children) {
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
-}
-
-function drawing(tag, attributes, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
   return element;
 }
 
@@ -56,9 +43,7 @@ const blocks = {
   },
 };
 
-const inflate = (id) => blocks.read(id);
-const inflateText = async (id) => new TextDecoder().decode(await inflate(id));
-const inflateJson = async (id) => JSON.parse(await inflateText(id));
+const inflateJson = async (id) => new Response(await blocks.read(id)).json();
 
 /** Calls `act` at the first call alone and returns the same promise from then on, until `forget` is called. */
 function once(act) {
@@ -72,9 +57,8 @@ const isNumber = (value) => value !== null && value !== undefined && !Number.isN
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function lengthName(length) {
-  for (const [unit, size] of [["M", 2 ** 20], ["K", 2 ** 10]])
-    if (length && length % size === 0) return length / size + unit;
-  return String(length);
+  const unit = [["M", 2 ** 20], ["K", 2 ** 10]].find(([, size]) => length && length % size === 0);
+  return unit ? length / unit[1] + unit[0] : String(length);
 }
 
 /** A number in seven digits, which is more than any probe resolves; `--json` gives all of them. */
@@ -92,9 +76,7 @@ function trouble(text) {
 }
 
 /** A word on what was just done, read aloud by screen readers. */
-function say(text) {
-  byId("said").textContent = text;
-}
+const say = (text) => (byId("said").textContent = text);
 
 // --- the view and its address ---
 
@@ -146,7 +128,6 @@ function change(changes, { quiet = false } = {}) {
 
 function restore() {
   view = viewOf(location.hash);
-  byId("search").value = view.search;
   draw();
 }
 
