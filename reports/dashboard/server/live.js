@@ -43,7 +43,7 @@ blocks.read = async (id) => {
 
 function tellLive(text, { bad = false } = {}) {
   live.note ??= make("p", { id: "live-note", role: "status", "aria-live": "off" });
-  byId("summary").after(live.note);
+  if (!live.note.isConnected) byId("summary").after(live.note);
   live.note.textContent = text;
   live.note.classList.toggle("state-failed", bad);
 }

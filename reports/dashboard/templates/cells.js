@@ -1,11 +1,7 @@
 // The cells: their table, the filters next to it, and where a number comes from.
 
-const cellGrid = new Grid("Cells and their numbers", {
-  onSort: sortBy,
-  rowClass: (row) => (isPicked(row) ? "chosen" : ""),
-  fixed: true,
-  lines: true,
-});
+const chosenClass = (row) => (isPicked(row) ? "chosen" : "");
+const cellGrid = new Grid("Cells and their numbers", { onSort: sortBy, rowClass: chosenClass, fixed: true, lines: true });
 
 /** First best first, or ascending; then the other way round; then the order of the start again. */
 function sortBy(name) {
@@ -58,20 +54,21 @@ function cellColumns(table, best) {
   })); // prettier-ignore
   const numbers = data.columns.map((column, index) => ({
     heading: column.heading, title: column.definition, sort: column.heading, number: true, width: table.numberWidths[index],
-    cell: (row) => numberButton(row, index, best), shade: (row) => heat(row, index, table.heat[index]),
+    cell: (row) => numberButton(row, index, best), shade: (row) => heat(row.numbers[index][1], table.heat[index]),
   })); // prettier-ignore
   const name = (row) => pressable(rowName(row), () => showCell(row.cells[0]), { class: "name", title: rowName(row) });
   const box = { heading: "Pick", width: "2.8rem", cell: pickBox };
   const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
   // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
-  if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...mainFirst(numbers), box];
-  const states = table.rows.some(({ states }) => states.join() !== "done");
-  return [box, names, ...words, ...(states ? [{ heading: "State", sort: "State", width: table.stateWidth, cell: stateText }] : []), ...mainFirst(numbers)];
+  const ordered = data.order.map((index) => numbers[index]);
+  if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...ordered, box];
+  const states = { heading: "State", sort: "State", width: table.stateWidth, cell: stateText };
+  const unfinished = table.rows.some((row) => row.states.join() !== "done");
+  return [box, names, ...words, ...(unfinished ? [states] : []), ...ordered];
 }
 
 /** The shade of a number between the ends of its column: four steps of good and four of poor around the middle. */
-function heat(row, index, ends) {
-  const value = row.numbers[index][1];
+function heat(value, ends) {
   if (!ends || value === null) return null;
   const [poor, good] = ends;
   const share = Math.min(1, Math.max(0, (value - poor) / (good - poor))); // 1 where it is good, whichever sign that has
@@ -79,27 +76,8 @@ function heat(row, index, ends) {
   return step ? `heat-${share > 0.5 ? "good" : "poor"}-${step}` : null;
 }
 
-/** By column: the poor and the good end of its shading, outliers of a twentieth at each end left out. */
-function heatEnds(rows) {
-  return data.columns.map((column, index) => {
-    const values = rows.map((row) => row.numbers[index][1]).filter((value) => value !== null);
-    values.sort((a, b) => a - b);
-    const at = (share) => values[Math.round(share * (values.length - 1))];
-    if (!column.better || values.length < 3 || at(0.05) === at(0.95)) return null;
-    return column.better > 0 ? [at(0.05), at(0.95)] : [at(0.95), at(0.05)];
-  });
-}
-
-/** What the table is sorted by at first, the other measures at their longest lengths, then the rest. */
-function mainFirst(numbers) {
-  const longest = (index) => data.columns.findLastIndex((one) => one.probe === data.columns[index].probe) === index;
-  const rank = (index) => (data.columns[index].probe === "needle" ? 0 : 1) + (longest(index) ? 0 : 2);
-  return numbers.map((column, index) => [rank(index), column]).sort((a, b) => a[0] - b[0]).map(([, column]) => column);
-}
-
 function measureWidths(table) {
   const column = (heading, text, most, weight) => widest(heading, table.rows.map(text), most, weight);
-  table.heat = heatEnds(table.rows);
   table.widths = table.words.map((word, index) => column(headingName(word), (row) => levelName(word, row.words[index]), 24));
   table.numberWidths = data.columns.map(({ heading }, index) => column(heading, (row) => row.numbers[index][0], 22, 700)); // the best are bold
   table.nameWidth = column("Cell", rowName, 13);
@@ -142,8 +120,7 @@ function radios(label, name, choices) {
 }
 
 function syncRadios() {
-  for (const input of document.querySelectorAll("main input[type=radio]"))
-    input.checked = view[input.name] === input.value;
+  for (const input of document.querySelectorAll("main [type=radio]")) input.checked = view[input.name] === input.value;
 }
 
 // --- filters ---
@@ -179,9 +156,7 @@ function levelBox(group, level) {
 function filter(group, level, wanted) {
   const others = (view.filters[group] ?? []).filter((other) => other !== level);
   const levels = wanted ? [...others, level] : others;
-  const filters = { ...view.filters, [group]: levels };
-  if (!levels.length) delete filters[group];
-  change({ filters });
+  change({ filters: withEntry(view.filters, group, levels.length ? levels : null) });
 }
 
 /** Sets every box, and beside it how many cells the level has among those that the other filters let through. */
@@ -198,14 +173,11 @@ function drawFilters() {
     const levels = [...new Set(currentTable().rows.flatMap((row) => row.levels[group]))];
     const box = fieldset.querySelector(".levels");
     if ([...box.children].map((label) => label.dataset.level).join("\n") !== levels.join("\n")) box.replaceChildren(...levels.map((level) => levelBox(group, level)));
-    const counts = new Map();
-    for (const row of searched.filter((row) => passes(row, view.filters, group))) {
-      if (group === "State")
-        for (const cell of row.cells) counts.set(data.cells[cell].state, (counts.get(data.cells[cell].state) ?? 0) + 1);
-      else for (const level of row.levels[group]) counts.set(level, (counts.get(level) ?? 0) + row.cells.length);
-    }
+    const cells = searched.filter((row) => passes(row, view.filters, group)).flatMap((row) =>
+        row.cells.map((cell) => (group === "State" ? data.cells[cell].state : row.levels[group][0]))); // prettier-ignore
+    const counts = Object.groupBy(cells, (level) => level);
     for (const label of fieldset.querySelectorAll(".level")) {
-      const count = counts.get(label.dataset.level) ?? 0;
+      const count = counts[label.dataset.level]?.length ?? 0;
       label.querySelector("input").checked = (view.filters[group] ?? []).includes(label.dataset.level);
       label.querySelector(".count").textContent = count;
       label.classList.toggle("none", count === 0);
@@ -226,18 +198,7 @@ function facts(pairs) {
   return make("dl", { class: "facts" }, ...known.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", {}, value instanceof Node ? value : String(value))]));
 }
 
-const commitText = ({ commit, dirty }) => (commit ? commit + (dirty ? " with changes" : "") : "not recorded");
-
-function attemptFacts(id) {
-  const attempt = data.attempts[id];
-  if (!attempt) return [["Attempt", "none: this cell has no number here"]];
-  const { printed, number, kind, state, gpu, host, started, finished, deviation } = attempt;
-  return [
-    ["Attempt", printed ? `${id} (the authors' run; nothing ran here)` : `${id} (number ${number} of its cell, ${kind}, ${state})`],
-    ["Commit", commitText(attempt)], ["GPU or device", gpu ?? "not recorded"], ["Host", host], ["Started", started], ["Finished", finished],
-    ["Deviation from the request", deviation && JSON.stringify(deviation)],
-  ]; // prettier-ignore
-}
+const attemptFacts = (id) => data.attempts[id] ?? [["Attempt", "none: this cell has no number here"]];
 
 function valueFacts(value) {
   if (!value) return [["Value", "not recorded"]];
@@ -280,10 +241,8 @@ function showCell(cell) {
 
 /** What the network wrote during its training, the newest first; the prompt stands out from what follows it. */
 function samplesOf(samples) {
-  const text = (prompt, written) =>
-    make("pre", { class: "sample" }, make("strong", { text: prompt }), document.createTextNode(written));
-  const rows = [...samples].reverse().map(([step, prompt, written]) => [String(step), text(prompt, written)]);
-  return plainTable(["After step", "Text"], rows);
+  const text = (prompt, written) => make("pre", { class: "sample" }, make("strong", { text: prompt }), written);
+  return plainTable(["After step", "Text"], samples.toReversed().map(([step, ...texts]) => [String(step), text(...texts)]));
 }
 
 function openSheet(title, content) {

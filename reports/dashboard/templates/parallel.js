@@ -112,11 +112,7 @@ function axisParts(axis, left, width, y, box) {
 }
 
 /** Keeps only rows whose number of this heading lies between the ends; null shows all. */
-function setRange(heading, ends) {
-  const ranges = { ...view.ranges, [heading]: ends };
-  if (!ends) delete ranges[heading];
-  change({ ranges });
-}
+const setRange = (heading, ends) => change({ ranges: withEntry(view.ranges, heading, ends) });
 
 function parallelRows() {
   const axes = parallelAxes();

@@ -53,6 +53,10 @@ function once(act) {
   return cached;
 }
 
+/** A copy of the entries with this one set, or taken out if it is null. */
+const withEntry = (entries, name, value) =>
+  Object.fromEntries(Object.entries({ ...entries, [name]: value }).filter(([, one]) => one !== null));
+
 const isNumber = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
