@@ -100,9 +100,8 @@ function cellRows() {
 function buildCells() {
   const seeds = data.tables.each ? radios("Several seeds as", "seeds", { mean: "mean \u00b1 sd", each: "one row per seed" }) : null;
   const hint = "Press a number for its source, or a name for the complete cell; tick cells to draw their curves. Green is better, purple worse, within the column; bold: best of the rows shown.";
-  const section = panel("cell-table", "Cells", cellRows, { hint, more: seeds && make("div", { class: "bar" }, seeds) });
+  const section = panel("cell-table", "Cells", cellRows, { hint, more: seeds && make("div", { class: "bar" }, seeds), content: [cellGrid.viewport] });
   section.querySelector(".numbers").remove(); // the panel is a table already
-  section.querySelector(".panel-body").append(cellGrid.viewport);
   byId("panel-cells").replaceChildren(section, make("div", { class: "notes", id: "cell-notes" }));
 }
 

@@ -12,8 +12,9 @@ function ink(name) {
 const faded = (color, share) => `color-mix(in srgb, ${color} ${Math.round(100 * share)}%, transparent)`;
 const isDark = () => view.theme === "dark" || (view.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
 
-/** The colour of the n-th of several lines. */
+/** The colour and the dash of the n-th of several lines. */
 const lineColor = (index) => ink(`--c${index % 8}`);
+const dashOf = (index) => DASHES[Math.floor(index / 8) % 3];
 
 /** The colour of a mixer by its label: the same in every panel, and in the figures. */
 function mixerColor(label) {
@@ -97,6 +98,14 @@ function drawChart(id, spec) {
   chart.watch.observe(box);
   return box;
 }
+
+/** A box for a chart, which is drawn as soon as the box stands in the page. */
+function chartBox(id, spec) {
+  setTimeout(() => byId(id) && drawChart(id, spec));
+  return make("div", { id });
+}
+
+const captioned = (title, box) => make("figure", {}, make("figcaption", { text: title }), box);
 
 /** The outline of a mark around a point: a circle, a square or a triangle. */
 function outline(ctx, kind, x, y, size) {
@@ -223,30 +232,24 @@ function legend(ids, entries) {
 // --- a panel with its numbers ---
 
 /** A part of the page with a heading, its content, and its numbers as CSV and as a table (`rows`: [headings, lines of texts]). */
-function panel(id, title, rows, { hint = null, more = null, kind = "" } = {}) {
-  const table = make("details", { class: "numbers", on: { toggle: () => table.open && fillTable(table, rows) } }, make("summary", { text: "Table" }));
+function panel(id, title, rows, { hint = null, more = null, kind = "", content = [] } = {}) {
+  const fill = async () => table.replaceChildren(table.firstChild, plainTable(...textRows(await rows())));
+  const table = make("details", { class: "numbers", on: { toggle: () => table.open && fill() } }, make("summary", { text: "Table" }));
   const download = pressable("CSV", async () => saveCsv(`${data.sweep}-${id}.csv`, await rows()), { class: "small", "aria-label": `CSV of ${title}` });
   return make("section", { class: `panel ${kind}`, "aria-labelledby": `${id}-title` },
     make("div", { class: "panel-head" }, make("h2", { id: `${id}-title`, text: title }), more, rows ? download : null),
     hint ? make("p", { class: "hint", id: `${id}-hint`, text: hint }) : null,
-    make("div", { id, class: "panel-body" }),
+    make("div", { id, class: "panel-body" }, ...content),
     rows ? table : null); // prettier-ignore
 }
 
-async function fillTable(table, rows) {
-  const [headings, lines] = await rows();
-  table.querySelector(".scroll, .listed")?.remove();
-  table.append(plainTable(headings, lines.map((line) => line.map(String))));
-}
-
+const textRows = ([headings, lines]) => [headings, lines.map((line) => line.map((value) => String(value ?? "")))];
 const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
-function csvText([headings, lines]) {
-  return [headings, ...lines].map((line) => line.map((text) => quoted(String(text ?? ""))).join(",")).join("\r\n") + "\r\n";
-}
-
 function saveCsv(name, table) {
-  const address = URL.createObjectURL(new Blob([csvText(table)], { type: "text/csv" }));
+  const [headings, lines] = textRows(table);
+  const text = [headings, ...lines].map((line) => `${line.map(quoted).join(",")}\r\n`).join("");
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   make("a", { href: address, download: name.replace(/[^\w.-]+/g, "-") }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }

@@ -25,7 +25,7 @@ async function curveOf(cell) {
 /** Colour and dash of the picked cells, the same in every chart. */
 function strokeOf(cell) {
   const index = view.picked.indexOf(cell);
-  return { color: lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] };
+  return { color: lineColor(index), dash: dashOf(index) };
 }
 
 /** The exponential moving average of a loss, with the start not pulled to zero; gaps stay. */
@@ -77,6 +77,8 @@ function lengthSeries(cell, chart) {
 
 function buildCurves() {
   const smooth = make("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, on: { change: (event) => change({ smooth: event.target.value }) } });
+  const chartOf = ({ title, probe, hint }) =>
+    make("div", {}, make("h3", { text: title }), make("div", { id: `chart-${probe}` }), hint ? make("p", { class: "hint", text: hint }) : null);
   const log = (axis, text) => {
     const box = make("input", { type: "checkbox", id: `log-${axis}`, on: { change: () => change({ log: ["x", "y"].filter((one) => byId(`log-${one}`).checked).join("") }) } });
     return make("label", {}, box, text);
@@ -87,14 +89,13 @@ function buildCurves() {
       make("div", { class: "bar" },
         radios("Against", "x", { tokens: "tokens", wall: "wall time" }),
         make("label", {}, "Smoothing ", smooth), log("x", "log x"), log("y", "log y")),
-      panel("training", "Loss over training", trainingRows, { hint: "Thin: training loss, where stored. Thick with points: validation loss." }),
+      panel("training", "Loss over training", trainingRows, {
+        hint: "Thin: training loss, where stored. Thick with points: validation loss.",
+        content: [make("div", { id: "chart-training" }), make("div", { id: "training-legend" })],
+      }),
       make("p", { class: "hint", id: "curves-missing" }),
       panel("difference", "Difference of two cells", differenceRows),
-      panel("lengths", "Numbers over context length", numbersByLength))); // prettier-ignore
-  byId("lengths").append(
-    make("div", { class: "charts" }, ...data.charts.map(({ title, probe, hint }) =>
-      make("div", {}, make("h3", { text: title }), make("div", { id: `chart-${probe}` }), hint ? make("p", { class: "hint", text: hint }) : null)))); // prettier-ignore
-  byId("training").append(make("div", { id: "chart-training" }), make("div", { id: "training-legend" }));
+      panel("lengths", "Numbers over context length", numbersByLength, { content: [make("div", { class: "charts" }, ...data.charts.map(chartOf))] }))); // prettier-ignore
 }
 
 function missingCurves(cells) {
@@ -147,12 +148,11 @@ function differenceParts(series) {
   if (series.length < 2) return [table];
   const first = new Map(Array.from(series[0][1].tokens, (at, index) => [at, series[0][1].loss[index]]));
   const both = Array.from(series[1][1].tokens, (at, index) => [at, series[1][1].loss[index] - first.get(at)]).filter(([, value]) => isNumber(value));
-  if (both.length > 1)
-    setTimeout(() => drawChart("chart-difference", {
-      series: [{ name: "difference in validation loss", group: "difference", color: ink("--accent"), width: 2, points: "small", x: both.map(([at]) => at), y: both.map(([, value]) => value) }],
-      height: 180, xTitle: "tokens of training", yTitle: "difference, nats per token", key: String(cells), label: "Validation loss of the second cell minus that of the first",
-    })); // prettier-ignore
-  return [table, both.length > 1 ? make("div", { id: "chart-difference" }) : null];
+  const line = { name: "difference in validation loss", group: "difference", color: ink("--accent"), width: 2, points: "small", x: column(both, 0), y: column(both, 1) };
+  return [table, both.length < 2 ? null : chartBox("chart-difference", {
+    series: [line], height: 230, xTitle: "tokens of training", yTitle: "difference, nats per token", key: String(cells),
+    label: "Validation loss of the second cell minus that of the first",
+  })]; // prettier-ignore
 }
 
 /** The picked cells that filters leave. */

@@ -4,6 +4,7 @@ const FIRST = ["Pairs", "Mean", "Low", "High", "p corr"]; // numbers of an effec
 const effectGrid = new Grid("Effect of each factor", { lines: true, rowClass: (row) => (row.mixed ? "mixed" : "") });
 const effects = once(() => inflateJson("effects"));
 const EVERY = "every";
+const same = (names) => names.map((name) => [name, name]); // choices whose text is their value
 const stratumOf = (row) => row.words[2].replace(" ~", "");
 
 /** The rows that the view asks for, and the choices there are; a choice of the address that does not exist counts as the first. */
@@ -27,7 +28,6 @@ async function drawEffects() {
   byId("effect-notes").replaceChildren(...all.notes.map((text) => make("p", { text })));
   if (!all.rows.length) return;
   const { heading, headings, axis, axes, strata, within, chosen } = chosenEffects(all);
-  const same = (names) => names.map((name) => [name, name]);
   const axisName = (name) => [name, data.answer.overview.axes.find((one) => one.name === name)?.words ?? name];
   options("effect-measure", same(headings), heading);
   options("effect-axis", [[EVERY, EVERY], ...axes.map(axisName)], axis);
@@ -45,11 +45,9 @@ function pairsOf(all, row, cells = null) {
 }
 
 function effectColumns(all, rows, cells) {
-  const words = all.words.map((heading, index) => ({
-    heading, header: index === 1, width: widest(heading, rows.map((row) => row.words[index]), 34), cell: (row) => row.words[index],
-  })); // prettier-ignore
+  const words = all.words.map((heading, index) => gridColumn(heading, rows, (row) => row.words[index], { most: 34, header: index === 1 }));
   const numbers = all.numbers.map((heading, index) => ({
-    heading, number: true, width: widest(heading, rows.map((row) => row.numbers[index]), 40, 700), cell: (row) => effectButton(row, index),
+    ...gridColumn(heading, rows, (row) => row.numbers[index], { weight: 700, number: true }), cell: (row) => effectButton(row, index),
   })); // prettier-ignore
   const rank = ({ heading }) => (FIRST.includes(heading) ? FIRST.indexOf(heading) : FIRST.length);
   numbers.sort((a, b) => rank(a) - rank(b));
@@ -92,17 +90,16 @@ async function effectRows() {
   return [["Measure", ...all.words, ...all.numbers], all.rows.map((row) => [all.measures[row.measure].heading, ...row.words, ...row.numbers])];
 }
 
-const select = (id, name, text) => make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
+/** A labelled list of choices for an entry of the view. */
+const select = (id, name, text = `${name[0].toUpperCase()}${name.slice(1)}`) =>
+  make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
 
 function buildEffects() {
   byId("panel-effects").replaceChildren(
     panel("effects-all", "All effects", effectRows, {
       hint: "Effect of each level, over pairs of configurations that agree on all other axes. Bold: significant after correction within its family. Press a number for its pairs.",
+      content: [make("div", { class: "bar" }, ...["measure", "axis", "within"].map((name) => select(`effect-${name}`, name))), effectGrid.viewport],
     }),
     make("div", { class: "notes", id: "effect-notes" }),
-  );
-  byId("effects-all").append(
-    make("div", { class: "bar" }, select("effect-measure", "measure", "Measure"), select("effect-axis", "axis", "Axis"), select("effect-within", "within", "Within")),
-    effectGrid.viewport,
   );
 }

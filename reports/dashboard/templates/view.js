@@ -58,6 +58,7 @@ const withEntry = (entries, name, value) =>
   Object.fromEntries(Object.entries({ ...entries, [name]: value }).filter(([, one]) => one !== null));
 
 const isNumber = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+const column = (rows, index) => rows.map((row) => row[index]);
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function lengthName(length) {
@@ -149,7 +150,7 @@ function prepared(table) {
     const text = [...parts, ...row.words, ...row.words.map((level, index) => levelName(table.words[index], level))];
     return { ...row, position, states, levels: { ...levels, State: states }, text: text.join(" ").toLowerCase() };
   });
-  return { words: table.words, scales, groups: [...groups, "State"], rows };
+  return { ...table, scales, groups: [...groups, "State"], rows };
 }
 
 /** The heading of a column of levels, and a level below it, in plain words. */
