@@ -27,6 +27,7 @@ from ..tables.complete import table6
 from ..tables.run_records import failures_table, provenance_table
 from .caveats import sweep_caveats
 from .curves import CellCurves, curve_facts
+from .parallel_axes import parallel_axes, scale_headings
 from .setup_and_progress import progress_json, setup_facts
 
 
@@ -178,7 +179,9 @@ def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[st
 
 
 def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
-    """Return the JSON of a table: words (headings of the text columns), heat (`_heat_ends` of each column) and rows.
+    """Return the JSON of a table: words (headings of the text columns), rows, and looks.
+
+    The looks are scales (`scale_headings`), axes (`parallel_axes`) and heat (`_heat_ends` of each column).
 
     A row has words (its texts), cells (indices in the sweep, those of its first number) and numbers: per entry [text,
     value, sd, seeds, best, attempt ids].
@@ -188,6 +191,8 @@ def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
     columns = complete_columns(data)
     return {
         "words": table.columns[:n_text_columns],
+        "scales": scale_headings(table),
+        "axes": parallel_axes(data, table),
         "heat": [_heat_ends([entries[index].value for entries in table.entries], column.direction) for index, column in enumerate(columns)],
         "rows": [
             {"words": row[:n_text_columns], "cells": [cell_index[cell] for cell in entries[0].cells], "numbers": [_number_facts(e) for e in entries]}

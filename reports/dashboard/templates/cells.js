@@ -5,11 +5,10 @@ const cellGrid = new Grid("Cells and their numbers", { onSort: sortBy, rowClass:
 
 /** First best first, or ascending; then the other way round; then the order of the start again. */
 function sortBy(name) {
-  const first = (data.columns.find(({ heading }) => heading === name)?.better ?? -1) > 0;
+  const first = data.columns.find(({ heading }) => heading === name)?.better > 0;
   const now = sorting();
-  if (now.column !== name) change({ sort: name, down: first });
-  else if (now.down === first) change({ sort: name, down: !first });
-  else change({ sort: "", down: false });
+  if (now.column === name && now.down !== first) change({ sort: "", down: false });
+  else change({ sort: name, down: now.column === name ? !first : first });
 }
 
 function rowName(row) {
@@ -43,9 +42,19 @@ function numberButton(row, index, best) {
   return pressable(text, () => showTrace(row, index), { class: kind, title: isBest ? "best of the rows shown" : null });
 }
 
-function stateText(row) {
-  const text = row.states.join("/");
-  return make("span", { class: row.states.length === 1 ? stateClass(text) : "word", text, title: data.cells[row.cells[0]].cause ?? text });
+const stateText = ({ states, cells }) =>
+  make("span", { class: states.length === 1 ? stateClass(states[0]) : "word", text: states.join("/"), title: data.cells[cells[0]].cause });
+
+/** The loss of the first cell of a row over training as a small line, on the same axes in every row. */
+function sparkline(row) {
+  const box = make("svg", { class: "spark", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img" });
+  losses().then(({ of, end, range }) => {
+    const { x, y } = of.get(row.cells[0]) ?? { x: [], y: [] };
+    const points = x.map((at, index) => `${(100 * at) / end} ${(100 * (range[1] - y[index])) / (range[1] - range[0])}`);
+    box.setAttribute("aria-label", y.length ? `Loss over training, at last ${digits(y.at(-1))}` : "No loss recorded");
+    box.append(make("path", { d: points.length ? `M${points.filter((_, index) => y[index] !== null).join("L")}` : "", "vector-effect": "non-scaling-stroke" }));
+  }, () => {}); // prettier-ignore
+  return box;
 }
 
 function cellColumns(table, best) {
@@ -61,10 +70,11 @@ function cellColumns(table, best) {
   const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
   // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
   const ordered = data.order.map((index) => numbers[index]);
-  if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...ordered, box];
+  const spark = { heading: "Loss", title: "Loss over training", width: "3.4rem", cell: sparkline };
+  if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...ordered, spark, box];
   const states = { heading: "State", sort: "State", width: table.stateWidth, cell: stateText };
   const unfinished = table.rows.some((row) => row.states.join() !== "done");
-  return [box, names, ...words, ...(unfinished ? [states] : []), ...ordered];
+  return [box, names, spark, ...words, ...(unfinished ? [states] : []), ...ordered];
 }
 
 /** The shade of a number between the ends of its column: four steps of good and four of poor around the middle. */
@@ -86,6 +96,7 @@ function measureWidths(table) {
 
 function drawCells() {
   const rows = sorted(matching());
+  part("cell-notes", data.notes, (notes) => notes.map((text) => make("p", { text })));
   cellGrid.show(cellColumns(currentTable(), bestOf(rows)), rows, sorting());
 }
 
@@ -103,10 +114,6 @@ function buildCells() {
   const section = panel("cell-table", "Cells", cellRows, { hint, more: seeds && make("div", { class: "bar" }, seeds), content: [cellGrid.viewport] });
   section.querySelector(".numbers").remove(); // the panel is a table already
   byId("panel-cells").replaceChildren(section, make("div", { class: "notes", id: "cell-notes" }));
-}
-
-function buildNotes() {
-  byId("cell-notes").replaceChildren(...data.notes.map((text) => make("p", { text })));
 }
 
 /** A group of radio buttons for one entry of the view. */
@@ -161,8 +168,6 @@ function filter(group, level, wanted) {
 /** Sets every box, and beside it how many cells the level has among those that the other filters let through. */
 function drawFilters() {
   if (byId("filter-groups").dataset.table !== view.seeds) buildFilters();
-  const terms = searchTerms();
-  const searched = currentTable().rows.filter((row) => hasTerms(row, terms) && inRanges(row));
   for (const input of document.querySelectorAll("[data-range]")) {
     const end = view.ranges[input.dataset.range]?.[input.placeholder === "least" ? 0 : 1] ?? null;
     if (input !== document.activeElement) input.value = end === null || Math.abs(end) === 1e12 ? "" : end;
@@ -172,8 +177,8 @@ function drawFilters() {
     const levels = [...new Set(currentTable().rows.flatMap((row) => row.levels[group]))];
     const box = fieldset.querySelector(".levels");
     if ([...box.children].map((label) => label.dataset.level).join("\n") !== levels.join("\n")) box.replaceChildren(...levels.map((level) => levelBox(group, level)));
-    const cells = searched.filter((row) => passes(row, view.filters, group)).flatMap((row) =>
-        row.cells.map((cell) => (group === "State" ? data.cells[cell].state : row.levels[group][0]))); // prettier-ignore
+    const levelOf = (row, cell) => (group === "State" ? data.cells[cell].state : row.levels[group][0]);
+    const cells = matching(group).flatMap((row) => row.cells.map((cell) => levelOf(row, cell)));
     const counts = Object.groupBy(cells, (level) => level);
     for (const label of fieldset.querySelectorAll(".level")) {
       const count = counts[label.dataset.level]?.length ?? 0;

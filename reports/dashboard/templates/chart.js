@@ -14,7 +14,7 @@ const isDark = () => view.theme === "dark" || (view.theme === "auto" && matchMed
 
 /** The colour and the dash of the n-th of several lines. */
 const lineColor = (index) => ink(`--c${index % 8}`);
-const dashOf = (index) => DASHES[Math.floor(index / 8) % 3];
+const lineLook = (index) => ({ color: lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] });
 
 /** The colour of a mixer by its label: the same in every panel, and in the figures. */
 function mixerColor(label) {
@@ -25,8 +25,8 @@ function mixerColor(label) {
 /** Numbers in few digits for ticks: 0.25, 3.5, 16K, 1M (thousands unless `exact` powers of two). */
 const tickText = (value) => String(Number(value.toPrecision(6))).replace("-", "\u2212");
 function countText(value) {
-  for (const [unit, size] of [["B", 1e9], ["M", 1e6], ["K", 1e3]]) if (value >= size) return tickText(value / size) + unit;
-  return tickText(value);
+  const [unit, size] = [["B", 1e9], ["M", 1e6], ["K", 1e3]].find(([, least]) => value >= least) ?? ["", 1];
+  return tickText(value / size) + unit;
 }
 
 /** Draws lines into a box, in place of what was there; a reader's zoom and the lines he hid stay.
@@ -60,10 +60,7 @@ function drawChart(id, spec) {
   const range = (plot, low, high) => (chart.zoomed ? [low, high] : spec.range);
   const xRange = (plot, low, high) => (chart.zoomed ? [low, high] : [spec.xSplits[0] / 1.08, spec.xSplits.at(-1) * 1.08]);
   const options = {
-    width: Math.max(160, box.clientWidth),
-    height: spec.height,
-    padding: [8, 12, 0, 0],
-    legend: { show: false },
+    width: Math.max(160, box.clientWidth), height: spec.height, padding: [8, 12, 0, 0], legend: { show: false },
     focus: { alpha: series.length > 40 ? 0.35 : 0.45 },
     cursor: {
       focus: { prox: 28 }, hover: { skip: [undefined, null] }, drag: { x: true, y: true, uni: 24 },
@@ -108,24 +105,19 @@ function chartBox(id, spec) {
 const captioned = (title, box) => make("figure", {}, make("figcaption", { text: title }), box);
 
 /** The outline of a mark around a point: a circle, a square or a triangle. */
-function outline(ctx, kind, x, y, size) {
-  ctx.beginPath();
-  if (kind === 1) ctx.rect(x - 0.88 * size, y - 0.88 * size, 1.76 * size, 1.76 * size);
-  else if (kind === 2) [[0, -1.2], [1.05, 0.8], [-1.05, 0.8]].forEach(([a, b], index) => ctx[index ? "lineTo" : "moveTo"](x + a * size, y + b * size));
-  else ctx.arc(x, y, size, 0, 7);
-  ctx.closePath();
+function outline(kind, x, y, size) {
+  const path = new Path2D();
+  if (kind === 1) path.rect(x - 0.88 * size, y - 0.88 * size, 1.76 * size, 1.76 * size);
+  else if (kind === 2) return new Path2D(`M${x} ${y - 1.2 * size}l${1.05 * size} ${2 * size}h${-2.1 * size}z`);
+  else path.arc(x, y, size, 0, 7);
+  return path;
 }
 
 /** What uPlot does not draw: intervals as vertical bars, marks, and the vertical line of the training length. */
 function drawBars(plot, series, { xRule }, quiet) {
   const { ctx, bbox } = plot;
   const [paper, scale] = [ink("--paper"), devicePixelRatio];
-  const line = (x, low, high) => {
-    ctx.beginPath();
-    ctx.moveTo(x, low);
-    ctx.lineTo(x, high);
-    ctx.stroke();
-  };
+  const line = (x, low, high) => ctx.stroke(new Path2D(`M${x} ${low}L${x} ${high}`));
   const at = (value, name) => plot.valToPos(value, name, true);
   ctx.save();
   ctx.beginPath();
@@ -140,11 +132,11 @@ function drawBars(plot, series, { xRule }, quiet) {
       ctx.lineWidth = 1.2 * scale;
       if (isNumber(low?.[item])) line(at(value, "x"), at(low[item], "y"), at(high[item], "y"));
       if (!points || !isNumber(y[item])) return;
-      outline(ctx, mark, at(value, "x"), at(y[item], "y"), (points === "small" ? 2.4 : 3.4) * scale);
+      const shape = outline(mark, at(value, "x"), at(y[item], "y"), (points === "small" ? 2.4 : 3.4) * scale);
       ctx.fillStyle = points === "open" ? paper : color;
-      ctx.fill();
+      ctx.fill(shape);
       ctx.lineWidth = 1.5 * scale;
-      ctx.stroke();
+      ctx.stroke(shape);
     });
   });
   ctx.globalAlpha = 1;
@@ -177,8 +169,8 @@ function showTip(chart, box) {
   if (!near) return;
   tip.textContent = pointText(chart, focus, item);
   const room = plot.over.clientWidth;
-  tip.style.left = `${Math.max(0, Math.min(left + 12, room - tip.offsetWidth))}px`;
-  tip.style.top = `${Math.max(0, top - tip.offsetHeight - 10)}px`;
+  const [x, y] = [Math.max(0, Math.min(left + 12, room - tip.offsetWidth)), Math.max(0, top - tip.offsetHeight - 10)];
+  Object.assign(tip.style, { left: `${x}px`, top: `${y}px` });
 }
 
 /** Left and right go from point to point, up and down from line to line; each is read aloud. Escape shows all again. */
@@ -188,8 +180,7 @@ function readPoints(chart, event) {
   if (event.key === "Escape") return (chart.zoomed = false), plot.setData(plot.data, true);
   if (!step) return;
   event.preventDefault();
-  const count = series.length;
-  chart.line = (((chart.line ?? 0) + step[0] + count) % count) + 0;
+  chart.line = ((chart.line ?? 0) + step[0] + series.length) % series.length;
   const { x, y } = series[chart.line];
   chart.point = Math.max(0, Math.min(x.length - 1, (chart.point ?? -1) + step[1]));
   const item = plot.data[0].indexOf(x[chart.point]);
@@ -207,15 +198,13 @@ const legendLine = ({ color, dash = [] }) =>
 
 /** Buttons that hide and show the lines of a group in the charts of these ids: [{name, group, color, dash, points}]. */
 function legend(ids, entries) {
-  const shape = (mark, color, points) => {
-    const look = { stroke: color, "stroke-width": 1.6, fill: points === "open" ? ink("--paper") : color };
-    return mark ? make("rect", { x: 10, y: 3, width: 6, height: 6, ...look }) : make("circle", { cx: 13, cy: 6, r: 3.4, ...look });
-  };
   const button = ({ name, group, color, dash, points, mark }) => {
     const stroke = legendLine({ color, dash });
-    if (points) stroke.append(shape(mark, color, points));
-    const press = make("button", { type: "button", "aria-pressed": true, title: "Hide or show" }, stroke, make("span", { text: name }));
-    press.setAttribute("aria-pressed", ids.every((id) => !charts.get(id)?.hidden.has(group)));
+    const look = { stroke: color, "stroke-width": 1.6, fill: points === "open" ? ink("--paper") : color };
+    const shape = mark ? ["rect", { x: 10, y: 3, width: 6, height: 6 }] : ["circle", { cx: 13, cy: 6, r: 3.4 }];
+    if (points) stroke.append(make(shape[0], { ...shape[1], ...look }));
+    const pressed = String(ids.every((id) => !charts.get(id)?.hidden.has(group)));
+    const press = make("button", { type: "button", "aria-pressed": pressed, title: "Hide or show" }, stroke, make("span", { text: name }));
     press.addEventListener("click", () => {
       const hide = press.getAttribute("aria-pressed") === "true";
       press.setAttribute("aria-pressed", !hide);
@@ -258,10 +247,13 @@ const plain = (text) => make("p", { class: "why", text });
 
 /** Fills a part of the page again only where its data are others than before, so that what the reader opened stays. */
 const parts = new Map();
+function isNew(id, value) {
+  const now = JSON.stringify(value);
+  return parts.get(id) !== now && parts.set(id, now);
+}
+
 function part(id, value, content) {
-  const now = JSON.stringify([value, isDark()]);
-  if (parts.get(id) === now) return;
-  parts.set(id, now);
+  if (!isNew(id, [value, isDark()])) return;
   const made = content(value);
   if (made) byId(id).replaceChildren(...[made].flat().filter((one) => one !== null));
 }

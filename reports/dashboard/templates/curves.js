@@ -23,19 +23,14 @@ async function curveOf(cell) {
 }
 
 /** Colour and dash of the picked cells, the same in every chart. */
-function strokeOf(cell) {
-  const index = view.picked.indexOf(cell);
-  return { color: lineColor(index), dash: dashOf(index) };
-}
+const strokeOf = (cell) => lineLook(view.picked.indexOf(cell));
 
 /** The exponential moving average of a loss, with the start not pulled to zero; gaps stay. */
 function smoothed(losses, weight) {
-  let sum = 0;
-  let norm = 0;
+  let [sum, norm] = [0, 0];
   return Array.from(losses, (loss) => {
     if (Number.isNaN(loss)) return null;
-    sum = weight * sum + (1 - weight) * loss;
-    norm = weight * norm + (1 - weight);
+    [sum, norm] = [weight * sum + (1 - weight) * loss, weight * norm + (1 - weight)];
     return sum / norm;
   });
 }
@@ -46,11 +41,9 @@ function trainingSeries(cell, [train, val]) {
   const x = ({ tokens, wall }) => Array.from(view.x === "wall" ? wall : tokens);
   const weight = Number(view.smooth);
   const common = { group: data.cells[cell].id, dash, pick: () => showCell(cell) };
-  const lines = [
-    { name: `${name}, training${weight ? ", smoothed" : ""}`, x: x(train), y: smoothed(train.loss, weight), color: faded(color, 0.6), width: 1, ...common },
-    { name: `${name}, validation`, x: x(val), y: smoothed(val.loss, 0), color, width: 2.4, points: "small", ...common },
-  ]; // prettier-ignore
-  return lines.map((line) => unique(line));
+  const training = { name: `${name}, training${weight ? ", smoothed" : ""}`, x: x(train), y: smoothed(train.loss, weight), color: faded(color, 0.6), width: 1 };
+  const validation = { name: `${name}, validation`, x: x(val), y: smoothed(val.loss, 0), color, width: 2.4, points: "small" };
+  return [training, validation].map((line) => unique({ ...line, ...common }));
 }
 
 /** The line without points that do not lie to the right of the one before, such as times after a restart. */
@@ -100,13 +93,10 @@ function buildCurves() {
 
 function missingCurves(cells) {
   const without = cells.filter((cell) => !data.cells[cell].curve).map(cellName);
-  const thinned = cells.filter((cell) => data.cells[cell].curve?.kept.some((count, index) => count < data.cells[cell].curve.all[index]));
-  const lines = without.length ? [`No training curve is recorded for ${without.join(", ")}.`] : [];
-  if (thinned.length) {
-    const { kept, points } = data.cells[thinned[0]].curve;
-    lines.push(`Thinned, since the sweep is large: ${thinned.length} curves; the first shows ${kept[0] + kept[1]} of ${points} points.`);
-  }
-  return lines.join(" ");
+  const thinned = cells.map((cell) => data.cells[cell].curve).filter((curve) => curve?.kept.some((count, index) => count < curve.all[index]));
+  const shown = thinned.slice(0, 1).map(({ kept, points }) =>
+      `Thinned, since the sweep is large: ${thinned.length} curves; the first shows ${kept[0] + kept[1]} of ${points} points.`); // prettier-ignore
+  return [...(without.length ? [`No training curve is recorded for ${without.join(", ")}.`] : []), ...shown].join(" ");
 }
 
 async function trainingRows() {

@@ -108,7 +108,6 @@ const BUILD = {
   tabs: [buildTabs, currentTabs],
   answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0, d.sweep]],
   cells: [buildCells, (d) => Object.keys(d.tables)],
-  notes: [buildNotes, (d) => d.notes],
   filters: [() => delete byId("filter-groups").dataset.table, (d) =>
     [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), d.answer.best.measures.map(({ heading }) => heading)]],
   curves: [buildCurves, (d) => d.charts],
@@ -117,15 +116,9 @@ const BUILD = {
   provenance: [buildProvenance, (d) => [d.audit, d.origins, d.grid, d.launched]],
   metrics: [buildMetrics, (d) => d.metrics],
 };
-const built = {};
-
 /** Builds the parts whose data are others than before: the rest keeps its focus and what is open in it. */
 function build() {
-  for (const [name, [act, about]] of Object.entries(BUILD)) {
-    const now = JSON.stringify(about(data));
-    if (built[name] !== now) act();
-    built[name] = now;
-  }
+  for (const [name, [act, about]] of Object.entries(BUILD)) if (isNew(`built ${name}`, about(data))) act();
 }
 
 /** The folded parts by where they stand and what their heading says: most are made anew with newer data. */

@@ -7,27 +7,22 @@ const EVERY = "every";
 const same = (names) => names.map((name) => [name, name]); // choices whose text is their value
 const stratumOf = (row) => row.words[2].replace(" ~", "");
 
-/** The rows that the view asks for, and the choices there are; a choice of the address that does not exist counts as the first. */
-function chosenEffects({ measures, rows }) {
-  const headings = measures.map(({ heading }) => heading);
-  const main = Math.max(0, headings.indexOf(data.answer.forest.measures[0]?.heading));
-  const heading = headings.includes(view.measure) ? view.measure : headings[main];
-  const ofMeasure = rows.filter((row) => row.measure === headings.indexOf(heading));
-  const axes = [...new Set(ofMeasure.map((row) => row.axis))];
-  const axis = axes.includes(view.axis) ? view.axis : EVERY;
-  const strata = [...new Set(ofMeasure.map(stratumOf))];
-  const within = view.within === EVERY || strata.includes(view.within) ? view.within : strata[0];
-  const chosen = ofMeasure.filter((row) => (axis === EVERY || row.axis === axis) && (within === EVERY || stratumOf(row) === within));
-  return { heading, headings, axis, axes, strata, within, chosen };
-}
-
+/** Draws the rows that the view asks for, and the choices there are; one of the address that does not exist counts as the first. */
 async function drawEffects() {
   const all = await effects();
   if (view.tab !== "effects") return;
   byId("effects-all").hidden = !all.rows.length;
   byId("effect-notes").replaceChildren(...all.notes.map((text) => make("p", { text })));
   if (!all.rows.length) return;
-  const { heading, headings, axis, axes, strata, within, chosen } = chosenEffects(all);
+  const headings = all.measures.map(({ heading }) => heading);
+  const main = Math.max(0, headings.indexOf(data.answer.forest.measures[0]?.heading));
+  const heading = headings.includes(view.measure) ? view.measure : headings[main];
+  const ofMeasure = all.rows.filter((row) => row.measure === headings.indexOf(heading));
+  const axes = [...new Set(ofMeasure.map((row) => row.axis))];
+  const axis = axes.includes(view.axis) ? view.axis : EVERY;
+  const strata = [...new Set(ofMeasure.map(stratumOf))];
+  const within = view.within === EVERY || strata.includes(view.within) ? view.within : strata[0];
+  const chosen = ofMeasure.filter((row) => (axis === EVERY || row.axis === axis) && (within === EVERY || stratumOf(row) === within));
   const axisName = (name) => [name, data.answer.overview.axes.find((one) => one.name === name)?.words ?? name];
   options("effect-measure", same(headings), heading);
   options("effect-axis", [[EVERY, EVERY], ...axes.map(axisName)], axis);
@@ -45,9 +40,10 @@ function pairsOf(all, row, cells = null) {
 }
 
 function effectColumns(all, rows, cells) {
+  const button = (index) => (row) => pressable(row.numbers[index], () => showEffect(all, row), { class: row.sure ? "sure" : null });
   const words = all.words.map((heading, index) => gridColumn(heading, rows, (row) => row.words[index], { most: 34, header: index === 1 }));
   const numbers = all.numbers.map((heading, index) => ({
-    ...gridColumn(heading, rows, (row) => row.numbers[index], { weight: 700, number: true }), cell: (row) => effectButton(row, index),
+    ...gridColumn(heading, rows, (row) => row.numbers[index], { weight: 700, number: true }), cell: button(index),
   })); // prettier-ignore
   const rank = ({ heading }) => (FIRST.includes(heading) ? FIRST.indexOf(heading) : FIRST.length);
   numbers.sort((a, b) => rank(a) - rank(b));
@@ -56,10 +52,6 @@ function effectColumns(all, rows, cells) {
   const short = { heading: "Effect", header: true, width: 16, cell: (row) => `${row.words[0]}: ${row.words[1]}` };
   const mean = numbers.find(({ heading }) => heading === "Mean");
   return [short, mean, ...left, ...numbers.filter((column) => column !== mean), words[2]];
-}
-
-function effectButton(row, index) {
-  return pressable(row.numbers[index], async () => showEffect(await effects(), row), { class: row.sure ? "sure" : null });
 }
 
 /** Every pair behind an effect: the cell at the level, then that at the reference. */

@@ -1,9 +1,13 @@
 // The first page: the finding, needle accuracy, effects, losses and parallel coordinates, then the best and the design.
 
-const losses = once(() => inflateJson("losses"));
+const losses = once(async () => {
+  const all = await inflateJson("losses");
+  const lines = [...all.training, ...all.lines].map(([cell, grid, loss]) => [cell, { x: all.grids[grid], y: loss }]);
+  return { ...all, of: new Map(lines), end: Math.max(...lines.map(([, { x }]) => x.at(-1))), range: lateRange(column(lines, 1)) };
+});
 
 function buildAnswer() {
-  parts.clear();
+  for (const id of parts.keys()) if (!id.startsWith("built ")) parts.delete(id);
   const color = make("select", { id: "loss-axis", on: { change: (event) => change({ color: event.target.value }) } });
   const { declared, beside } = data.answer;
   const wide = { kind: "wide" };
@@ -63,19 +67,13 @@ function progressParts({ counts, running, left, runs }) {
   const total = counts.reduce((sum, [, count]) => sum + count, 0);
   if (counts.length === 1 && counts[0][0] === "done" && !runs) return [];
   const text = counts.map(([word, count]) => `${count} ${word}`).join(", ");
-  const bar = make("div", { class: "progress", role: "img", "aria-label": `Of ${total} cells: ${text}` });
-  for (const [word, count] of counts) {
-    const share = make("span", { class: `share ${stateClass(word)}`, title: `${count} ${word}` });
-    share.style.width = `${(100 * count) / total}%`;
-    bar.append(share);
-  }
+  const shares = counts.map(([word, count]) => make("span", { class: `share ${stateClass(word)}`, title: `${count} ${word}` }));
+  shares.forEach((share, index) => (share.style.width = `${(100 * counts[index][1]) / total}%`));
+  const bar = make("div", { class: "progress", role: "img", "aria-label": `Of ${total} cells: ${text}` }, ...shares);
   const eta = left ? `About ${left} left at the current speed.` : runs ? "Remaining time not known yet." : "";
   const rows = running.map(({ slug, doing, left }) => [slug, doing, left ? `${left} left` : ""]);
-  return [
-    bar,
-    make("p", { text: `Of ${total} cells: ${text}. ${eta}` }),
-    rows.length ? plainTable(["Running", "Activity", "Time"], rows) : null,
-  ];
+  const table = rows.length ? plainTable(["Running", "Activity", "Time"], rows) : null;
+  return [bar, make("p", { text: `Of ${total} cells: ${text}. ${eta}` }), table];
 }
 
 function designParts({ axes, facts: more }) {
@@ -90,20 +88,16 @@ function needlePanels({ panels }, { groups, group }) {
   if (!isFiltering() || !group.length) return panels; // filters know nothing of another sweep
   const cells = matchingCells();
   const chart = data.charts.find(({ probe }) => probe === "needle");
-  const values = new Map(); // "group length" -> shares of the matching cells
-  for (const cell of cells)
-    for (const { length, value } of lengthPoints(cell, chart)) {
-      const name = `${group[cell]} ${length}`;
-      if (isNumber(value)) values.set(name, [...(values.get(name) ?? []), 100 * value]);
-    }
+  const known = [...cells].flatMap((cell) =>
+      lengthPoints(cell, chart).filter(({ value }) => isNumber(value)).map((point) => ({ ...point, name: `${group[cell]} ${point.length}` }))); // prettier-ignore
+  const values = Object.groupBy(known, ({ name }) => name); // the points of the matching cells by group and length
   const pointsOf = (index, points) => points.flatMap(([length]) => {
-      const shares = values.get(`${index} ${length}`);
+      const shares = values[`${index} ${length}`]?.map(({ value }) => 100 * value);
       return shares ? [[length, average(shares), null, null, shares.length]] : [];
-    });
-  return panels.map((panel) => ({
-    ...panel,
-    lines: panel.lines.map((line) => ({ ...line, points: pointsOf(groups.findIndex(([title, name]) => title === panel.title && name === line.name), line.points) })),
-  }));
+    }); // prettier-ignore
+  const placeOf = (panel, line) => groups.findIndex(([title, name]) => title === panel.title && name === line.name);
+  const filtered = (panel) => panel.lines.map((line) => ({ ...line, points: pointsOf(placeOf(panel, line), line.points) }));
+  return panels.map((panel) => ({ ...panel, lines: filtered(panel) }));
 }
 
 function needleParts(needle, id, overview) {
@@ -228,8 +222,8 @@ async function drawLosses() {
 function lossParts(all, axis) {
   if (!all.lines.length && !all.training.length) return [plain("No attempt has recorded a loss during training.")];
   const cells = isFiltering() ? matchingCells() : null;
-  const colorOf = (name, index) => (axis?.name === "attn_type" ? mixerColor(name) : lineColor(index));
-  const levels = (axis?.labels ?? ["all cells"]).map((name, index) => ({ name, group: name, color: colorOf(name, index), dash: dashOf(index) }));
+  const mixer = (name) => (axis?.name === "attn_type" ? { color: mixerColor(name) } : {});
+  const levels = (axis?.labels ?? ["all cells"]).map((name, index) => ({ name, group: name, ...lineLook(index), ...mixer(name) }));
   const level = (cell) => levels[axis ? axis.levels.indexOf(data.cells[cell].axes[axis.name] ?? "-") : 0];
   const kept = (lines) => lines.filter(([cell]) => !cells || cells.has(cell));
   const [val, train] = [kept(all.lines), kept(all.training)];
@@ -281,16 +275,13 @@ const chanceText = (share) => (!isNumber(share) ? "" : share < 0.005 ? "<1%" : s
 /** The rankings, or where filters leave some configurations only, their five best without intervals and probabilities. */
 function matchingBest(best) {
   if (!isFiltering()) return best;
-  const places = new Map(currentTable().words.map((heading, index) => [index, heading]));
   const measures = best.measures.map((measure) => {
     const rows = matching().filter((row) => isNumber(printedNumber(row, measure.heading)));
     rows.sort((a, b) => measure.better * (printedNumber(b, measure.heading) - printedNumber(a, measure.heading)));
     const column = data.columns.findIndex(({ heading }) => heading === measure.heading);
-    const names = (row) => row.words.map((level, index) => [places.get(index), level]).filter(([heading, level]) => heading !== "Seeds" && !["off", "baseline"].includes(level));
-    const ranked = rows.slice(0, 5).map((row) => ({
-      cells: row.cells.map((cell) => data.cells[cell].id), text: row.numbers[column][0], interval: "", chance: null,
-      words: names(row).map(([heading, level]) => (level === "on" ? `with ${headingName(heading).toLowerCase()}` : levelName(heading, level))),
-    })); // prettier-ignore
+    const words = (row) => [row.cells.length > 1 ? cellName(row.cells[0]).replace(/(, )?seed \d+$/, "") : cellName(row.cells[0])];
+    const ranked = rows.slice(0, 5).map((row) =>
+        ({ cells: row.cells.map((cell) => data.cells[cell].id), text: row.numbers[column][0], interval: "", chance: null, words: words(row) })); // prettier-ignore
     return { ...measure, rows: ranked, of: rows.length, how: "Of the matching cells; without intervals." };
   });
   return { ...best, measures };

@@ -89,14 +89,13 @@ const START = {
   tab: "answer", search: "", sort: "", down: false, filters: {}, ranges: {}, picked: [], seeds: "mean", x: "tokens",
   theme: "auto", measure: "", axis: "", within: "all", number: "", verdict: "", color: "", smooth: "0", log: "",
 }; // prettier-ignore
-const TEXTS = ["search", "sort", "measure", "axis", "within", "number", "verdict", "color", "smooth", "log"];
+const TEXTS = Object.keys(START).filter((name) => typeof START[name] === "string");
 let view = structuredClone(START);
 let data = null;
 
 function addressOf(view) {
   const address = new URLSearchParams();
-  for (const name of ["tab", "seeds", "x", "theme", ...TEXTS])
-    if (view[name] !== START[name]) address.set(name, view[name]);
+  for (const name of TEXTS) if (view[name] !== START[name]) address.set(name, view[name]);
   if (view.down) address.set("order", "down");
   for (const [group, levels] of Object.entries(view.filters))
     for (const level of levels) address.append(`only.${group}`, level);
@@ -110,8 +109,7 @@ function viewOf(address) {
   const restored = structuredClone(START);
   for (const name of TEXTS) restored[name] = options.get(name) ?? START[name];
   const choices = { tab: currentTabs(), seeds: Object.keys(data.tables), x: ["tokens", "wall"], theme: ["auto", "light", "dark"] };
-  for (const [name, allowed] of Object.entries(choices))
-    if (allowed.includes(options.get(name))) restored[name] = options.get(name);
+  for (const [name, allowed] of Object.entries(choices)) if (!allowed.includes(restored[name])) restored[name] = START[name];
   restored.down = options.get("order") === "down";
   for (const [name, text] of options) {
     if (name.startsWith("only.")) (restored.filters[name.slice(5)] ??= []).push(text);
@@ -140,8 +138,8 @@ function restore() {
 
 /** Rows of the chosen table with what filters, search and sorting need of each, prepared once. */
 function prepared(table) {
-  const scales = table.words.filter((word, index) => isScale(table.rows.map((row) => row.words[index])));
-  const groups = table.words.filter((word) => word !== "Seeds" && !scales.includes(word));
+  // ranges filter what is a scale, boxes the levels of everything else
+  const groups = table.words.filter((word) => word !== "Seeds" && !table.scales.includes(word));
   const rows = table.rows.map((row, position) => {
     const cells = row.cells.map((cell) => data.cells[cell]);
     const states = [...new Set(cells.map((cell) => cell.state))];
@@ -150,15 +148,12 @@ function prepared(table) {
     const text = [...parts, ...row.words, ...row.words.map((level, index) => levelName(table.words[index], level))];
     return { ...row, position, states, levels: { ...levels, State: states }, text: text.join(" ").toLowerCase() };
   });
-  return { ...table, scales, groups: [...groups, "State"], rows };
+  return { ...table, groups: [...groups, "State"], rows };
 }
 
 /** The heading of a column of levels, and a level below it, in plain words. */
 const headingName = (heading) => data.answer.overview.headings[heading]?.words ?? heading;
 const levelName = (heading, level) => data.answer.overview.headings[heading]?.levels[level] ?? level;
-
-/** The columns of levels that are numbers of a scale, such as the rates of a study: ranges filter these, not boxes. */
-const isScale = (levels) => new Set(levels).size > 8 && levels.every((level) => level !== "" && Number.isFinite(Number(level)));
 
 /** A number of a row in printed units, by the heading of its column; null without one. */
 function printedNumber(row, heading) {
@@ -168,22 +163,18 @@ function printedNumber(row, heading) {
   return value !== null && data.columns[index].percent ? 100 * value : value;
 }
 
-/** Where the row has one of the levels of every filter, but for the group `except`. */
-const passes = (row, filters, except = null) => Object.entries(filters).every(
-    ([group, levels]) => group === except || !row.levels[group] || levels.some((level) => row.levels[group].includes(level)));
-
-const inRanges = (row) => Object.entries(view.ranges).every(([heading, [low, high]]) => {
-    const value = printedNumber(row, heading);
-    return value !== null && value >= low && value <= high;
-  });
-
-const hasTerms = (row, terms) => terms.every((term) => row.text.includes(term));
 const searchTerms = () => view.search.toLowerCase().split(/\s+/).filter(Boolean);
 const isFiltering = () => [view.filters, view.ranges].some((one) => Object.keys(one).length) || searchTerms().length > 0;
 
-function matching() {
+/** The rows with every word of the search, a level of every filter (but for the group `except`) and every number in its range. */
+function matching(except = null) {
   const terms = searchTerms();
-  return currentTable().rows.filter((row) => hasTerms(row, terms) && passes(row, view.filters) && inRanges(row));
+  const filters = Object.entries(view.filters).filter(([group]) => group !== except);
+  const ranges = Object.entries(view.ranges).map(([heading, ends]) => [heading, ...ends]);
+  const within = (value, low, high) => value !== null && value >= low && value <= high;
+  return currentTable().rows.filter((row) => terms.every((term) => row.text.includes(term)) &&
+      filters.every(([group, levels]) => !row.levels[group] || levels.some((level) => row.levels[group].includes(level))) &&
+      ranges.every(([heading, low, high]) => within(printedNumber(row, heading), low, high))); // prettier-ignore
 }
 
 /** The cells that search, filters and ranges leave: every panel of the page shows these. */
@@ -222,7 +213,7 @@ function bestOf(rows) {
     if (!column.better) return null;
     const numbers = rows.filter((row) => row.numbers[index][1] !== null).map((row) => parseFloat(row.numbers[index][0]));
     if (new Set(numbers).size < 2) return null;
-    const best = numbers.reduce((one, other) => (column.better > 0 ? Math.max(one, other) : Math.min(one, other)));
+    const best = (column.better > 0 ? Math.max : Math.min)(...numbers);
     // what half of the rows reach distinguishes none of them
     return numbers.filter((number) => number === best).length > numbers.length / 2 ? null : best;
   });
