@@ -173,6 +173,10 @@ def _range_text(column: Column, low: float | None, high: float | None) -> str:
 # --- what the levels do -----------------------------------------------------------------------------------------------
 
 
+EFFECT_HEADINGS = ["Measure", "Factor", "Level", "Reference", "Within", "Pairs", "Mean", "95% low", "95% high"]
+EFFECT_HEADINGS += ["Significant"]
+
+
 def forest_json(
     data: SweepData, columns: Sequence[Column], computed_effects: Sequence[Effect] | None = None
 ) -> dict[str, Any]:
@@ -187,7 +191,7 @@ def forest_json(
 
     Returns:
         measures (`json_fields` of each column, and scale: unit and better side), rows, lines (`_matrix_lines`), and why
-        (the reason where there are no rows, else None). A row has measure (index), axis, level and reference (labels),
+        (the reason where there are no rows, else None). table: headings and texts of the rows. A row has measure (index), axis, level and reference (labels),
         factor and sides (the same as in a grid), where (stratum, empty for the whole sweep), pairs, shown
         (`_shown_texts`), and mean, low and high with their texts, sure, mixed, i2, declared and worst
         (`effect_numbers`).
@@ -221,7 +225,13 @@ def forest_json(
     no_pair_reason = "No matched pairs yet: no two measured cells differ in exactly one axis."
     why = None if rows else no_pair_reason if varying_axes(data) else no_axis_reason
     measures = [json_fields(column) | {"scale": _scale_text(column)} for column in columns]
-    return {"measures": measures, "rows": rows, "lines": _matrix_lines(rows, len(columns)), "why": why}
+    texts = [
+        [columns[row["measure"]].heading, row["axis"], row["level"], row["reference"], row["where"] or "all", row["pairs"]]
+        + [row["mean_text"], row["low_text"], row["high_text"], "yes" if row["sure"] else "no"]
+        for row in rows
+    ]  # fmt: skip
+    lines = _matrix_lines(rows, len(columns))
+    return {"measures": measures, "rows": rows, "lines": lines, "table": [EFFECT_HEADINGS, texts], "why": why}
 
 
 def _scale_text(column: Column) -> str:

@@ -30,8 +30,8 @@ def parallel_axes(data: SweepData, table: Table) -> list[dict[str, Any]]:
         table: Its table of complete columns.
 
     Returns:
-        A dict per axis with heading and name; of a factor levels and labels, of a number ends ([least, largest] in
-        printed units) and better (1 or -1).
+        A dict per axis with heading and name; of a factor levels and labels, of a number unit, ends ([least, largest]
+        in printed units) and better (1 or -1).
     """
     texts = heading_texts(data)
     scales = scale_headings(table)
@@ -41,7 +41,8 @@ def parallel_axes(data: SweepData, table: Table) -> list[dict[str, Any]]:
         name, labels = texts.get(heading, {}).get("words", heading), texts.get(heading, {}).get("levels", {})
         if heading in scales:
             values = [float(level) for level in levels]
-            numbers.append({"heading": heading, "name": name, "ends": [min(values), max(values)], "better": 1})
+            ends = [min(values), max(values)]
+            numbers.append({"heading": heading, "name": name, "unit": "", "ends": ends, "better": 1})
         elif heading != "Seeds" and len(levels) > 1:
             axes.append({"heading": heading, "name": name, "levels": levels, "labels": [labels.get(level, level) for level in levels]})  # fmt: skip
     columns = complete_columns(data)
@@ -51,7 +52,8 @@ def parallel_axes(data: SweepData, table: Table) -> list[dict[str, Any]]:
         name = f"{fields['heading']}, {fields['unit']}" if fields["unit"] else fields["heading"]
         if len(set(values)) > 1:
             ends = [min(values), max(values)]
-            numbers.append({"heading": column.heading, "name": name, "ends": ends, "better": column.direction})
+            facts = {"heading": column.heading, "name": name, "unit": fields["unit"]}
+            numbers.append(facts | {"ends": ends, "better": column.direction})
     return axes + numbers
 
 

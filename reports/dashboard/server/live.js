@@ -55,9 +55,8 @@ function clock(moment) {
 }
 
 /** Replaces the footer of the file, which says that it works offline: this page needs its server. */
-function tellFooter() {
-  byId("footer").textContent = `Served by atma-sweep ${data.version} from the database, on this machine only.`;
-}
+const tellFooter = () =>
+  (byId("footer").textContent = `Served by atma-sweep ${data.version} from the database, on this machine only.`);
 
 async function takeNewer() {
   const { version, ...newer } = await (await asked("data")).json();

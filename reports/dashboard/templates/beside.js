@@ -6,16 +6,9 @@ const VERDICTS = {
   within: ["within the known spread", "--quiet"], beyond: ["beyond the known spread", "--poor"], "not judged": ["not judged", "--line"],
 }; // prettier-ignore
 
-const bulleted = (lines) => make("ul", {}, ...lines.map((text) => make("li", { text })));
-
 /** On the first page: the outcome in a few lines. */
 const besideParts = ({ lines, why }) =>
   [bulleted(lines), why ? null : pressable("Show comparison", () => change({ tab: "beside" }))]; // prettier-ignore
-
-function buildBeside() {
-  parts.delete("beside-all");
-  byId("panel-beside").replaceChildren(make("div", { id: "beside-all" }));
-}
 
 async function drawBeside() {
   const all = await beside();
@@ -65,7 +58,7 @@ function besideAll(all) {
     }),
     panel("beside-needle", "Needle accuracy over context length in both sweeps", null, { content: needles }),
     panel("beside-numbers", "All matched numbers", null, { content: [choices, besideGrid.viewport] }),
-    make("div", { class: "notes" }, ...all.notes.map((text) => make("p", { text }))),
+    make("div", { class: "notes" }, ...paragraphs(all.notes)),
   ]; // prettier-ignore
 }
 

@@ -11,10 +11,7 @@ function sortBy(name) {
   else change({ sort: name, down: now.column === name ? !first : first });
 }
 
-function rowName(row) {
-  const { slug } = data.cells[row.cells[0]];
-  return row.cells.length > 1 ? `${slug} and ${row.cells.length - 1} more seeds` : slug;
-}
+const rowName = ({ cells: [first, ...more] }) => data.cells[first].slug + (more.length ? ` and ${more.length} more seeds` : "");
 
 /** A cell in plain words: its levels on the axes that vary, and its seed where seeds do. */
 const cellName = (cell) => data.cells[cell].name;
@@ -96,7 +93,7 @@ function measureWidths(table) {
 
 function drawCells() {
   const rows = sorted(matching());
-  part("cell-notes", data.notes, (notes) => notes.map((text) => make("p", { text })));
+  part("cell-notes", data.notes, paragraphs);
   cellGrid.show(cellColumns(currentTable(), bestOf(rows)), rows, sorting());
 }
 
@@ -140,8 +137,7 @@ function buildFilters() {
 
 /** The least and the largest number that a row may have of a main measure: what the brush sets, for the keyboard. */
 function rangeBoxes() {
-  const scales = currentTable().scales.map((heading) => ({ heading, unit: "" }));
-  const inputs = [...data.answer.best.measures, ...scales].map(({ heading, unit }) => {
+  const inputs = currentTable().axes.filter(({ ends }) => ends).map(({ heading, unit }) => {
     const ends = ["least", "most"].map((word) => make("input", { type: "number", step: "any", "aria-label": `${heading}, ${word}${unit && `, ${unit}`}`, "data-range": heading, placeholder: word }));
     const set = () => {
       const [low, high] = ends.map((input) => (input.value === "" ? null : Number(input.value)));
@@ -155,8 +151,8 @@ function rangeBoxes() {
 
 function levelBox(group, level) {
   const input = make("input", { type: "checkbox", on: { change: () => filter(group, level, input.checked) } });
-  const name = make("span", { class: "name", text: levelName(group, level) });
-  return make("label", { class: "level", "data-level": level }, input, name, make("span", { class: "count" }));
+  const [name, count] = [make("span", { class: "name", text: levelName(group, level) }), make("span", { class: "count" })];
+  return make("label", { class: "level", "data-level": level }, input, name, count);
 }
 
 function filter(group, level, wanted) {

@@ -62,11 +62,11 @@ function drawChart(id, spec) {
   const options = {
     width: Math.max(160, box.clientWidth), height: spec.height, padding: [8, 12, 0, 0], legend: { show: false },
     focus: { alpha: series.length > 40 ? 0.35 : 0.45 },
-    cursor: {
-      focus: { prox: 28 }, hover: { skip: [undefined, null] }, drag: { x: true, y: true, uni: 24 },
-      points: { size: 8 }, y: false,
-    }, // prettier-ignore
-    scales: { x: { time: false, ...(spec.xSplits && log.includes("x") ? { range: xRange } : {}), ...distr("x") }, y: { ...(spec.range && !log.includes("y") ? { range } : {}), ...distr("y") } },
+    cursor: { focus: { prox: 28 }, hover: { skip: [undefined, null] }, drag: { x: true, y: true, uni: 24 }, points: { size: 8 }, y: false },
+    scales: {
+      x: { time: false, ...(spec.xSplits && log.includes("x") ? { range: xRange } : {}), ...distr("x") },
+      y: { ...(spec.range && !log.includes("y") ? { range } : {}), ...distr("y") },
+    },
     axes: [
       { ...axis(spec.xTitle, spec.xText ?? countText, 26), ...(spec.xSplits ? { splits: () => spec.xSplits, filter: (plot, splits) => splits } : {}) },
       axis(spec.yTitle, spec.yText ?? tickText, 44),
@@ -82,8 +82,7 @@ function drawChart(id, spec) {
       setSelect: [(plot) => (chart.zoomed = plot.select.width > 0 || plot.select.height > 0)],
     },
   };
-  const joined = uPlot.join(series.map(({ x, y }) => [x, y]));
-  chart.plot = new uPlot(options, joined, box);
+  chart.plot = new uPlot(options, uPlot.join(series.map(({ x, y }) => [x, y])), box);
   chart.tip = make("div", { class: "tip", hidden: true });
   chart.plot.over.append(chart.tip);
   chart.plot.over.addEventListener("dblclick", () => (chart.zoomed = false));
@@ -93,7 +92,6 @@ function drawChart(id, spec) {
   box.onkeydown = (event) => readPoints(chart, event);
   chart.watch = new ResizeObserver(() => box.clientWidth > 0 && Math.abs(box.clientWidth - chart.plot.width) > 1 && chart.plot.setSize({ width: box.clientWidth, height: spec.height }));
   chart.watch.observe(box);
-  return box;
 }
 
 /** A box for a chart, which is drawn as soon as the box stands in the page. */

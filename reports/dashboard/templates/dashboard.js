@@ -109,10 +109,9 @@ const BUILD = {
   answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0, d.sweep]],
   cells: [buildCells, (d) => Object.keys(d.tables)],
   filters: [() => delete byId("filter-groups").dataset.table, (d) =>
-    [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), d.answer.best.measures.map(({ heading }) => heading)]],
+    [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), Object.values(d.tables).map(({ axes }) => axes)]],
   curves: [buildCurves, (d) => d.charts],
   effects: [buildEffects, () => 0],
-  beside: [buildBeside, (d) => Boolean(d.answer.beside)],
   provenance: [buildProvenance, (d) => [d.audit, d.origins, d.grid, d.launched]],
   metrics: [buildMetrics, (d) => d.metrics],
 };

@@ -1,6 +1,5 @@
 // All effects: a table of every level, measure and stratum, read when somebody opens it.
 
-const FIRST = ["Pairs", "Mean", "Low", "High", "p corr"]; // numbers of an effect that come before the others
 const effectGrid = new Grid("Effect of each factor", { lines: true, rowClass: (row) => (row.mixed ? "mixed" : "") });
 const effects = once(() => inflateJson("effects"));
 const EVERY = "every";
@@ -12,7 +11,7 @@ async function drawEffects() {
   const all = await effects();
   if (view.tab !== "effects") return;
   byId("effects-all").hidden = !all.rows.length;
-  byId("effect-notes").replaceChildren(...all.notes.map((text) => make("p", { text })));
+  byId("effect-notes").replaceChildren(...paragraphs(all.notes));
   if (!all.rows.length) return;
   const headings = all.measures.map(({ heading }) => heading);
   const main = Math.max(0, headings.indexOf(data.answer.forest.measures[0]?.heading));
@@ -45,8 +44,6 @@ function effectColumns(all, rows, cells) {
   const numbers = all.numbers.map((heading, index) => ({
     ...gridColumn(heading, rows, (row) => row.numbers[index], { weight: 700, number: true }), cell: button(index),
   })); // prettier-ignore
-  const rank = ({ heading }) => (FIRST.includes(heading) ? FIRST.indexOf(heading) : FIRST.length);
-  numbers.sort((a, b) => rank(a) - rank(b));
   const left = cells ? [{ heading: "Pairs that match", number: true, width: 10, cell: (row) => String(pairsOf(all, row, cells).length) }] : [];
   if (!phone.matches) return [...words, ...left, ...numbers];
   const short = { heading: "Effect", header: true, width: 16, cell: (row) => `${row.words[0]}: ${row.words[1]}` };
@@ -83,7 +80,7 @@ async function effectRows() {
 }
 
 /** A labelled list of choices for an entry of the view. */
-const select = (id, name, text = `${name[0].toUpperCase()}${name.slice(1)}`) =>
+const select = (id, name, text = capitalized(name)) =>
   make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
 
 function buildEffects() {

@@ -8,18 +8,15 @@ const losses = once(async () => {
 
 function buildAnswer() {
   for (const id of parts.keys()) if (!id.startsWith("built ")) parts.delete(id);
-  const color = make("select", { id: "loss-axis", on: { change: (event) => change({ color: event.target.value }) } });
   const { declared, beside } = data.answer;
   const wide = { kind: "wide" };
   byId("panel-answer").replaceChildren(
-    make("div", { id: "finding" }),
-    make("div", { id: "care", tabindex: -1 }),
-    make("div", { id: "progress" }),
+    ...["finding", "care", "progress"].map((id) => make("div", { id, tabindex: -1 })),
     panel("needle", "Needle accuracy over context length", needleRows, wide),
-    panel("effects-matrix", "Effect of each factor", matrixRows, {
+    panel("effects-matrix", "Effect of each factor", () => data.answer.forest.table, {
       hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its pairs.",
     }),
-    panel("loss", "Validation loss over training", lossRows, { more: make("label", { class: "small" }, "Colour ", color) }),
+    panel("loss", "Validation loss over training", lossRows, { more: make("span", { class: "small" }, select("loss-axis", "color", "Colour ")) }),
     panel("parallel", "All configurations, factor by factor and measure by measure", parallelRows, {
       ...wide, hint: "A line is a configuration. Drag along the axis of a measure, or press a level, to filter every panel of this page.",
     }),
@@ -46,20 +43,19 @@ async function drawAnswer() {
   await drawLosses();
 }
 
-const declaredParts = (rows) => [plainTable(DECLARED, rows), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })];
+const declaredParts = (rows) => [plainTable(DECLARED, rows),
+  hint("Declared in the grid before the launch and corrected together; everything else on this page is exploratory.")]; // prettier-ignore
 const DECLARED = ["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "Verdict"];
 
 // --- the finding, cautions, progress, design ---
 
-function findingParts({ text, more }) {
-  const whole = isFiltering() ? make("p", { class: "hint", text: "Of all cells, whatever the filters." }) : null;
-  return [make("p", { class: "finding", text }), ...more.map((line) => make("p", { text: line })), whole];
-}
+const findingParts = ({ text, more }) =>
+  [make("p", { class: "finding", text }), ...paragraphs(more), isFiltering() ? hint("Of all cells, whatever the filters.") : null]; // prettier-ignore
 
 function careParts(lines) {
   if (!lines.length) return [plain("No cautions: the cells differ only in their axes, and none is missing.")];
   const count = lines.length === 1 ? "1 caution" : `${lines.length} cautions`;
-  return [make("details", {}, make("summary", { text: `${count} on these numbers` }), make("ul", {}, ...lines.map((text) => make("li", { text }))))];
+  return [make("details", {}, make("summary", { text: `${count} on these numbers` }), bulleted(lines))];
 }
 
 /** Cells by state: only those done fill the bar; those that run are hatched, what waits stays empty. */
@@ -77,7 +73,7 @@ function progressParts({ counts, running, left, runs }) {
 }
 
 function designParts({ axes, facts: more }) {
-  const rows = axes.map(({ words, levels }) => [words.includes(".") ? words : words[0].toUpperCase() + words.slice(1), levels.join(" · ")]);
+  const rows = axes.map(({ words, levels }) => [words.includes(".") ? words : capitalized(words), levels.join(" · ")]);
   return [facts([...rows, ...more])];
 }
 
@@ -190,12 +186,6 @@ function matrixParts(forest) {
     filtered ? make("p", { class: "hint", text: "Filtered: means over the pairs of matching cells, without a test." }) : null,
     !filtered && lines.some(({ cells }) => cells.some((cell) => cell?.mixed)) ? make("p", { class: "hint", text: "\u2248 The effect differs between mixers or memories: press it for each." }) : null,
   ]; // prettier-ignore
-}
-
-function matrixRows() {
-  const { measures, rows } = data.answer.forest;
-  const headings = ["Measure", "Factor", "Level", "Reference", "Within", "Pairs", "Mean", "95% low", "95% high", "Significant"];
-  return [headings, rows.map((row) => [measures[row.measure].heading, row.axis, row.level, row.reference, row.where || "all", row.pairs, row.mean_text, row.low_text, row.high_text, row.sure ? "yes" : "no"])];
 }
 
 // --- losses of all cells ---

@@ -33,6 +33,10 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+const paragraphs = (texts) => texts.map((text) => make("p", { text }));
+const bulleted = (lines) => make("ul", {}, ...lines.map((text) => make("li", { text })));
+const hint = (text) => make("p", { class: "hint", text });
+const capitalized = (text) => text[0].toUpperCase() + text.slice(1);
 const pressable = (text, act, more = {}) => make("button", { type: "button", text, on: { click: act }, ...more });
 
 /** The bytes of a block of the page. A page that is served sets `blocks.read` to a function that fetches it instead. */
@@ -67,18 +71,12 @@ function lengthName(length) {
 }
 
 /** A number in seven digits, which is more than any probe resolves; `--json` gives all of them. */
-function digits(value) {
-  if (value === null || value === undefined) return "none";
-  return typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value);
-}
+const digits = (value) => (typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value ?? "none"));
 
 const signed = (value, decimals) =>
   `${value > 0 ? "+" : ""}${value.toFixed(decimals)}`.replace("-", "\u2212").replace(/^[+\u2212]([0.]+)$/, "$1");
 
-function trouble(text) {
-  byId("trouble").textContent = text;
-  byId("trouble").hidden = false;
-}
+const trouble = (text) => Object.assign(byId("trouble"), { textContent: text, hidden: false });
 
 /** A word on what was just done, read aloud by screen readers. */
 const say = (text) => (byId("said").textContent = text);
