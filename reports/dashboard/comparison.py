@@ -189,20 +189,20 @@ def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
     reference_by_key = {key(row): row for row in reference_rows}
     rows = [{"here": row, "there": reference_by_key[key(row)]} for row in rows_of_sweep if key(row) in reference_by_key]
     texts = [
-        [columns[here["measure"]].heading, here["axis"], f"{here['level']} against {here['reference']}"]
-        + [f"{mean} ({spread})" if row["low"] is not None else mean for row in (here, there) for mean, spread in [row["shown"]]]
-        + [_agreement(here, there)]
-        for here, there in (pair.values() for pair in rows)
-        if not here["where"]
+        [columns[own_row["measure"]].heading, own_row["axis"], f"{own_row['level']} against {own_row['reference']}"]
+        + [f"{mean} ({spread})" if row["low"] is not None else mean for row in (own_row, reference_row) for mean, spread in [row["shown"]]]
+        + [_agreement(own_row, reference_row)]
+        for own_row, reference_row in (pair.values() for pair in rows)
+        if not own_row["where"]
     ]  # fmt: skip
     return {"measures": [json_fields(column) for column in columns], "rows": rows, "texts": texts}
 
 
-def _agreement(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+def _agreement(own_row: Mapping[str, Any], reference_row: Mapping[str, Any]) -> str:
     """Return how significance and signs of an effect agree between both sweeps."""
-    if here["sure"] and there["sure"]:
-        return f"{'same sign' if here['mean'] * there['mean'] > 0 else 'opposite signs'}, both significant"
-    return "significant in one" if here["sure"] or there["sure"] else "significant in neither"
+    if own_row["sure"] and reference_row["sure"]:
+        return f"{'same sign' if own_row['mean'] * reference_row['mean'] > 0 else 'opposite signs'}, both significant"
+    return "significant in one" if own_row["sure"] or reference_row["sure"] else "significant in neither"
 
 
 def _needle_panels(

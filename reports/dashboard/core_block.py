@@ -297,9 +297,9 @@ def _attempt_facts(attempt: Attempt, recorded: Provenance | None) -> list[list[s
         attempt: The attempt.
         recorded: Its provenance; None if not recorded.
     """
-    about = f"number {attempt.number} of its cell, {attempt.kind}, {attempt.state}"
+    summary = f"number {attempt.number} of its cell, {attempt.kind}, {attempt.state}"
     facts = {
-        "Attempt": f"{attempt.id} ({'the authors’ run; nothing ran here' if attempt.owner == OWNER else about})",
+        "Attempt": f"{attempt.id} ({'the authors’ run; nothing ran here' if attempt.owner == OWNER else summary})",
         "Commit": _commit_text(recorded.git_commit, dirty=recorded.git_dirty) if recorded else NOT_RECORDED,
         "GPU or device": (recorded.gpu_name or recorded.device if recorded else None) or NOT_RECORDED,
     }

@@ -14,7 +14,6 @@ from ..sweep_data import WEIGHTED_SUFFIX, SweepData
 from ..tables.effects import build_effects_table
 from .main_results import json_fields
 
-
 FIRST = ("Pairs", "Mean", "Low", "High", "p corr")  # numbers of an effect that come before the others
 
 

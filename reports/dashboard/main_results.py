@@ -226,10 +226,12 @@ def forest_json(
     why = None if rows else no_pair_reason if varying_axes(data) else no_axis_reason
     measures = [json_fields(column) | {"scale": _scale_text(column)} for column in columns]
     texts = [
-        [columns[row["measure"]].heading, row["axis"], row["level"], row["reference"], row["where"] or "all", row["pairs"]]
-        + [row["mean_text"], row["low_text"], row["high_text"], "yes" if row["sure"] else "no"]
+        [
+            *(columns[row["measure"]].heading, row["axis"], row["level"], row["reference"], row["where"] or "all"),
+            *(row["pairs"], row["mean_text"], row["low_text"], row["high_text"], "yes" if row["sure"] else "no"),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     lines = _matrix_lines(rows, len(columns))
     return {"measures": measures, "rows": rows, "lines": lines, "table": [EFFECT_HEADINGS, texts], "why": why}
 

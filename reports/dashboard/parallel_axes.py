@@ -70,6 +70,6 @@ def _is_finite(text: str) -> bool:
 
 def _printed_values(table: Table, columns: Sequence[Column], column: Column) -> list[float]:
     """Return the numbers of a column in printed units, without those that are missing."""
-    index = [other.heading for other in columns].index(column.heading)
+    index = [candidate.heading for candidate in columns].index(column.heading)
     values = [entries[index].value for entries in table.entries]
     return [100 * value if column.percent else value for value in values if value is not None]

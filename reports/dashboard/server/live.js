@@ -92,16 +92,12 @@ async function ask() {
   if (!document.hidden) live.timer = setTimeout(ask, live.wait);
 }
 
-async function goLive() {
-  await told;
+// the page starts by reading its own blocks; one that cannot start does not go live
+Promise.all([told, started]).then(() => {
   tellFooter();
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) return;
     live.wait = ASK_MS;
-    ask();
+    if (!document.hidden) ask();
   });
-  await ask();
-}
-
-// the page starts by reading its own blocks; one that cannot start does not go live
-started.then(goLive, () => {});
+  ask();
+}, () => {}); // prettier-ignore

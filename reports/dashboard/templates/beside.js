@@ -19,7 +19,7 @@ async function drawBeside() {
 
 /** The compared numbers of which any cell matches. */
 function besideRows(all) {
-  const cells = isFiltering() ? matchingCells() : null;
+  const cells = isFiltering() ? matchingCells() : null; // a number that only the other sweep has is of no cell
   return all.rows.filter((row) => !cells || row.cells.some((cell) => cells.has(cell)));
 }
 

@@ -250,7 +250,6 @@ function openSheet(title, content) {
   byId("sheet-body").replaceChildren(...content);
   byId("sheet").showModal();
   byId("sheet").scrollTop = 0;
-  byId("sheet-close").focus();
 }
 
 /** A table in full, for what is short or has long text; past MAX_LISTED rows a button asks for the rest. */

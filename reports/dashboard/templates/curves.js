@@ -13,13 +13,12 @@ async function curveOf(cell) {
     const places = bytes.subarray(from, (from += size * count));
     return new Kind(places.map((_, index) => places[(index % size) * count + Math.floor(index / size)]).buffer);
   };
-  const series = curve.kept.map((count) => {
+  curves.set(id, curve.kept.map((count) => {
     let sum = 0;
     const tokens = column(count, Float64Array).map((step) => (sum += step));
     return { tokens, wall: column(count, Float32Array), loss: column(count, Float32Array) };
-  });
-  curves.set(id, series);
-  return series;
+  })); // prettier-ignore
+  return curves.get(id);
 }
 
 /** Colour and dash of the picked cells, the same in every chart. */
@@ -146,10 +145,7 @@ function differenceParts(series) {
 }
 
 /** The picked cells that filters leave. */
-function picked() {
-  const cells = isFiltering() ? matchingCells() : null;
-  return view.picked.filter((cell) => !cells || cells.has(cell));
-}
+const picked = (cells = matchingCells()) => view.picked.filter((cell) => cells.has(cell));
 
 let drawingNumber = 0;
 

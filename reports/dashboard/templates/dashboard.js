@@ -131,7 +131,7 @@ function refresh({ core, answer = data.answer }) {
   const seen = [scrollX, scrollY];
   const open = new Map(folds().map(([name, fold]) => [name, fold.open]));
   byId("trouble").hidden = true;
-  Grid.all.forEach((grid) => grid.empty());
+  for (const grid of Grid.all) Object.assign(grid, { rows: [], keep: true }); // the reader's place stays
   take(core, answer);
   view.picked = ids.map((id) => data.indexOf.get(id)).filter((cell) => cell !== undefined);
   for (const cell of data.cells) if (before.get(cell.id) !== JSON.stringify(cell.curve)) curves.delete(cell.id);

@@ -74,10 +74,8 @@ function options(id, values, chosen) {
   byId(id).replaceChildren(...values.map(([value, text]) => make("option", { value, text, selected: value === chosen })));
 }
 
-async function effectRows() {
-  const all = await effects();
-  return [["Measure", ...all.words, ...all.numbers], all.rows.map((row) => [all.measures[row.measure].heading, ...row.words, ...row.numbers])];
-}
+const effectRows = () => effects().then(({ measures, words, numbers, rows }) =>
+    [["Measure", ...words, ...numbers], rows.map((row) => [measures[row.measure].heading, ...row.words, ...row.numbers])]); // prettier-ignore
 
 /** A labelled list of choices for an entry of the view. */
 const select = (id, name, text = capitalized(name)) =>

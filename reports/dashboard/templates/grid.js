@@ -31,12 +31,6 @@ class Grid {
     new ResizeObserver(() => this.frame()).observe(this.viewport);
   }
 
-  /** Forgets its rows, which are of data that are gone; its place stays for the next `show`. */
-  empty() {
-    this.keep = true;
-    this.rows = [];
-  }
-
   /** Draws these rows; the reader stays where he was in the same table, and goes to its top in one that he ordered anew. */
   show(columns, rows, order) {
     const focused = document.activeElement.closest("thead th");

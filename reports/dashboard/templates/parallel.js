@@ -4,10 +4,7 @@ const PARALLEL_HEIGHT = 250;
 
 /** The height of a row on an axis, 0 at the bottom and 1 at the top, where the better end is; null without a number. */
 function heightOn(axis, row) {
-  if (axis.levels) {
-    const index = axis.levels.indexOf(row.levels[axis.heading][0]);
-    return axis.levels.length < 2 ? 0.5 : 1 - index / (axis.levels.length - 1);
-  }
+  if (axis.levels) return 1 - axis.levels.indexOf(row.levels[axis.heading][0]) / (axis.levels.length - 1);
   const value = printedNumber(row, axis.heading);
   if (value === null) return null;
   const share = (value - axis.ends[0]) / (axis.ends[1] - axis.ends[0]);
@@ -54,9 +51,8 @@ const textOn = ({ heading, levels }, row) =>
 /** The upright line of an axis, its levels as buttons or its ends as numbers, and the brush of a measure. */
 function axisParts(axis, left, width, y, box) {
   const at = (element, share) => {
-    element.style.left = `${left}%`;
-    if (element.classList.contains("tick")) element.style.maxWidth = `${0.96 * width}%`;
-    if (share !== null) element.style.top = `${y(share)}px`;
+    const maxWidth = element.classList.contains("tick") ? `${0.96 * width}%` : "";
+    Object.assign(element.style, { left: `${left}%`, maxWidth, top: share === null ? "" : `${y(share)}px` });
     return element;
   };
   const rule = at(make("div", { class: axis.levels ? "axis-rule" : "axis-rule brushed", "data-axis": axis.heading, title: axis.levels ? null : "Drag to filter; double-click to show all" }), null);

@@ -52,9 +52,7 @@ const inflateJson = async (id) => new Response(await blocks.read(id)).json();
 /** Calls `act` at the first call alone and returns the same promise from then on, until `forget` is called. */
 function once(act) {
   let promise = null;
-  const cached = (...options) => (promise ??= act(...options));
-  cached.forget = () => (promise = null);
-  return cached;
+  return Object.assign(() => (promise ??= act()), { forget: () => (promise = null) });
 }
 
 /** A copy of the entries with this one set, or taken out if it is null. */
