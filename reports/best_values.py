@@ -348,6 +348,7 @@ def _winners_curse_note(with_bias: Sequence[RankedGroup]) -> str:
     Args:
         with_bias: Groups with a winner's curse, in the order of the sentence.
     """
+    from .render.style import level_label
     from .stats.noise.run_noise import STRATUM_AXES
 
     by_reason: dict[str, list[str]] = {}
@@ -355,7 +356,8 @@ def _winners_curse_note(with_bias: Sequence[RankedGroup]) -> str:
         luck = contest.luck
         assert luck is not None
         amount = f"{100 * luck.amount:.1f} points" if luck.share else f"{luck.amount:.3f}"
-        stratum_text = ", ".join(f"{axis} {level}" for axis, level in zip(STRATUM_AXES, luck.stratum, strict=True))
+        levels = zip(luck.stratum, STRATUM_AXES, strict=True)
+        stratum_text = ", ".join(level_label(level, axis) for level, axis in levels)
         reason = f"the best of {luck.runs} near-replicates lies {luck.sds:.2f} sd above their mean"
         by_reason.setdefault(reason, []).append(f"{amount} in {contest.heading} ({stratum_text})")
     parts = [f"{reason}: {', '.join(amounts)}" for reason, amounts in by_reason.items()]

@@ -34,7 +34,8 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
     Returns:
         reference, source (where the reference is printed, or None) and why. Where the sweeps have nothing in common,
         `why` says so and there are no other keys; otherwise it is None. measures: what both measured, with counts of
-        verdicts. rows: a dict per compared number (measure, words, cells, texts, numbers, verdict, beware). effects and
+        verdicts. squares: indices of the measures to draw, each at its longest length. counts: headings and rows of the
+        table of verdicts. rows: a dict per compared number (measure, words, cells, texts, numbers, verdict, beware). effects and
         needle: of both sweeps, the page's first. refused and notes: sentences. words: headings of the levels.
 
     Raises:
@@ -54,6 +55,12 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
     except ReportError as error:
         return base | {"why": f"{str(error).partition('; choose')[0].capitalize()}."}
     columns = list(dict.fromkeys(number.column for number in both.numbers))
+    measures = [
+        json_fields(column)
+        | {"probe": column.probe}
+        | _verdict_counts([number for number in both.numbers if number.column == column])
+        for column in columns
+    ]
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     return base | {
         "why": None,
@@ -66,12 +73,24 @@ f"{'; '.join(recipe_difference.text for recipe_difference in both.differences)}.
 "(95%), at least a printed digit and the sampling error of an accuracy's trials. "
 f"{'The authors’ logs are compared where available.' if base['source'] else ''}").strip(),
         ],
-        "measures": [json_fields(column) | {"probe": column.probe} | _verdict_counts([number for number in both.numbers if number.column == column]) for column in columns],
+        "measures": measures,
+        "squares": [index for index, measure in enumerate(measures) if measure["matched"] and measure["probe"] not in [later["probe"] for later in measures[index + 1 :]]],
+        "counts": [GLANCE_HEADINGS, [_glance_row(measure) for measure in measures]],
         "rows": [_number_row(number, columns.index(number.column), cell_index) for number in both.numbers],
         "words": [*AXIS_HEADINGS, *both.axes],
         "effects": _effect_pairs(data, reference_data),
         "needle": _needle_panels(store, data, reference_store, reference_data),
     }  # fmt: skip
+
+
+GLANCE_HEADINGS = ["Measure", "Matched", "Within", "Beyond", "Expected by chance", "Not judged"]
+
+
+def _glance_row(measure: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a measure in the table of verdicts."""
+    counts = [str(measure[name]) for name in ("matched", "within", "beyond")]
+    chance = measure["chance"] if measure["within"] + measure["beyond"] else ""
+    return [measure["heading"], *counts, chance, str(measure["unknown"])]
 
 
 def comparison_summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,11 +173,11 @@ def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str,
 
 
 def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
-    """Return the effects that both sweeps have, as {"measures": ..., "rows": [{"here": row, "there": row}]}.
+    """Return the effects that both sweeps have, as {"measures": ..., "rows": [{"here": row, "there": row}], "texts": ...}.
 
     A row has measure (index), axis, level, reference, where, pairs, mean, low, high and their texts, sure, mixed, i2,
     declared and worst; rows are in the order of the page's sweep. Effects agree if measure, axis, levels and stratum
-    do.
+    do. texts: the effects over the whole sweep as lines of a table (measure, factor, levels, both means, agreement).
     """
     reference_keys = {column.key for column in main_columns(reference_data)}
     columns = [column for column in main_columns(data) if column.key in reference_keys]
@@ -169,7 +188,21 @@ def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
 
     reference_by_key = {key(row): row for row in reference_rows}
     rows = [{"here": row, "there": reference_by_key[key(row)]} for row in rows_of_sweep if key(row) in reference_by_key]
-    return {"measures": [json_fields(column) for column in columns], "rows": rows}
+    texts = [
+        [columns[own_row["measure"]].heading, own_row["axis"], f"{own_row['level']} against {own_row['reference']}"]
+        + [f"{mean} ({spread})" if row["low"] is not None else mean for row in (own_row, reference_row) for mean, spread in [row["shown"]]]
+        + [_agreement(own_row, reference_row)]
+        for own_row, reference_row in (pair.values() for pair in rows)
+        if not own_row["where"]
+    ]  # fmt: skip
+    return {"measures": [json_fields(column) for column in columns], "rows": rows, "texts": texts}
+
+
+def _agreement(own_row: Mapping[str, Any], reference_row: Mapping[str, Any]) -> str:
+    """Return how significance and signs of an effect agree between both sweeps."""
+    if own_row["sure"] and reference_row["sure"]:
+        return f"{'same sign' if own_row['mean'] * reference_row['mean'] > 0 else 'opposite signs'}, both significant"
+    return "significant in one" if own_row["sure"] or reference_row["sure"] else "significant in neither"
 
 
 def _needle_panels(

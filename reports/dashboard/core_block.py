@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +15,7 @@ from ...results.store.records import Attempt, CellState, Provenance, Sample
 from ...results.store.store import Store
 from ..figures.canvas.drawing import level_label
 from ..live.status import printed_source
-from ..number_format import format_length
+from ..number_format import Column, format_length
 from ..result_columns import complete_columns, extra_metrics
 from ..stats.audit import audit_differences
 from ..stats.effects.effects import varying_axes
@@ -25,6 +27,7 @@ from ..tables.complete import table6
 from ..tables.run_records import failures_table, provenance_table
 from .caveats import sweep_caveats
 from .curves import CellCurves, curve_facts
+from .parallel_axes import parallel_axes, scale_headings
 from .setup_and_progress import progress_json, setup_facts
 
 
@@ -42,8 +45,9 @@ def core_block(
         curves: Training curves by cell id.
 
     Returns:
-        Facts of the launch (sweep, revision, version, launched, printed, commit, dirty, grid), done (number of cells),
-        asked (`setup_facts`), progress (`progress_json`), care (caveats), audit and notes (sentences), columns, metrics, charts,
+        Facts of the launch (sweep, revision, version, launched, printed, commit, grid), done (number of cells),
+        asked (`setup_facts`), progress (`progress_json`), care (caveats), audit and notes (sentences), columns, order (of the columns,
+        `_column_order`), metrics, charts,
         tables ("mean", and "each" with a row per seed if configurations have several), keys, cells, attempts (by id),
         origins and failures.
     """
@@ -61,10 +65,10 @@ def core_block(
     return {
         "sweep": data.sweep, "revision": data.revision, "version": __version__,
         "launched": None if printed else _moment_text(launched.created_at), "printed": printed,
-        "commit": launched.git_commit, "dirty": launched.git_dirty, "grid": launched.grid_text,
+        "commit": _commit_text(launched.git_commit, dirty=launched.git_dirty), "grid": launched.grid_text,
         "done": data.done, "asked": setup_facts(store, data, launched), "progress": progress,
         "care": sweep_caveats(data, audit, running=progress["runs"]), "audit": audit, "notes": list(table.notes),
-        "columns": _column_facts(data, key_facts), "metrics": _metric_texts(data, key_facts), "charts": _chart_facts(data),
+        "columns": _column_facts(data, key_facts), "order": _column_order(complete_columns(data)), "metrics": _metric_texts(data, key_facts), "charts": _chart_facts(data),
         "tables": {"mean": _table_rows(data, table)} | ({"each": _table_rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
         "keys": key_facts,
         "cells": _cell_facts(store, data, keys, curves),
@@ -78,6 +82,13 @@ def _moment_text(moment: datetime | None) -> str | None:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else None
 
 
+NOT_RECORDED = "not recorded"
+
+
+def _commit_text(commit: str | None, *, dirty: bool | None) -> str:
+    return f"{commit}{' with changes' if dirty else ''}" if commit else NOT_RECORDED
+
+
 def _column_facts(data: SweepData, key_facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a dict per column of Table 6: heading, probe, metric, length, percent, better (1, -1 or 0) and definition."""
     definitions = {(key["probe"], key["metric"]): key["definition"] for key in reversed(key_facts)}
@@ -86,6 +97,16 @@ def _column_facts(data: SweepData, key_facts: Sequence[Mapping[str, Any]]) -> li
         | {"better": column.direction, "definition": definitions.get((column.probe, column.metric), "")}
         for column in complete_columns(data)
     ]
+
+
+def _column_order(columns: Sequence[Column]) -> list[int]:
+    """Return the indices of the columns as the table shows them: the needle first, each measure's longest length before the rest."""
+    longest = {column.probe: index for index, column in enumerate(columns)}  # columns are sorted by length
+
+    def rank(index: int) -> tuple[bool, bool]:
+        return longest[columns[index].probe] != index, columns[index].probe != "needle"
+
+    return sorted(range(len(columns)), key=rank)
 
 
 def _metric_texts(data: SweepData, key_facts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -158,20 +179,43 @@ def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[st
 
 
 def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
-    """Return the JSON of a table: words (headings of the text columns) and rows.
+    """Return the JSON of a table: words (headings of the text columns), rows, and looks.
+
+    The looks are scales (`scale_headings`), axes (`parallel_axes`) and heat (`_heat_ends` of each column).
 
     A row has words (its texts), cells (indices in the sweep, those of its first number) and numbers: per entry [text,
     value, sd, seeds, best, attempt ids].
     """
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     n_text_columns = table.text_columns
+    columns = complete_columns(data)
     return {
         "words": table.columns[:n_text_columns],
+        "scales": scale_headings(table),
+        "axes": parallel_axes(data, table),
+        "heat": [_heat_ends([entries[index].value for entries in table.entries], column.direction) for index, column in enumerate(columns)],
         "rows": [
             {"words": row[:n_text_columns], "cells": [cell_index[cell] for cell in entries[0].cells], "numbers": [_number_facts(e) for e in entries]}
             for row, entries in zip(table.rows, table.entries, strict=True)
         ],
     }  # fmt: skip
+
+
+def _heat_ends(column_values: Sequence[float | None], direction: int) -> list[float] | None:
+    """Return the poor and the good end of a column's shading, a twentieth of outliers at each end left out.
+
+    Args:
+        column_values: Numbers of the column, None where missing.
+        direction: 1 if more is better, -1 if less is, 0 if neither.
+
+    Returns:
+        [poor, good], or None for fewer than three numbers, equal ends or no better side.
+    """
+    values = sorted(value for value in column_values if value is not None)
+    if not direction or len(values) < 3:
+        return None
+    ends = [values[math.floor(share * (len(values) - 1) + 0.5)] for share in (0.05, 0.95)]
+    return None if ends[0] == ends[1] else ends[::direction]
 
 
 def _number_facts(entry: TableEntry) -> list[Any]:
@@ -243,28 +287,29 @@ def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.step in selected_steps]
 
 
-def _attempt_facts(attempt: Attempt, recorded: Provenance | None) -> dict[str, Any]:
-    """Return the JSON of an attempt.
+def _attempt_facts(attempt: Attempt, recorded: Provenance | None) -> list[list[str]]:
+    """Return the facts of an attempt as [name, text] pairs, in the order of the page; those without a text are left out.
 
-    Keys: printed (True for a published number), number, kind, state, host, started and finished (texts; None for
-    printed numbers, which never ran here), commit, dirty, gpu and deviation.
+    Names: Attempt, Commit, GPU or device, Host, Started, Finished and Deviation from the request. A printed number never
+    ran here: it has no host and no times.
 
     Args:
         attempt: The attempt.
         recorded: Its provenance; None if not recorded.
     """
-    # the time at which a published number was imported says nothing about its run
-    ran = attempt.owner != OWNER
-    facts: dict[str, Any] = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
-    run = {
-        "host": attempt.host,
-        "started": _moment_text(attempt.started_at),
-        "finished": _moment_text(attempt.finished_at),
+    summary = f"number {attempt.number} of its cell, {attempt.kind}, {attempt.state}"
+    facts = {
+        "Attempt": f"{attempt.id} ({'the authors’ run; nothing ran here' if attempt.owner == OWNER else summary})",
+        "Commit": _commit_text(recorded.git_commit, dirty=recorded.git_dirty) if recorded else NOT_RECORDED,
+        "GPU or device": (recorded.gpu_name or recorded.device if recorded else None) or NOT_RECORDED,
     }
-    facts |= run if ran else dict.fromkeys(run)
-    facts |= {"commit": recorded.git_commit if recorded else None, "dirty": recorded.git_dirty if recorded else None}
-    gpu = (recorded.gpu_name or recorded.device or None) if recorded else None
-    return facts | {"gpu": gpu, "deviation": attempt.deviation}
+    # the time at which a published number was imported says nothing about its run
+    if attempt.owner != OWNER:
+        moments = {"Started": _moment_text(attempt.started_at), "Finished": _moment_text(attempt.finished_at)}
+        facts |= {name: text for name, text in {"Host": attempt.host, **moments}.items() if text}
+    if attempt.deviation:
+        facts["Deviation from the request"] = json.dumps(attempt.deviation)
+    return [[name, text] for name, text in facts.items()]
 
 
 def _failure_facts(table: Table) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from ..sweep_data import WEIGHTED_SUFFIX, SweepData
 from ..tables.effects import build_effects_table
 from .main_results import json_fields
 
+FIRST = ("Pairs", "Mean", "Low", "High", "p corr")  # numbers of an effect that come before the others
+
 
 def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, Any]:
     """Return the JSON of the table of effects, one row per effect in the given order.
@@ -27,6 +29,9 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     """
     table = build_effects_table(data, effect_list)
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    headings = table.columns[table.text_columns :]
+    rank = {heading: index for index, heading in enumerate(FIRST)}
+    order = sorted(range(len(headings)), key=lambda index: rank.get(headings[index], len(FIRST)))
     measures: dict[MeasurementKey, int] = {}
     pairs: dict[tuple[int, ...], int] = {}
     rows = []
@@ -36,7 +41,8 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
         scale = 100 if column.percent else 1
         spot = [None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)]
         facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": effect.axis}
-        facts |= {"words": row[1 : table.text_columns], "numbers": row[table.text_columns :], "spot": spot}
+        numbers = row[table.text_columns :]
+        facts |= {"words": row[1 : table.text_columns], "numbers": [numbers[i] for i in order], "spot": spot}
         facts |= {"sure": effect.is_significant, "mixed": effect.is_heterogeneous, "family": effect.family}
         facts |= {"missing": ", ".join(f"{word} {count}" for word, count in effect.missing.items())}
         rows.append(facts | {"pairs": pairs.setdefault(cells, len(pairs))})
@@ -53,7 +59,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     return {
         "measures": [json_fields(columns[key]) | keys[key] | _length_means(data, columns[key]) for key in measures],
         "words": table.columns[1 : table.text_columns],
-        "numbers": table.columns[table.text_columns :],
+        "numbers": [headings[index] for index in order],
         "rows": rows,
         "pairs": [list(cells) for cells in pairs],
         "notes": table.notes[1:],

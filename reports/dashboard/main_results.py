@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scipy import special
@@ -173,6 +173,10 @@ def _range_text(column: Column, low: float | None, high: float | None) -> str:
 # --- what the levels do -----------------------------------------------------------------------------------------------
 
 
+EFFECT_HEADINGS = ["Measure", "Factor", "Level", "Reference", "Within", "Pairs", "Mean", "95% low", "95% high"]
+EFFECT_HEADINGS += ["Significant"]
+
+
 def forest_json(
     data: SweepData, columns: Sequence[Column], computed_effects: Sequence[Effect] | None = None
 ) -> dict[str, Any]:
@@ -186,9 +190,11 @@ def forest_json(
         computed_effects: Effects that are computed already; None: compute them.
 
     Returns:
-        measures (`json_fields` of each column), rows, and why (the reason where there are no rows, else None). A row
-        has measure (index), axis, level and reference (labels), where (stratum, empty for the whole sweep), pairs, and
-        mean, low and high with their texts, sure, mixed, i2, declared and worst (`effect_numbers`).
+        measures (`json_fields` of each column, and scale: unit and better side), rows, lines (`_matrix_lines`), and why
+        (the reason where there are no rows, else None). table: headings and texts of the rows. A row has measure (index), axis, level and reference (labels),
+        factor and sides (the same as in a grid), where (stratum, empty for the whole sweep), pairs, shown
+        (`_shown_texts`), and mean, low and high with their texts, sure, mixed, i2, declared and worst
+        (`effect_numbers`).
     """
     all_effects = effects(data, columns) if computed_effects is None else computed_effects
     keys = {column.key: index for index, column in enumerate(columns)}
@@ -205,6 +211,8 @@ def forest_json(
             row = {
                 "measure": measure,
                 "axis": axis_label(effect.axis),
+                "factor": effect.axis,
+                "sides": [effect.level, effect.reference],
                 "level": level_label(effect.level, effect.axis),
             }
             row |= {
@@ -212,11 +220,55 @@ def forest_json(
                 "where": _stratum_text(effect.where),
                 "pairs": effect.pairs,
             }
-            rows.append(row | effect_numbers(effect))
+            rows.append(row | effect_numbers(effect) | {"shown": _shown_texts(effect)})
     no_axis_reason = "No axis varies: the sweep has one configuration."
     no_pair_reason = "No matched pairs yet: no two measured cells differ in exactly one axis."
     why = None if rows else no_pair_reason if varying_axes(data) else no_axis_reason
-    return {"measures": [json_fields(column) for column in columns], "rows": rows, "why": why}
+    measures = [json_fields(column) | {"scale": _scale_text(column)} for column in columns]
+    texts = [
+        [
+            *(columns[row["measure"]].heading, row["axis"], row["level"], row["reference"], row["where"] or "all"),
+            *(row["pairs"], row["mean_text"], row["low_text"], row["high_text"], "yes" if row["sure"] else "no"),
+        ]
+        for row in rows
+    ]
+    lines = _matrix_lines(rows, len(columns))
+    return {"measures": measures, "rows": rows, "lines": lines, "table": [EFFECT_HEADINGS, texts], "why": why}
+
+
+def _scale_text(column: Column) -> str:
+    """Return the unit of differences of a measure and its better side, such as "points, more is better"."""
+    unit = "points" if column.percent else column.unit.replace("nats/token", "nats")
+    return f"{unit}, {'less' if column.direction < 0 else 'more'} is better"
+
+
+def _shown_texts(effect: Effect) -> list[str]:
+    """Return the printed mean of an effect and its interval (the number of pairs without one), with minus signs."""
+    mean, low, high = (
+        difference_entry(effect.measure, "", value).text for value in (effect.mean, effect.low, effect.high)
+    )
+    spread = f"{effect.pairs} pairs" if math.isnan(effect.low) else f"{low} to {high}"
+    return [text.replace("-", "\u2212") for text in (mean, spread)]
+
+
+def _matrix_lines(rows: Sequence[Mapping[str, Any]], n_measures: int) -> list[dict[str, Any]]:
+    """Return the lines of the matrix of effects over the whole sweep, one per pair of levels.
+
+    Args:
+        rows: Effects (`forest_json`).
+        n_measures: Number of main measures.
+
+    Returns:
+        axis, factor, sides, level and reference of each line, as in the rows, and cells: per measure the index of its
+        row, or None.
+    """
+    lines: dict[tuple[str, ...], dict[str, Any]] = {}
+    for index, row in enumerate(rows):
+        if not row["where"]:
+            facts = {name: row[name] for name in ("axis", "factor", "sides", "level", "reference")}
+            line = lines.setdefault((row["factor"], *row["sides"]), facts | {"cells": [None] * n_measures})
+            line["cells"][row["measure"]] = index
+    return list(lines.values())
 
 
 def declared_rows(data: SweepData) -> list[list[str]]:
@@ -285,7 +337,7 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     Returns:
         panels: title and lines, each with the fields of `line_fields` and points ([length, mean, low, high, cells], shares in %). trained:
         training length in tokens, None if it is not the same for all. ceiling: [length, constant-digit baseline in %]
-        pairs, ceiling_text its range. note and yardstick: sentences. why: None. Without any accuracy there are only panels ([]) and why (the
+        pairs, ceiling_text its range. lengths: all context lengths. top: top of the axis in %. note and yardstick: sentences. why: None. Without any accuracy there are only panels ([]) and why (the
         reason).
     """
     rows = length_rows(data, training_lengths(store, data), *NEEDLE)
@@ -309,9 +361,17 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     bar_notes = [note for note in dict.fromkeys(BARS.get(row["interval"], "") for row in means) if note]
     note = f"Points: means over the cells of a line. Bars: {'; '.join(bar_notes)}." if bar_notes else ""
     picture = {"panels": list(panels.values()), "trained": training_length, "ceiling": ceilings, "note": note}
+    picture |= {"lengths": [int(length) for length in lengths], "top": _axis_top(panels.values())}
     ends = dict.fromkeys(f"{end(share for _, share in ceilings):.1f}" for end in (min, max)) if ceilings else {}
     picture["ceiling_text"] = f"{' to '.join(ends)} %" if ends else ""
     return picture | {"yardstick": baseline_text(data, lengths), "why": None}
+
+
+def _axis_top(panels: Iterable[Mapping[str, Any]]) -> int:
+    """Return the top of the axis of needle accuracy in %: 100, or 25 or 50 where every value and interval lies below."""
+    points = [point for panel in panels for line in panel["lines"] for point in line["points"]]
+    highest = max((value for _, mean, _, high, _ in points for value in (mean, high) if value is not None), default=100)
+    return next((top for top in (25, 50) if highest <= 0.96 * top), 100)
 
 
 def _needle_point(row: Mapping[Any, Any]) -> list[Any]:

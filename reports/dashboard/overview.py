@@ -42,10 +42,7 @@ def overview_block(data: SweepData, answer: Mapping[str, Any], figures: Mapping[
     return {
         "finding": finding_json(data, main_columns(data), answer),
         "axes": [_axis_json(data, axis) for axis in axes],
-        "headings": {
-            heading: {"words": _capitalized(axis_label(axis)), "levels": {level: _level_text(level, axis) for level in data.levels(axis)}}
-            for heading, axis in zip([*AXIS_HEADINGS, *data.extra_axes()], [*AXES, *data.extra_axes()], strict=True)
-        },
+        "headings": heading_texts(data),
         "groups": [list(key) for key in distinct],
         "group": [index[key] for key in keys],
         "hues": {level_label(mixer): {"light": ink, "dark": style.ink_on_dark(ink)} for mixer, ink in style.mixer_inks(data.levels("attn_type")).items()},
@@ -53,15 +50,27 @@ def overview_block(data: SweepData, answer: Mapping[str, Any], figures: Mapping[
     }  # fmt: skip
 
 
+def heading_texts(data: SweepData) -> dict[str, dict[str, Any]]:
+    """Return words (text) and levels (labels by raw level) by heading of a column of levels."""
+    extra = data.extra_axes()
+    return {
+        heading: {
+            "words": _capitalized(axis_label(axis)),
+            "levels": {level: _level_text(level, axis) for level in data.levels(axis)},
+        }
+        for heading, axis in zip([*AXIS_HEADINGS, *extra], [*AXES, *extra], strict=True)
+    }
+
+
 def _capitalized(text: str) -> str:
     return text if "." in text else f"{text[:1].upper()}{text[1:]}"
 
 
 def _level_text(level: str, axis: str) -> str:
-    """Return a level as it reads below the name of its axis: "PoLAR", "none", "on"."""
+    """Return a level as it reads below the name of its axis: "PoLAR", "Zipfian", "none", "on"."""
     if axis == "reg_mode" and level == "baseline":
         return "none"
-    return level_label(level, axis) if axis == "attn_type" else level
+    return level_label(level, axis) if axis in ("attn_type", "reg_mode") else level
 
 
 def _axis_json(data: SweepData, axis: str) -> dict[str, Any]:

@@ -8,18 +8,13 @@ const PATIENCE_MS = 90000; // the server itself waits for its database no longer
 const live = { version: 0, first: 0, wait: ASK_MS, timer: null, note: null };
 const embedded = blocks.read;
 
-/** Where data are asked for: below the address of the page, without what stands after #. */
-function serverAddress(path) {
-  return new URL(path, location.origin + location.pathname);
-}
-
+/** Requests data below the address of the page, without what stands after #. */
 async function request(path) {
+  const address = new URL(path, location.origin + location.pathname);
   const signal = AbortSignal.timeout(PATIENCE_MS);
-  try {
-    return await fetch(serverAddress(path), { cache: "no-store", credentials: "omit", redirect: "error", signal });
-  } catch (error) {
+  return fetch(address, { cache: "no-store", credentials: "omit", redirect: "error", signal }).catch((error) => {
     throw new Error(error.name === "TimeoutError" ? "the server does not answer" : "the server has stopped");
-  }
+  });
 }
 
 async function asked(path) {
@@ -47,24 +42,21 @@ blocks.read = async (id) => {
 };
 
 function tellLive(text, { bad = false } = {}) {
-  if (!live.note) {
-    live.note = make("p", { id: "live-note", role: "status", "aria-live": "off" });
-    byId("summary").after(live.note);
-  }
+  live.note ??= make("p", { id: "live-note", role: "status", "aria-live": "off" });
+  if (!live.note.isConnected) byId("summary").after(live.note);
   live.note.textContent = text;
   live.note.classList.toggle("state-failed", bad);
 }
 
 function clock(moment) {
   const then = new Date(moment);
-  const today = then.toDateString() === new Date().toDateString();
-  return today ? then.toLocaleTimeString([], { hour12: false }) : then.toLocaleString([], { hour12: false });
+  const format = then.toDateString() === new Date().toDateString() ? "toLocaleTimeString" : "toLocaleString";
+  return then[format]([], { hour12: false });
 }
 
 /** Replaces the footer of the file, which says that it works offline: this page needs its server. */
-function tellFooter() {
-  byId("footer").textContent = `Served by atma-sweep ${data.version} from the database, on this machine only.`;
-}
+const tellFooter = () =>
+  (byId("footer").textContent = `Served by atma-sweep ${data.version} from the database, on this machine only.`);
 
 async function takeNewer() {
   const { version, ...newer } = await (await asked("data")).json();
@@ -100,21 +92,12 @@ async function ask() {
   if (!document.hidden) live.timer = setTimeout(ask, live.wait);
 }
 
-async function goLive() {
-  await told;
+// the page starts by reading its own blocks; one that cannot start does not go live
+Promise.all([told, started]).then(() => {
   tellFooter();
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) return;
     live.wait = ASK_MS;
-    ask();
+    if (!document.hidden) ask();
   });
-  await ask();
-}
-
-// the page starts by reading what stands in it; whoever waits for that also waits for us
-const begun = new MutationObserver(() => {
-  if (!document.documentElement.dataset.ready) return;
-  begun.disconnect();
-  goLive();
-});
-begun.observe(document.documentElement, { attributes: true, attributeFilter: ["data-ready"] });
+  ask();
+}, () => {}); // prettier-ignore

@@ -2,18 +2,13 @@
 
 const beside = once(() => inflateJson("beside"));
 const besideGrid = new Grid("Matched numbers of both sweeps", { lines: true });
-const VERDICTS = { within: "within the known spread", beyond: "beyond the known spread", "not judged": "not judged" };
-const VERDICT_COLORS = { within: "--quiet", beyond: "--poor", "not judged": "--line" };
+const VERDICTS = {
+  within: ["within the known spread", "--quiet"], beyond: ["beyond the known spread", "--poor"], "not judged": ["not judged", "--line"],
+}; // prettier-ignore
 
 /** On the first page: the outcome in a few lines. */
-function besideParts({ lines, why }) {
-  return [make("ul", {}, ...lines.map((text) => make("li", { text }))), why ? null : pressable("Show comparison", () => change({ tab: "beside" }))];
-}
-
-function buildBeside() {
-  parts.delete("beside-all");
-  byId("panel-beside").replaceChildren(make("div", { id: "beside-all" }));
-}
+const besideParts = ({ lines, why }) =>
+  [bulleted(lines), why ? null : pressable("Show comparison", () => change({ tab: "beside" }))]; // prettier-ignore
 
 async function drawBeside() {
   const all = await beside();
@@ -24,82 +19,84 @@ async function drawBeside() {
 
 /** The compared numbers of which any cell matches. */
 function besideRows(all) {
-  const cells = isFiltering() ? matchingCells() : null;
-  return cells ? all.rows.filter((row) => row.cells.some((cell) => cells.has(cell))) : all.rows;
+  const cells = isFiltering() ? matchingCells() : null; // a number that only the other sweep has is of no cell
+  return all.rows.filter((row) => !cells || row.cells.some((cell) => cells.has(cell)));
 }
 
 function besideAll(all) {
   if (all.why) return [plain(all.why)];
-  const places = all.measures.map((_, place) => place).filter((place) => all.measures[place].matched && all.measures[place].probe !== all.measures[place + 1]?.probe);
-  const table = () => [["Measure", ...all.words, data.sweep, all.reference, "Difference", "Limit", "Verdict", "Cautions"], besideRows(all).map((row) => [all.measures[row.measure].heading, ...row.words, ...row.texts, row.verdict, row.beware.join("; ")])];
-  const counts = all.measures.map(({ heading, matched, within, beyond, chance, unknown }) => [heading, ...[matched, within, beyond].map(String), within + beyond ? chance : "", String(unknown)]);
-  const glance = panel("beside-squares", `${data.sweep} against ${all.reference} at a glance`, table, { kind: "wide", hint: "A point is a matched number; on the line both sweeps agree." });
-  const effectPanel = panel("beside-effects", "Effect of each factor in both sweeps", () => effectPairs(all), { kind: "wide", hint: "A point is an effect; on the line both sweeps agree, beside it their size differs, in the other corners their sign." });
-  const numberPanel = panel("beside-numbers", "All matched numbers", null, { kind: "wide" });
-  const at = (section) => section.querySelector(".panel-body");
-  at(glance).append(
-    make("div", { class: "squares" }, ...places.map((place) => make("figure", {}, make("figcaption", { text: titleOf(all.measures[place]) }), make("div", { id: `square-${place}` })))),
-    legend(places.map((place) => `square-${place}`), Object.entries(VERDICTS).map(([group, name]) => ({ name, group, color: ink(VERDICT_COLORS[group]), dash: [0, 99], points: "fill" }))),
-    plainTable(["Measure", "Matched", "Within", "Beyond", "Expected by chance", "Not judged"], counts),
-  );
-  at(effectPanel).append(make("div", { class: "squares" }, ...all.effects.measures.map((measure, place) => make("figure", {}, make("figcaption", { text: measure.heading }), make("div", { id: `effect-square-${place}` })))));
-  at(numberPanel).append(make("div", { class: "bar" }, select("beside-measure", "number", "Measure"), select("beside-verdict", "verdict", "Verdict")), besideGrid.viewport);
-  setTimeout(() => {
-    for (const place of places) drawSquare(`square-${place}`, all, titleOf(all.measures[place]), Object.keys(VERDICTS).map((group) => [group, besideRows(all).filter((row) => row.measure === place && row.verdict === group).map((row) => [...row.numbers].reverse().concat(row))]));
-    all.effects.measures.forEach((measure, place) => drawSquare(`effect-square-${place}`, all, measure.heading, [["within", all.effects.rows.filter(({ here }) => here.measure === place && !here.where).map((pair) => [pair.there.mean, pair.here.mean, pair])]]));
+  const rows = besideRows(all);
+  const headings = ["Measure", ...all.words, data.sweep, all.reference, "Difference", "Limit", "Verdict", "Cautions"];
+  const line = (row) => [all.measures[row.measure].heading, ...row.words, ...row.texts, row.verdict, row.beware.join("; ")];
+  const effectHeadings = ["Measure", "Factor", "Levels", data.sweep, all.reference, "Agreement"];
+  const squares = all.squares.map((place) => {
+    const points = rows.filter((row) => row.measure === place).map(({ words, cells, verdict, numbers: [y, x] }) =>
+        ({ x, y, group: verdict, name: words.join(", "), cell: cells[0] })); // prettier-ignore
+    return square(`square-${place}`, all, titleOf(all.measures[place]), points);
   });
-  const needles = all.needle.map((one, index) => make("div", {}, make("h3", { text: one.sweep }), ...needleParts(one, `needle-${index}`, index ? { ...data.answer.overview, group: [] } : data.answer.overview)));
+  const effectSquares = all.effects.measures.map((measure, place) => {
+    const pairs = all.effects.rows.filter(({ here }) => here.measure === place && !here.where);
+    const points = pairs.map(({ here, there }) =>
+        ({ x: there.mean, y: here.mean, group: "within", name: `${here.level} against ${here.reference}` })); // prettier-ignore
+    return square(`effect-square-${place}`, all, measure.heading, points);
+  });
+  const key = Object.entries(VERDICTS).map(([group, [name, color]]) => ({ name, group, color: ink(color), dash: [0, 99], points: "fill" }));
+  const needles = all.needle.map((one, index) => {
+    const overview = index ? { ...data.answer.overview, group: [] } : data.answer.overview;
+    return make("div", {}, make("h3", { text: one.sweep }), ...needleParts(one, `needle-${index}`, overview));
+  });
+  const choices = make("div", { class: "bar" }, select("beside-measure", "number", "Measure"), select("beside-verdict", "verdict"));
   return [
-    ...all.refused.map((text) => make("p", { class: "notice", text })), make("ul", {}, ...data.answer.beside.lines.map((text) => make("li", { text }))), glance, effectPanel,
-    make("section", { class: "panel wide" }, make("h2", { text: "Needle accuracy over context length in both sweeps" }), ...needles),
-    numberPanel, make("div", { class: "notes" }, ...all.notes.map((text) => make("p", { text }))),
+    ...all.refused.map((text) => make("p", { class: "notice", text })), bulleted(data.answer.beside.lines),
+    panel("beside-squares", `${data.sweep} against ${all.reference} at a glance`, () => [headings, rows.map(line)], {
+      hint: "A point is a matched number; on the line both sweeps agree.",
+      content: [make("div", { class: "squares" }, ...squares), legend(all.squares.map((place) => `square-${place}`), key), plainTable(...all.counts)],
+    }),
+    panel("beside-effects", "Effect of each factor in both sweeps", () => [effectHeadings, all.effects.texts], {
+      hint: "A point is an effect; on the line both sweeps agree, beside it their size differs, in the other corners their sign.",
+      content: [make("div", { class: "squares" }, ...effectSquares)],
+    }),
+    panel("beside-needle", "Needle accuracy over context length in both sweeps", null, { content: needles }),
+    panel("beside-numbers", "All matched numbers", null, { content: [choices, besideGrid.viewport] }),
+    make("div", { class: "notes" }, ...paragraphs(all.notes)),
   ]; // prettier-ignore
 }
 
-const titleOf = ({ heading, unit }) => (unit && unit !== "%" ? `${heading}, ${unit}` : `${heading}, %`);
+const titleOf = ({ heading, unit }) => `${heading}, ${unit || "%"}`;
 
-/** Points of [group, [[there, here, row]]] on axes of equal ends, and the line on which both agree. */
-function drawSquare(id, all, title, groups) {
-  if (!byId(id)) return;
-  const points = groups.flatMap(([group, rows]) => rows.filter((row) => isNumber(row[0]) && isNumber(row[1])).map((row) => [group, ...row]));
-  if (!points.length) return byId(id).replaceChildren(plain("No matched number."));
-  const ends = points.flatMap(([, x, y]) => [x, y]);
-  const margin = 0.05 * (Math.max(...ends) - Math.min(...ends)) || 0.1;
-  const range = [Math.min(...ends) - margin, Math.max(...ends) + margin];
-  const nameOf = (row) => (row.words ? row.words.join(", ") : `${row.here.level} against ${row.here.reference}`);
-  const series = points.map(([group, x, y, row]) => ({
-    name: `${nameOf(row)}: ${all.reference} ${digits(Number(x.toPrecision(4)))}, ${data.sweep}`, group, color: ink(VERDICT_COLORS[group]), spots: true,
-    points: "small", x: [x], y: [y], pick: () => row.cells && showCell(row.cells[0]),
+/** Points of both sweeps, {x, y, group, name, cell}, on axes of equal ends, and the line on which both agree. */
+function square(id, all, title, points) {
+  const known = points.filter(({ x, y }) => isNumber(x) && isNumber(y));
+  if (!known.length) return captioned(title, plain("No matched number."));
+  const ends = known.flatMap(({ x, y }) => [x, y]);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const margin = 0.05 * (high - low) || 0.1;
+  const range = [low - margin, high + margin];
+  const series = known.map(({ x, y, group, name, cell }) => ({
+    name: `${name}: ${all.reference} ${digits(Number(x.toPrecision(4)))}, ${data.sweep}`, group, color: ink(VERDICTS[group][1]),
+    spots: true, points: "small", x: [x], y: [y], pick: () => cell !== undefined && showCell(cell),
   })); // prettier-ignore
-  const line = { name: "equal", group: "equal", color: ink("--ink"), width: 1, x: range, y: range };
-  drawChart(id, { series: [...series, line], height: 220, range, xTitle: all.reference, yTitle: data.sweep, xText: tickText, label: `${title}: ${points.length} numbers of both sweeps`, key: id });
-}
-
-function effectPairs({ effects, reference }) {
-  const lines = effects.rows.filter(({ here }) => !here.where).map(({ here, there }) => {
-    const agree = here.sure && there.sure ? (here.mean * there.mean > 0 ? "same sign, both significant" : "opposite signs, both significant") : here.sure || there.sure ? "significant in one" : "significant in neither";
-    const interval = (row) => (row.low === null ? row.mean_text : `${row.mean_text} (${row.low_text} to ${row.high_text})`);
-    return [effects.measures[here.measure].heading, here.axis, `${here.level} against ${here.reference}`, interval(here), interval(there), agree];
-  }); // prettier-ignore
-  return [["Measure", "Factor", "Levels", data.sweep, reference, "Agreement"], lines];
+  const equal = { name: "equal", group: "equal", color: ink("--ink"), width: 1, x: range, y: range };
+  const label = `${title}: ${known.length} numbers of both sweeps`;
+  const titles = { xTitle: all.reference, yTitle: data.sweep, xText: tickText, label };
+  return captioned(title, chartBox(id, { series: [...series, equal], height: 220, range, key: id, ...titles }));
 }
 
 function drawBesideGrid(all) {
-  const headings = all.measures.map(({ heading }) => heading);
+  const headings = all.measures.map((measure) => measure.heading);
   const heading = headings.includes(view.number) ? view.number : headings[0];
   const verdict = VERDICTS[view.verdict] ? view.verdict : EVERY;
-  options("beside-measure", headings.map((name) => [name, name]), heading);
-  options("beside-verdict", [EVERY, ...Object.keys(VERDICTS)].map((name) => [name, name]), verdict);
-  const rows = besideRows(all).filter((row) => row.measure === headings.indexOf(heading) && (verdict === EVERY || row.verdict === verdict));
-  const column = (heading, text, more = {}) => ({ heading, width: widest(heading, rows.map(text), 26), cell: text, ...more });
-  const words = all.words.map((heading, index) => column(headingName(heading), (row) => levelName(heading, row.words[index])));
-  const number = (heading, index) => {
-    const text = (row) => row.texts[index];
-    const open = (row) => pressable(text(row), () => showCell(row.cells[0]), { title: data.cells[row.cells[0]].slug });
-    return { ...column(heading, text, { number: true }), cell: index ? text : open };
-  };
-  const numbers = [number(data.sweep, 0), number(all.reference, 1), number("Difference", 2), number("Limit", 3)];
-  const more = [column("Verdict", (row) => row.verdict), column("Cautions", (row) => row.beware.join("; "))];
-  const short = { heading: "Configuration", header: true, width: 15, cell: (row) => row.words.map((level, index) => levelName(all.words[index], level)).join(" ") };
-  besideGrid.show(phone.matches ? [short, ...numbers, ...more] : [...words, ...numbers, ...more], rows);
+  options("beside-measure", same(headings), heading);
+  options("beside-verdict", same([EVERY, ...Object.keys(VERDICTS)]), verdict);
+  const shown = (row) => all.measures[row.measure].heading === heading && (verdict === EVERY || row.verdict === verdict);
+  const rows = besideRows(all).filter(shown);
+  const levels = (row) => row.words.map((level, index) => levelName(all.words[index], level));
+  const words = all.words.map((word, index) => gridColumn(headingName(word), rows, (row) => levels(row)[index], { most: 26 }));
+  const numbers = [data.sweep, all.reference, "Difference", "Limit"].map((name, index) =>
+      gridColumn(name, rows, (row) => row.texts[index], { most: 26, number: true })); // prettier-ignore
+  const open = (row) => pressable(row.texts[0], () => showCell(row.cells[0]), { title: data.cells[row.cells[0]].slug });
+  numbers[0].cell = open;
+  const more = [gridColumn("Verdict", rows, (row) => row.verdict), gridColumn("Cautions", rows, (row) => row.beware.join("; "), { most: 26 })];
+  const short = { heading: "Configuration", header: true, width: 15, cell: (row) => levels(row).join(" ") };
+  besideGrid.show([...(phone.matches ? [short] : words), ...numbers, ...more], rows);
 }

@@ -1,25 +1,17 @@
 // The cells: their table, the filters next to it, and where a number comes from.
 
-const cellGrid = new Grid("Cells and their numbers", {
-  onSort: sortBy,
-  rowClass: (row) => (isPicked(row) ? "chosen" : ""),
-  fixed: true,
-  lines: true,
-});
+const chosenClass = (row) => (isPicked(row) ? "chosen" : "");
+const cellGrid = new Grid("Cells and their numbers", { onSort: sortBy, rowClass: chosenClass, fixed: true, lines: true });
 
 /** First best first, or ascending; then the other way round; then the order of the start again. */
 function sortBy(name) {
-  const first = (data.columns.find(({ heading }) => heading === name)?.better ?? -1) > 0;
+  const first = data.columns.find(({ heading }) => heading === name)?.better > 0;
   const now = sorting();
-  if (now.column !== name) change({ sort: name, down: first });
-  else if (now.down === first) change({ sort: name, down: !first });
-  else change({ sort: "", down: false });
+  if (now.column === name && now.down !== first) change({ sort: "", down: false });
+  else change({ sort: name, down: now.column === name ? !first : first });
 }
 
-function rowName(row) {
-  const { slug } = data.cells[row.cells[0]];
-  return row.cells.length > 1 ? `${slug} and ${row.cells.length - 1} more seeds` : slug;
-}
+const rowName = ({ cells: [first, ...more] }) => data.cells[first].slug + (more.length ? ` and ${more.length} more seeds` : "");
 
 /** A cell in plain words: its levels on the axes that vary, and its seed where seeds do. */
 const cellName = (cell) => data.cells[cell].name;
@@ -47,9 +39,19 @@ function numberButton(row, index, best) {
   return pressable(text, () => showTrace(row, index), { class: kind, title: isBest ? "best of the rows shown" : null });
 }
 
-function stateText(row) {
-  const text = row.states.join("/");
-  return make("span", { class: row.states.length === 1 ? stateClass(text) : "word", text, title: data.cells[row.cells[0]].cause ?? text });
+const stateText = ({ states, cells }) =>
+  make("span", { class: states.length === 1 ? stateClass(states[0]) : "word", text: states.join("/"), title: data.cells[cells[0]].cause });
+
+/** The loss of the first cell of a row over training as a small line, on the same axes in every row. */
+function sparkline(row) {
+  const box = make("svg", { class: "spark", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img" });
+  losses().then(({ of, end, range }) => {
+    const { x, y } = of.get(row.cells[0]) ?? { x: [], y: [] };
+    const points = x.map((at, index) => `${(100 * at) / end} ${(100 * (range[1] - y[index])) / (range[1] - range[0])}`);
+    box.setAttribute("aria-label", y.length ? `Loss over training, at last ${digits(y.at(-1))}` : "No loss recorded");
+    box.append(make("path", { d: points.length ? `M${points.filter((_, index) => y[index] !== null).join("L")}` : "", "vector-effect": "non-scaling-stroke" }));
+  }, () => {}); // prettier-ignore
+  return box;
 }
 
 function cellColumns(table, best) {
@@ -58,20 +60,22 @@ function cellColumns(table, best) {
   })); // prettier-ignore
   const numbers = data.columns.map((column, index) => ({
     heading: column.heading, title: column.definition, sort: column.heading, number: true, width: table.numberWidths[index],
-    cell: (row) => numberButton(row, index, best), shade: (row) => heat(row, index, table.heat[index]),
+    cell: (row) => numberButton(row, index, best), shade: (row) => heat(row.numbers[index][1], table.heat[index]),
   })); // prettier-ignore
   const name = (row) => pressable(rowName(row), () => showCell(row.cells[0]), { class: "name", title: rowName(row) });
   const box = { heading: "Pick", width: "2.8rem", cell: pickBox };
   const names = { heading: "Cell", sort: "Cell", width: table.nameWidth, header: true, cell: name };
   // on a phone the numbers stay: a name says its levels, and a number that is missing says the state
-  if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...mainFirst(numbers), box];
-  const states = table.rows.some(({ states }) => states.join() !== "done");
-  return [box, names, ...words, ...(states ? [{ heading: "State", sort: "State", width: table.stateWidth, cell: stateText }] : []), ...mainFirst(numbers)];
+  const ordered = data.order.map((index) => numbers[index]);
+  const spark = { heading: "Loss", title: "Loss over training", width: "3.4rem", cell: sparkline };
+  if (phone.matches) return [{ ...names, width: Math.min(table.nameWidth, 14) }, ...ordered, spark, box];
+  const states = { heading: "State", sort: "State", width: table.stateWidth, cell: stateText };
+  const unfinished = table.rows.some((row) => row.states.join() !== "done");
+  return [box, names, spark, ...words, ...(unfinished ? [states] : []), ...ordered];
 }
 
 /** The shade of a number between the ends of its column: four steps of good and four of poor around the middle. */
-function heat(row, index, ends) {
-  const value = row.numbers[index][1];
+function heat(value, ends) {
   if (!ends || value === null) return null;
   const [poor, good] = ends;
   const share = Math.min(1, Math.max(0, (value - poor) / (good - poor))); // 1 where it is good, whichever sign that has
@@ -79,27 +83,8 @@ function heat(row, index, ends) {
   return step ? `heat-${share > 0.5 ? "good" : "poor"}-${step}` : null;
 }
 
-/** By column: the poor and the good end of its shading, outliers of a twentieth at each end left out. */
-function heatEnds(rows) {
-  return data.columns.map((column, index) => {
-    const values = rows.map((row) => row.numbers[index][1]).filter((value) => value !== null);
-    values.sort((a, b) => a - b);
-    const at = (share) => values[Math.round(share * (values.length - 1))];
-    if (!column.better || values.length < 3 || at(0.05) === at(0.95)) return null;
-    return column.better > 0 ? [at(0.05), at(0.95)] : [at(0.95), at(0.05)];
-  });
-}
-
-/** What the table is sorted by at first, the other measures at their longest lengths, then the rest. */
-function mainFirst(numbers) {
-  const longest = (index) => data.columns.findLastIndex((one) => one.probe === data.columns[index].probe) === index;
-  const rank = (index) => (data.columns[index].probe === "needle" ? 0 : 1) + (longest(index) ? 0 : 2);
-  return numbers.map((column, index) => [rank(index), column]).sort((a, b) => a[0] - b[0]).map(([, column]) => column);
-}
-
 function measureWidths(table) {
   const column = (heading, text, most, weight) => widest(heading, table.rows.map(text), most, weight);
-  table.heat = heatEnds(table.rows);
   table.widths = table.words.map((word, index) => column(headingName(word), (row) => levelName(word, row.words[index]), 24));
   table.numberWidths = data.columns.map(({ heading }, index) => column(heading, (row) => row.numbers[index][0], 22, 700)); // the best are bold
   table.nameWidth = column("Cell", rowName, 13);
@@ -108,6 +93,7 @@ function measureWidths(table) {
 
 function drawCells() {
   const rows = sorted(matching());
+  part("cell-notes", data.notes, paragraphs);
   cellGrid.show(cellColumns(currentTable(), bestOf(rows)), rows, sorting());
 }
 
@@ -122,14 +108,9 @@ function cellRows() {
 function buildCells() {
   const seeds = data.tables.each ? radios("Several seeds as", "seeds", { mean: "mean \u00b1 sd", each: "one row per seed" }) : null;
   const hint = "Press a number for its source, or a name for the complete cell; tick cells to draw their curves. Green is better, purple worse, within the column; bold: best of the rows shown.";
-  const section = panel("cell-table", "Cells", cellRows, { hint, more: seeds && make("div", { class: "bar" }, seeds) });
+  const section = panel("cell-table", "Cells", cellRows, { hint, more: seeds && make("div", { class: "bar" }, seeds), content: [cellGrid.viewport] });
   section.querySelector(".numbers").remove(); // the panel is a table already
-  section.querySelector(".panel-body").append(cellGrid.viewport);
   byId("panel-cells").replaceChildren(section, make("div", { class: "notes", id: "cell-notes" }));
-}
-
-function buildNotes() {
-  byId("cell-notes").replaceChildren(...data.notes.map((text) => make("p", { text })));
 }
 
 /** A group of radio buttons for one entry of the view. */
@@ -142,8 +123,7 @@ function radios(label, name, choices) {
 }
 
 function syncRadios() {
-  for (const input of document.querySelectorAll("main input[type=radio]"))
-    input.checked = view[input.name] === input.value;
+  for (const input of document.querySelectorAll("main [type=radio]")) input.checked = view[input.name] === input.value;
 }
 
 // --- filters ---
@@ -157,8 +137,7 @@ function buildFilters() {
 
 /** The least and the largest number that a row may have of a main measure: what the brush sets, for the keyboard. */
 function rangeBoxes() {
-  const scales = currentTable().scales.map((heading) => ({ heading, unit: "" }));
-  const inputs = [...data.answer.best.measures, ...scales].map(({ heading, unit }) => {
+  const inputs = currentTable().axes.filter(({ ends }) => ends).map(({ heading, unit }) => {
     const ends = ["least", "most"].map((word) => make("input", { type: "number", step: "any", "aria-label": `${heading}, ${word}${unit && `, ${unit}`}`, "data-range": heading, placeholder: word }));
     const set = () => {
       const [low, high] = ends.map((input) => (input.value === "" ? null : Number(input.value)));
@@ -172,23 +151,19 @@ function rangeBoxes() {
 
 function levelBox(group, level) {
   const input = make("input", { type: "checkbox", on: { change: () => filter(group, level, input.checked) } });
-  const name = make("span", { class: "name", text: levelName(group, level) });
-  return make("label", { class: "level", "data-level": level }, input, name, make("span", { class: "count" }));
+  const [name, count] = [make("span", { class: "name", text: levelName(group, level) }), make("span", { class: "count" })];
+  return make("label", { class: "level", "data-level": level }, input, name, count);
 }
 
 function filter(group, level, wanted) {
   const others = (view.filters[group] ?? []).filter((other) => other !== level);
   const levels = wanted ? [...others, level] : others;
-  const filters = { ...view.filters, [group]: levels };
-  if (!levels.length) delete filters[group];
-  change({ filters });
+  change({ filters: withEntry(view.filters, group, levels.length ? levels : null) });
 }
 
 /** Sets every box, and beside it how many cells the level has among those that the other filters let through. */
 function drawFilters() {
   if (byId("filter-groups").dataset.table !== view.seeds) buildFilters();
-  const terms = searchTerms();
-  const searched = currentTable().rows.filter((row) => hasTerms(row, terms) && inRanges(row));
   for (const input of document.querySelectorAll("[data-range]")) {
     const end = view.ranges[input.dataset.range]?.[input.placeholder === "least" ? 0 : 1] ?? null;
     if (input !== document.activeElement) input.value = end === null || Math.abs(end) === 1e12 ? "" : end;
@@ -198,14 +173,11 @@ function drawFilters() {
     const levels = [...new Set(currentTable().rows.flatMap((row) => row.levels[group]))];
     const box = fieldset.querySelector(".levels");
     if ([...box.children].map((label) => label.dataset.level).join("\n") !== levels.join("\n")) box.replaceChildren(...levels.map((level) => levelBox(group, level)));
-    const counts = new Map();
-    for (const row of searched.filter((row) => passes(row, view.filters, group))) {
-      if (group === "State")
-        for (const cell of row.cells) counts.set(data.cells[cell].state, (counts.get(data.cells[cell].state) ?? 0) + 1);
-      else for (const level of row.levels[group]) counts.set(level, (counts.get(level) ?? 0) + row.cells.length);
-    }
+    const levelOf = (row, cell) => (group === "State" ? data.cells[cell].state : row.levels[group][0]);
+    const cells = matching(group).flatMap((row) => row.cells.map((cell) => levelOf(row, cell)));
+    const counts = Object.groupBy(cells, (level) => level);
     for (const label of fieldset.querySelectorAll(".level")) {
-      const count = counts.get(label.dataset.level) ?? 0;
+      const count = counts[label.dataset.level]?.length ?? 0;
       label.querySelector("input").checked = (view.filters[group] ?? []).includes(label.dataset.level);
       label.querySelector(".count").textContent = count;
       label.classList.toggle("none", count === 0);
@@ -226,18 +198,7 @@ function facts(pairs) {
   return make("dl", { class: "facts" }, ...known.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", {}, value instanceof Node ? value : String(value))]));
 }
 
-const commitText = ({ commit, dirty }) => (commit ? commit + (dirty ? " with changes" : "") : "not recorded");
-
-function attemptFacts(id) {
-  const attempt = data.attempts[id];
-  if (!attempt) return [["Attempt", "none: this cell has no number here"]];
-  const { printed, number, kind, state, gpu, host, started, finished, deviation } = attempt;
-  return [
-    ["Attempt", printed ? `${id} (the authors' run; nothing ran here)` : `${id} (number ${number} of its cell, ${kind}, ${state})`],
-    ["Commit", commitText(attempt)], ["GPU or device", gpu ?? "not recorded"], ["Host", host], ["Started", started], ["Finished", finished],
-    ["Deviation from the request", deviation && JSON.stringify(deviation)],
-  ]; // prettier-ignore
-}
+const attemptFacts = (id) => data.attempts[id] ?? [["Attempt", "none: this cell has no number here"]];
 
 function valueFacts(value) {
   if (!value) return [["Value", "not recorded"]];
@@ -280,10 +241,8 @@ function showCell(cell) {
 
 /** What the network wrote during its training, the newest first; the prompt stands out from what follows it. */
 function samplesOf(samples) {
-  const text = (prompt, written) =>
-    make("pre", { class: "sample" }, make("strong", { text: prompt }), document.createTextNode(written));
-  const rows = [...samples].reverse().map(([step, prompt, written]) => [String(step), text(prompt, written)]);
-  return plainTable(["After step", "Text"], rows);
+  const text = (prompt, written) => make("pre", { class: "sample" }, make("strong", { text: prompt }), written);
+  return plainTable(["After step", "Text"], samples.toReversed().map(([step, ...texts]) => [String(step), text(...texts)]));
 }
 
 function openSheet(title, content) {
@@ -291,7 +250,6 @@ function openSheet(title, content) {
   byId("sheet-body").replaceChildren(...content);
   byId("sheet").showModal();
   byId("sheet").scrollTop = 0;
-  byId("sheet-close").focus();
 }
 
 /** A table in full, for what is short or has long text; past MAX_LISTED rows a button asks for the rest. */

@@ -12,8 +12,9 @@ function ink(name) {
 const faded = (color, share) => `color-mix(in srgb, ${color} ${Math.round(100 * share)}%, transparent)`;
 const isDark = () => view.theme === "dark" || (view.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
 
-/** The colour of the n-th of several lines. */
+/** The colour and the dash of the n-th of several lines. */
 const lineColor = (index) => ink(`--c${index % 8}`);
+const lineLook = (index) => ({ color: lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] });
 
 /** The colour of a mixer by its label: the same in every panel, and in the figures. */
 function mixerColor(label) {
@@ -24,8 +25,8 @@ function mixerColor(label) {
 /** Numbers in few digits for ticks: 0.25, 3.5, 16K, 1M (thousands unless `exact` powers of two). */
 const tickText = (value) => String(Number(value.toPrecision(6))).replace("-", "\u2212");
 function countText(value) {
-  for (const [unit, size] of [["B", 1e9], ["M", 1e6], ["K", 1e3]]) if (value >= size) return tickText(value / size) + unit;
-  return tickText(value);
+  const [unit, size] = [["B", 1e9], ["M", 1e6], ["K", 1e3]].find(([, least]) => value >= least) ?? ["", 1];
+  return tickText(value / size) + unit;
 }
 
 /** Draws lines into a box, in place of what was there; a reader's zoom and the lines he hid stay.
@@ -59,16 +60,13 @@ function drawChart(id, spec) {
   const range = (plot, low, high) => (chart.zoomed ? [low, high] : spec.range);
   const xRange = (plot, low, high) => (chart.zoomed ? [low, high] : [spec.xSplits[0] / 1.08, spec.xSplits.at(-1) * 1.08]);
   const options = {
-    width: Math.max(160, box.clientWidth),
-    height: spec.height,
-    padding: [8, 12, 0, 0],
-    legend: { show: false },
+    width: Math.max(160, box.clientWidth), height: spec.height, padding: [8, 12, 0, 0], legend: { show: false },
     focus: { alpha: series.length > 40 ? 0.35 : 0.45 },
-    cursor: {
-      focus: { prox: 28 }, hover: { skip: [undefined, null] }, drag: { x: true, y: true, uni: 24 },
-      points: { size: 8 }, y: false,
-    }, // prettier-ignore
-    scales: { x: { time: false, ...(spec.xSplits && log.includes("x") ? { range: xRange } : {}), ...distr("x") }, y: { ...(spec.range && !log.includes("y") ? { range } : {}), ...distr("y") } },
+    cursor: { focus: { prox: 28 }, hover: { skip: [undefined, null] }, drag: { x: true, y: true, uni: 24 }, points: { size: 8 }, y: false },
+    scales: {
+      x: { time: false, ...(spec.xSplits && log.includes("x") ? { range: xRange } : {}), ...distr("x") },
+      y: { ...(spec.range && !log.includes("y") ? { range } : {}), ...distr("y") },
+    },
     axes: [
       { ...axis(spec.xTitle, spec.xText ?? countText, 26), ...(spec.xSplits ? { splits: () => spec.xSplits, filter: (plot, splits) => splits } : {}) },
       axis(spec.yTitle, spec.yText ?? tickText, 44),
@@ -84,8 +82,7 @@ function drawChart(id, spec) {
       setSelect: [(plot) => (chart.zoomed = plot.select.width > 0 || plot.select.height > 0)],
     },
   };
-  const joined = uPlot.join(series.map(({ x, y }) => [x, y]));
-  chart.plot = new uPlot(options, joined, box);
+  chart.plot = new uPlot(options, uPlot.join(series.map(({ x, y }) => [x, y])), box);
   chart.tip = make("div", { class: "tip", hidden: true });
   chart.plot.over.append(chart.tip);
   chart.plot.over.addEventListener("dblclick", () => (chart.zoomed = false));
@@ -95,28 +92,30 @@ function drawChart(id, spec) {
   box.onkeydown = (event) => readPoints(chart, event);
   chart.watch = new ResizeObserver(() => box.clientWidth > 0 && Math.abs(box.clientWidth - chart.plot.width) > 1 && chart.plot.setSize({ width: box.clientWidth, height: spec.height }));
   chart.watch.observe(box);
-  return box;
 }
 
+/** A box for a chart, which is drawn as soon as the box stands in the page. */
+function chartBox(id, spec) {
+  setTimeout(() => byId(id) && drawChart(id, spec));
+  return make("div", { id });
+}
+
+const captioned = (title, box) => make("figure", {}, make("figcaption", { text: title }), box);
+
 /** The outline of a mark around a point: a circle, a square or a triangle. */
-function outline(ctx, kind, x, y, size) {
-  ctx.beginPath();
-  if (kind === 1) ctx.rect(x - 0.88 * size, y - 0.88 * size, 1.76 * size, 1.76 * size);
-  else if (kind === 2) [[0, -1.2], [1.05, 0.8], [-1.05, 0.8]].forEach(([a, b], index) => ctx[index ? "lineTo" : "moveTo"](x + a * size, y + b * size));
-  else ctx.arc(x, y, size, 0, 7);
-  ctx.closePath();
+function outline(kind, x, y, size) {
+  const path = new Path2D();
+  if (kind === 1) path.rect(x - 0.88 * size, y - 0.88 * size, 1.76 * size, 1.76 * size);
+  else if (kind === 2) return new Path2D(`M${x} ${y - 1.2 * size}l${1.05 * size} ${2 * size}h${-2.1 * size}z`);
+  else path.arc(x, y, size, 0, 7);
+  return path;
 }
 
 /** What uPlot does not draw: intervals as vertical bars, marks, and the vertical line of the training length. */
 function drawBars(plot, series, { xRule }, quiet) {
   const { ctx, bbox } = plot;
   const [paper, scale] = [ink("--paper"), devicePixelRatio];
-  const line = (x, low, high) => {
-    ctx.beginPath();
-    ctx.moveTo(x, low);
-    ctx.lineTo(x, high);
-    ctx.stroke();
-  };
+  const line = (x, low, high) => ctx.stroke(new Path2D(`M${x} ${low}L${x} ${high}`));
   const at = (value, name) => plot.valToPos(value, name, true);
   ctx.save();
   ctx.beginPath();
@@ -131,11 +130,11 @@ function drawBars(plot, series, { xRule }, quiet) {
       ctx.lineWidth = 1.2 * scale;
       if (isNumber(low?.[item])) line(at(value, "x"), at(low[item], "y"), at(high[item], "y"));
       if (!points || !isNumber(y[item])) return;
-      outline(ctx, mark, at(value, "x"), at(y[item], "y"), (points === "small" ? 2.4 : 3.4) * scale);
+      const shape = outline(mark, at(value, "x"), at(y[item], "y"), (points === "small" ? 2.4 : 3.4) * scale);
       ctx.fillStyle = points === "open" ? paper : color;
-      ctx.fill();
+      ctx.fill(shape);
       ctx.lineWidth = 1.5 * scale;
-      ctx.stroke();
+      ctx.stroke(shape);
     });
   });
   ctx.globalAlpha = 1;
@@ -168,8 +167,8 @@ function showTip(chart, box) {
   if (!near) return;
   tip.textContent = pointText(chart, focus, item);
   const room = plot.over.clientWidth;
-  tip.style.left = `${Math.max(0, Math.min(left + 12, room - tip.offsetWidth))}px`;
-  tip.style.top = `${Math.max(0, top - tip.offsetHeight - 10)}px`;
+  const [x, y] = [Math.max(0, Math.min(left + 12, room - tip.offsetWidth)), Math.max(0, top - tip.offsetHeight - 10)];
+  Object.assign(tip.style, { left: `${x}px`, top: `${y}px` });
 }
 
 /** Left and right go from point to point, up and down from line to line; each is read aloud. Escape shows all again. */
@@ -179,8 +178,7 @@ function readPoints(chart, event) {
   if (event.key === "Escape") return (chart.zoomed = false), plot.setData(plot.data, true);
   if (!step) return;
   event.preventDefault();
-  const count = series.length;
-  chart.line = (((chart.line ?? 0) + step[0] + count) % count) + 0;
+  chart.line = ((chart.line ?? 0) + step[0] + series.length) % series.length;
   const { x, y } = series[chart.line];
   chart.point = Math.max(0, Math.min(x.length - 1, (chart.point ?? -1) + step[1]));
   const item = plot.data[0].indexOf(x[chart.point]);
@@ -193,20 +191,18 @@ function readPoints(chart, event) {
 
 /** The stroke of a line as a small picture. */
 const legendLine = ({ color, dash = [] }) =>
-  drawing("svg", { width: 26, height: 12, "aria-hidden": "true" },
-    drawing("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: color, "stroke-width": 2.4, "stroke-dasharray": dash.join(" ") })); // prettier-ignore
+  make("svg", { width: 26, height: 12, "aria-hidden": "true" },
+    make("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: color, "stroke-width": 2.4, "stroke-dasharray": dash.join(" ") })); // prettier-ignore
 
 /** Buttons that hide and show the lines of a group in the charts of these ids: [{name, group, color, dash, points}]. */
 function legend(ids, entries) {
-  const shape = (mark, color, points) => {
-    const look = { stroke: color, "stroke-width": 1.6, fill: points === "open" ? ink("--paper") : color };
-    return mark ? drawing("rect", { x: 10, y: 3, width: 6, height: 6, ...look }) : drawing("circle", { cx: 13, cy: 6, r: 3.4, ...look });
-  };
   const button = ({ name, group, color, dash, points, mark }) => {
     const stroke = legendLine({ color, dash });
-    if (points) stroke.append(shape(mark, color, points));
-    const press = make("button", { type: "button", "aria-pressed": true, title: "Hide or show" }, stroke, make("span", { text: name }));
-    press.setAttribute("aria-pressed", ids.every((id) => !charts.get(id)?.hidden.has(group)));
+    const look = { stroke: color, "stroke-width": 1.6, fill: points === "open" ? ink("--paper") : color };
+    const shape = mark ? ["rect", { x: 10, y: 3, width: 6, height: 6 }] : ["circle", { cx: 13, cy: 6, r: 3.4 }];
+    if (points) stroke.append(make(shape[0], { ...shape[1], ...look }));
+    const pressed = String(ids.every((id) => !charts.get(id)?.hidden.has(group)));
+    const press = make("button", { type: "button", "aria-pressed": pressed, title: "Hide or show" }, stroke, make("span", { text: name }));
     press.addEventListener("click", () => {
       const hide = press.getAttribute("aria-pressed") === "true";
       press.setAttribute("aria-pressed", !hide);
@@ -223,30 +219,24 @@ function legend(ids, entries) {
 // --- a panel with its numbers ---
 
 /** A part of the page with a heading, its content, and its numbers as CSV and as a table (`rows`: [headings, lines of texts]). */
-function panel(id, title, rows, { hint = null, more = null, kind = "" } = {}) {
-  const table = make("details", { class: "numbers", on: { toggle: () => table.open && fillTable(table, rows) } }, make("summary", { text: "Table" }));
+function panel(id, title, rows, { hint = null, more = null, kind = "", content = [] } = {}) {
+  const fill = async () => table.replaceChildren(table.firstChild, plainTable(...textRows(await rows())));
+  const table = make("details", { class: "numbers", on: { toggle: () => table.open && fill() } }, make("summary", { text: "Table" }));
   const download = pressable("CSV", async () => saveCsv(`${data.sweep}-${id}.csv`, await rows()), { class: "small", "aria-label": `CSV of ${title}` });
   return make("section", { class: `panel ${kind}`, "aria-labelledby": `${id}-title` },
     make("div", { class: "panel-head" }, make("h2", { id: `${id}-title`, text: title }), more, rows ? download : null),
     hint ? make("p", { class: "hint", id: `${id}-hint`, text: hint }) : null,
-    make("div", { id, class: "panel-body" }),
+    make("div", { id, class: "panel-body" }, ...content),
     rows ? table : null); // prettier-ignore
 }
 
-async function fillTable(table, rows) {
-  const [headings, lines] = await rows();
-  table.querySelector(".scroll, .listed")?.remove();
-  table.append(plainTable(headings, lines.map((line) => line.map(String))));
-}
-
+const textRows = ([headings, lines]) => [headings, lines.map((line) => line.map((value) => String(value ?? "")))];
 const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
-function csvText([headings, lines]) {
-  return [headings, ...lines].map((line) => line.map((text) => quoted(String(text ?? ""))).join(",")).join("\r\n") + "\r\n";
-}
-
 function saveCsv(name, table) {
-  const address = URL.createObjectURL(new Blob([csvText(table)], { type: "text/csv" }));
+  const [headings, lines] = textRows(table);
+  const text = [headings, ...lines].map((line) => `${line.map(quoted).join(",")}\r\n`).join("");
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   make("a", { href: address, download: name.replace(/[^\w.-]+/g, "-") }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
@@ -255,10 +245,13 @@ const plain = (text) => make("p", { class: "why", text });
 
 /** Fills a part of the page again only where its data are others than before, so that what the reader opened stays. */
 const parts = new Map();
+function isNew(id, value) {
+  const now = JSON.stringify(value);
+  return parts.get(id) !== now && parts.set(id, now);
+}
+
 function part(id, value, content) {
-  const now = JSON.stringify([value, isDark()]);
-  if (parts.get(id) === now) return;
-  parts.set(id, now);
+  if (!isNew(id, [value, isDark()])) return;
   const made = content(value);
   if (made) byId(id).replaceChildren(...[made].flat().filter((one) => one !== null));
 }

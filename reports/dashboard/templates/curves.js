@@ -6,38 +6,30 @@ const curves = new Map();
 async function curveOf(cell) {
   const { id, curve } = data.cells[cell];
   if (curves.has(id)) return curves.get(id);
-  const bytes = new Uint8Array(await inflate(`curve-${id}`));
+  const bytes = new Uint8Array(await blocks.read(`curve-${id}`));
   let from = 0;
-  const column = (size, count, Kind) => {
-    const ordered = new Uint8Array(size * count);
-    for (let place = 0; place < size; place++)
-      for (let item = 0; item < count; item++) ordered[item * size + place] = bytes[from + place * count + item];
-    from += size * count;
-    return new Kind(ordered.buffer);
+  const column = (count, Kind) => {
+    const size = Kind.BYTES_PER_ELEMENT;
+    const places = bytes.subarray(from, (from += size * count));
+    return new Kind(places.map((_, index) => places[(index % size) * count + Math.floor(index / size)]).buffer);
   };
-  const series = curve.kept.map((count) => {
-    const tokens = column(8, count, Float64Array);
-    for (let item = 1; item < count; item++) tokens[item] += tokens[item - 1];
-    return { tokens, wall: column(4, count, Float32Array), loss: column(4, count, Float32Array) };
-  });
-  curves.set(id, series);
-  return series;
+  curves.set(id, curve.kept.map((count) => {
+    let sum = 0;
+    const tokens = column(count, Float64Array).map((step) => (sum += step));
+    return { tokens, wall: column(count, Float32Array), loss: column(count, Float32Array) };
+  })); // prettier-ignore
+  return curves.get(id);
 }
 
 /** Colour and dash of the picked cells, the same in every chart. */
-function strokeOf(cell) {
-  const index = view.picked.indexOf(cell);
-  return { color: lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] };
-}
+const strokeOf = (cell) => lineLook(view.picked.indexOf(cell));
 
 /** The exponential moving average of a loss, with the start not pulled to zero; gaps stay. */
 function smoothed(losses, weight) {
-  let sum = 0;
-  let norm = 0;
+  let [sum, norm] = [0, 0];
   return Array.from(losses, (loss) => {
     if (Number.isNaN(loss)) return null;
-    sum = weight * sum + (1 - weight) * loss;
-    norm = weight * norm + (1 - weight);
+    [sum, norm] = [weight * sum + (1 - weight) * loss, weight * norm + (1 - weight)];
     return sum / norm;
   });
 }
@@ -48,11 +40,9 @@ function trainingSeries(cell, [train, val]) {
   const x = ({ tokens, wall }) => Array.from(view.x === "wall" ? wall : tokens);
   const weight = Number(view.smooth);
   const common = { group: data.cells[cell].id, dash, pick: () => showCell(cell) };
-  const lines = [
-    { name: `${name}, training${weight ? ", smoothed" : ""}`, x: x(train), y: smoothed(train.loss, weight), color: faded(color, 0.6), width: 1, ...common },
-    { name: `${name}, validation`, x: x(val), y: smoothed(val.loss, 0), color, width: 2.4, points: "small", ...common },
-  ]; // prettier-ignore
-  return lines.map((line) => unique(line));
+  const training = { name: `${name}, training${weight ? ", smoothed" : ""}`, x: x(train), y: smoothed(train.loss, weight), color: faded(color, 0.6), width: 1 };
+  const validation = { name: `${name}, validation`, x: x(val), y: smoothed(val.loss, 0), color, width: 2.4, points: "small" };
+  return [training, validation].map((line) => unique({ ...line, ...common }));
 }
 
 /** The line without points that do not lie to the right of the one before, such as times after a restart. */
@@ -79,6 +69,8 @@ function lengthSeries(cell, chart) {
 
 function buildCurves() {
   const smooth = make("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, on: { change: (event) => change({ smooth: event.target.value }) } });
+  const chartOf = ({ title, probe, hint }) =>
+    make("div", {}, make("h3", { text: title }), make("div", { id: `chart-${probe}` }), hint ? make("p", { class: "hint", text: hint }) : null);
   const log = (axis, text) => {
     const box = make("input", { type: "checkbox", id: `log-${axis}`, on: { change: () => change({ log: ["x", "y"].filter((one) => byId(`log-${one}`).checked).join("") }) } });
     return make("label", {}, box, text);
@@ -89,25 +81,21 @@ function buildCurves() {
       make("div", { class: "bar" },
         radios("Against", "x", { tokens: "tokens", wall: "wall time" }),
         make("label", {}, "Smoothing ", smooth), log("x", "log x"), log("y", "log y")),
-      panel("training", "Loss over training", trainingRows, { hint: "Thin: training loss, where stored. Thick with points: validation loss." }),
+      panel("training", "Loss over training", trainingRows, {
+        hint: "Thin: training loss, where stored. Thick with points: validation loss.",
+        content: [make("div", { id: "chart-training" }), make("div", { id: "training-legend" })],
+      }),
       make("p", { class: "hint", id: "curves-missing" }),
       panel("difference", "Difference of two cells", differenceRows),
-      panel("lengths", "Numbers over context length", numbersByLength))); // prettier-ignore
-  byId("lengths").append(
-    make("div", { class: "charts" }, ...data.charts.map(({ title, probe, hint }) =>
-      make("div", {}, make("h3", { text: title }), make("div", { id: `chart-${probe}` }), hint ? make("p", { class: "hint", text: hint }) : null)))); // prettier-ignore
-  byId("training").append(make("div", { id: "chart-training" }), make("div", { id: "training-legend" }));
+      panel("lengths", "Numbers over context length", numbersByLength, { content: [make("div", { class: "charts" }, ...data.charts.map(chartOf))] }))); // prettier-ignore
 }
 
 function missingCurves(cells) {
   const without = cells.filter((cell) => !data.cells[cell].curve).map(cellName);
-  const thinned = cells.filter((cell) => data.cells[cell].curve?.kept.some((count, index) => count < data.cells[cell].curve.all[index]));
-  const lines = without.length ? [`No training curve is recorded for ${without.join(", ")}.`] : [];
-  if (thinned.length) {
-    const { kept, points } = data.cells[thinned[0]].curve;
-    lines.push(`Thinned, since the sweep is large: ${thinned.length} curves; the first shows ${kept[0] + kept[1]} of ${points} points.`);
-  }
-  return lines.join(" ");
+  const thinned = cells.map((cell) => data.cells[cell].curve).filter((curve) => curve?.kept.some((count, index) => count < curve.all[index]));
+  const shown = thinned.slice(0, 1).map(({ kept, points }) =>
+      `Thinned, since the sweep is large: ${thinned.length} curves; the first shows ${kept[0] + kept[1]} of ${points} points.`); // prettier-ignore
+  return [...(without.length ? [`No training curve is recorded for ${without.join(", ")}.`] : []), ...shown].join(" ");
 }
 
 async function trainingRows() {
@@ -149,19 +137,15 @@ function differenceParts(series) {
   if (series.length < 2) return [table];
   const first = new Map(Array.from(series[0][1].tokens, (at, index) => [at, series[0][1].loss[index]]));
   const both = Array.from(series[1][1].tokens, (at, index) => [at, series[1][1].loss[index] - first.get(at)]).filter(([, value]) => isNumber(value));
-  if (both.length > 1)
-    setTimeout(() => drawChart("chart-difference", {
-      series: [{ name: "difference in validation loss", group: "difference", color: ink("--accent"), width: 2, points: "small", x: both.map(([at]) => at), y: both.map(([, value]) => value) }],
-      height: 180, xTitle: "tokens of training", yTitle: "difference, nats per token", key: String(cells), label: "Validation loss of the second cell minus that of the first",
-    })); // prettier-ignore
-  return [table, both.length > 1 ? make("div", { id: "chart-difference" }) : null];
+  const line = { name: "difference in validation loss", group: "difference", color: ink("--accent"), width: 2, points: "small", x: column(both, 0), y: column(both, 1) };
+  return [table, both.length < 2 ? null : chartBox("chart-difference", {
+    series: [line], height: 230, xTitle: "tokens of training", yTitle: "difference, nats per token", key: String(cells),
+    label: "Validation loss of the second cell minus that of the first",
+  })]; // prettier-ignore
 }
 
 /** The picked cells that filters leave. */
-function picked() {
-  const cells = isFiltering() ? matchingCells() : null;
-  return view.picked.filter((cell) => !cells || cells.has(cell));
-}
+const picked = (cells = matchingCells()) => view.picked.filter((cell) => cells.has(cell));
 
 let drawingNumber = 0;
 

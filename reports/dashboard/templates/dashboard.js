@@ -34,29 +34,22 @@ function drawPicked() {
     const remove = pressable("\u00d7", () => pick([cell], false), { "aria-label": `Remove ${slug}` });
     return make("span", { class: "chip" }, legendLine(strokeOf(cell)), make("span", { text: slug, title: cellName(cell) }), remove);
   });
-  byId("picked").replaceChildren(
-    make("strong", { text: `${view.picked.length} picked` }),
-    ...chips,
-    view.tab === "curves" ? "" : pressable("Show curves", () => change({ tab: "curves" })),
-    pressable("Clear", () => change({ picked: [] })),
-  );
+  const show = view.tab === "curves" ? "" : pressable("Show curves", () => change({ tab: "curves" }));
+  const clear = pressable("Clear", () => change({ picked: [] }));
+  byId("picked").replaceChildren(make("strong", { text: `${view.picked.length} picked` }), ...chips, show, clear);
   byId("picked").hidden = !view.picked.length || !["cells", "curves"].includes(view.tab);
 }
 
 const DRAW = {
-  answer: drawAnswer,
-  cells: drawCells,
-  curves: drawCurves,
-  effects: drawEffects,
-  beside: drawBeside,
-  figures: drawFigures,
-  failures: drawFailures,
-};
+  answer: drawAnswer, cells: drawCells, curves: drawCurves, effects: drawEffects, beside: drawBeside,
+  figures: drawFigures, failures: drawFailures,
+}; // prettier-ignore
 
 function draw() {
   if (!data.tables[view.seeds]) view.seeds = "mean";
   document.documentElement.dataset.theme = view.theme;
   byId("theme").value = view.theme;
+  byId("search").value = view.search;
   drawTabs();
   drawPicked();
   drawFilters();
@@ -69,9 +62,9 @@ function draw() {
 function buildHead() {
   byId("title").textContent = `${data.sweep}, revision ${data.revision}`;
   const origin = data.printed ? `Numbers printed in ${data.printed}` : `Launched ${data.launched}`;
-  const counts = new Map();
-  for (const { state } of data.cells) counts.set(state, (counts.get(state) ?? 0) + 1);
-  byId("summary").textContent = `${data.cells.length} cells: ${[...counts].map(([state, count]) => `${count} ${state}`).join(", ")}. ${origin}.`;
+  const counts = Object.entries(Object.groupBy(data.cells, ({ state }) => state));
+  const states = counts.map(([state, cells]) => `${cells.length} ${state}`).join(", ");
+  byId("summary").textContent = `${data.cells.length} cells: ${states}. ${origin}.`;
   byId("footer").textContent = `Written by atma-sweep ${data.version}. The file is self-contained and works offline.`;
 }
 
@@ -84,14 +77,8 @@ function listen() {
     typing = performance.now();
   });
   byId("theme").addEventListener("change", (event) => change({ theme: event.target.value }));
-  byId("reset").addEventListener("click", () => {
-    byId("search").value = "";
-    change({ ...structuredClone(START), tab: view.tab, theme: view.theme });
-  });
-  byId("unfilter").addEventListener("click", () => {
-    byId("search").value = "";
-    change({ search: "", filters: {}, ranges: {} });
-  });
+  byId("reset").addEventListener("click", () => change({ ...structuredClone(START), tab: view.tab, theme: view.theme }));
+  byId("unfilter").addEventListener("click", () => change({ search: "", filters: {}, ranges: {} }));
   byId("skip").addEventListener("click", (event) => {
     event.preventDefault(); // the address holds the view
     byId("main").focus();
@@ -121,33 +108,21 @@ const BUILD = {
   tabs: [buildTabs, currentTabs],
   answer: [buildAnswer, (d) => [Boolean(d.answer.beside), d.answer.declared.length > 0, d.sweep]],
   cells: [buildCells, (d) => Object.keys(d.tables)],
-  notes: [buildNotes, (d) => d.notes],
-  filters: [
-    () => delete byId("filter-groups").dataset.table,
-    (d) => [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), d.answer.best.measures.map(({ heading }) => heading)],
-  ],
+  filters: [() => delete byId("filter-groups").dataset.table, (d) =>
+    [Object.values(d.tables).map(({ words, rows }) => [words, rows.map((row) => row.words)]), Object.values(d.tables).map(({ axes }) => axes)]],
   curves: [buildCurves, (d) => d.charts],
   effects: [buildEffects, () => 0],
-  beside: [buildBeside, (d) => Boolean(d.answer.beside)],
   provenance: [buildProvenance, (d) => [d.audit, d.origins, d.grid, d.launched]],
   metrics: [buildMetrics, (d) => d.metrics],
 };
-const built = {};
-
 /** Builds the parts whose data are others than before: the rest keeps its focus and what is open in it. */
 function build() {
-  for (const [name, [act, about]] of Object.entries(BUILD)) {
-    const now = JSON.stringify(about(data));
-    if (built[name] !== now) act();
-    built[name] = now;
-  }
+  for (const [name, [act, about]] of Object.entries(BUILD)) if (isNew(`built ${name}`, about(data))) act();
 }
 
 /** The folded parts by where they stand and what their heading says: most are made anew with newer data. */
-const folds = () => [...document.querySelectorAll("details:has(> summary)")].map((fold) => [
-    `${fold.parentElement.closest("[id]")?.id} ${fold.querySelector("summary").textContent}`,
-    fold,
-  ]);
+const folds = () => [...document.querySelectorAll("details:has(> summary)")].map((fold) =>
+    [`${fold.parentElement.closest("[id]")?.id} ${fold.querySelector("summary").textContent}`, fold]); // prettier-ignore
 
 /** Shows newer data of the sweep, or those of another one; without an answer, the one before stands on. */
 function refresh({ core, answer = data.answer }) {
@@ -156,13 +131,11 @@ function refresh({ core, answer = data.answer }) {
   const seen = [scrollX, scrollY];
   const open = new Map(folds().map(([name, fold]) => [name, fold.open]));
   byId("trouble").hidden = true;
-  Grid.all.forEach((grid) => grid.empty());
+  for (const grid of Grid.all) Object.assign(grid, { rows: [], keep: true }); // the reader's place stays
   take(core, answer);
   view.picked = ids.map((id) => data.indexOf.get(id)).filter((cell) => cell !== undefined);
   for (const cell of data.cells) if (before.get(cell.id) !== JSON.stringify(cell.curve)) curves.delete(cell.id);
-  effects.forget();
-  beside.forget();
-  losses.forget();
+  for (const block of [effects, beside, losses]) block.forget();
   pictures.version += 1;
   build();
   draw();
@@ -179,6 +152,5 @@ async function start() {
   document.documentElement.dataset.ready = performance.now().toFixed(0);
 }
 
-start().catch((error) =>
-  trouble(`This page cannot be shown: it needs a browser from 2024 or later (${error.message}).`),
-);
+const started = start();
+started.catch((error) => trouble(`This page cannot be shown: it needs a browser from 2024 or later (${error.message}).`));

@@ -1,33 +1,27 @@
 // All effects: a table of every level, measure and stratum, read when somebody opens it.
 
-const FIRST = ["Pairs", "Mean", "Low", "High", "p corr"]; // numbers of an effect that come before the others
 const effectGrid = new Grid("Effect of each factor", { lines: true, rowClass: (row) => (row.mixed ? "mixed" : "") });
 const effects = once(() => inflateJson("effects"));
 const EVERY = "every";
+const same = (names) => names.map((name) => [name, name]); // choices whose text is their value
 const stratumOf = (row) => row.words[2].replace(" ~", "");
 
-/** The rows that the view asks for, and the choices there are; a choice of the address that does not exist counts as the first. */
-function chosenEffects({ measures, rows }) {
-  const headings = measures.map(({ heading }) => heading);
+/** Draws the rows that the view asks for, and the choices there are; one of the address that does not exist counts as the first. */
+async function drawEffects() {
+  const all = await effects();
+  if (view.tab !== "effects") return;
+  byId("effects-all").hidden = !all.rows.length;
+  byId("effect-notes").replaceChildren(...paragraphs(all.notes));
+  if (!all.rows.length) return;
+  const headings = all.measures.map(({ heading }) => heading);
   const main = Math.max(0, headings.indexOf(data.answer.forest.measures[0]?.heading));
   const heading = headings.includes(view.measure) ? view.measure : headings[main];
-  const ofMeasure = rows.filter((row) => row.measure === headings.indexOf(heading));
+  const ofMeasure = all.rows.filter((row) => row.measure === headings.indexOf(heading));
   const axes = [...new Set(ofMeasure.map((row) => row.axis))];
   const axis = axes.includes(view.axis) ? view.axis : EVERY;
   const strata = [...new Set(ofMeasure.map(stratumOf))];
   const within = view.within === EVERY || strata.includes(view.within) ? view.within : strata[0];
   const chosen = ofMeasure.filter((row) => (axis === EVERY || row.axis === axis) && (within === EVERY || stratumOf(row) === within));
-  return { heading, headings, axis, axes, strata, within, chosen };
-}
-
-async function drawEffects() {
-  const all = await effects();
-  if (view.tab !== "effects") return;
-  byId("effects-all").hidden = !all.rows.length;
-  byId("effect-notes").replaceChildren(...all.notes.map((text) => make("p", { text })));
-  if (!all.rows.length) return;
-  const { heading, headings, axis, axes, strata, within, chosen } = chosenEffects(all);
-  const same = (names) => names.map((name) => [name, name]);
   const axisName = (name) => [name, data.answer.overview.axes.find((one) => one.name === name)?.words ?? name];
   options("effect-measure", same(headings), heading);
   options("effect-axis", [[EVERY, EVERY], ...axes.map(axisName)], axis);
@@ -45,23 +39,16 @@ function pairsOf(all, row, cells = null) {
 }
 
 function effectColumns(all, rows, cells) {
-  const words = all.words.map((heading, index) => ({
-    heading, header: index === 1, width: widest(heading, rows.map((row) => row.words[index]), 34), cell: (row) => row.words[index],
-  })); // prettier-ignore
+  const button = (index) => (row) => pressable(row.numbers[index], () => showEffect(all, row), { class: row.sure ? "sure" : null });
+  const words = all.words.map((heading, index) => gridColumn(heading, rows, (row) => row.words[index], { most: 34, header: index === 1 }));
   const numbers = all.numbers.map((heading, index) => ({
-    heading, number: true, width: widest(heading, rows.map((row) => row.numbers[index]), 40, 700), cell: (row) => effectButton(row, index),
+    ...gridColumn(heading, rows, (row) => row.numbers[index], { weight: 700, number: true }), cell: button(index),
   })); // prettier-ignore
-  const rank = ({ heading }) => (FIRST.includes(heading) ? FIRST.indexOf(heading) : FIRST.length);
-  numbers.sort((a, b) => rank(a) - rank(b));
   const left = cells ? [{ heading: "Pairs that match", number: true, width: 10, cell: (row) => String(pairsOf(all, row, cells).length) }] : [];
   if (!phone.matches) return [...words, ...left, ...numbers];
   const short = { heading: "Effect", header: true, width: 16, cell: (row) => `${row.words[0]}: ${row.words[1]}` };
   const mean = numbers.find(({ heading }) => heading === "Mean");
   return [short, mean, ...left, ...numbers.filter((column) => column !== mean), words[2]];
-}
-
-function effectButton(row, index) {
-  return pressable(row.numbers[index], async () => showEffect(await effects(), row), { class: row.sure ? "sure" : null });
 }
 
 /** Every pair behind an effect: the cell at the level, then that at the reference. */
@@ -87,22 +74,19 @@ function options(id, values, chosen) {
   byId(id).replaceChildren(...values.map(([value, text]) => make("option", { value, text, selected: value === chosen })));
 }
 
-async function effectRows() {
-  const all = await effects();
-  return [["Measure", ...all.words, ...all.numbers], all.rows.map((row) => [all.measures[row.measure].heading, ...row.words, ...row.numbers])];
-}
+const effectRows = () => effects().then(({ measures, words, numbers, rows }) =>
+    [["Measure", ...words, ...numbers], rows.map((row) => [measures[row.measure].heading, ...row.words, ...row.numbers])]); // prettier-ignore
 
-const select = (id, name, text) => make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
+/** A labelled list of choices for an entry of the view. */
+const select = (id, name, text = capitalized(name)) =>
+  make("label", {}, text, make("select", { id, on: { change: (event) => change({ [name]: event.target.value }) } }));
 
 function buildEffects() {
   byId("panel-effects").replaceChildren(
     panel("effects-all", "All effects", effectRows, {
       hint: "Effect of each level, over pairs of configurations that agree on all other axes. Bold: significant after correction within its family. Press a number for its pairs.",
+      content: [make("div", { class: "bar" }, ...["measure", "axis", "within"].map((name) => select(`effect-${name}`, name))), effectGrid.viewport],
     }),
     make("div", { class: "notes", id: "effect-notes" }),
-  );
-  byId("effects-all").append(
-    make("div", { class: "bar" }, select("effect-measure", "measure", "Measure"), select("effect-axis", "axis", "Axis"), select("effect-within", "within", "Within")),
-    effectGrid.viewport,
   );
 }

@@ -20,25 +20,15 @@ class Grid {
   }
 
   constructor(label, { onSort = null, rowClass = () => "", fixed = false, lines = false } = {}) {
-    this.lines = lines;
-    this.onSort = onSort;
-    this.rowClass = rowClass;
-    this.cursor = { row: 0, column: 0 };
-    this.rows = [];
+    Object.assign(this, { onSort, rowClass, lines, rows: [], cursor: { row: 0, column: 0 } });
     Grid.all.push(this);
     this.table = make("table", { role: "grid", "aria-label": label, class: fixed ? "fixed" : null });
     this.viewport = make("div", { class: "viewport", role: "region", "aria-label": `${label}, scrolls`, tabindex: "-1" }, this.table);
     this.top = 0; // where the reader has scrolled to, which a part that is hidden does not say
-    this.viewport.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    this.viewport.addEventListener("scroll", () => ((this.top = this.viewport.scrollTop), this.frame()), { passive: true });
     this.table.addEventListener("keydown", (event) => this.move(event));
     this.table.addEventListener("focusin", (event) => this.follow(event.target));
     new ResizeObserver(() => this.frame()).observe(this.viewport);
-  }
-
-  /** Forgets its rows, which are of data that are gone; its place stays for the next `show`. */
-  empty() {
-    this.keep = true;
-    this.rows = [];
   }
 
   /** Draws these rows; the reader stays where he was in the same table, and goes to its top in one that he ordered anew. */
@@ -54,7 +44,7 @@ class Grid {
     this.rows = rows;
     this.columns = columns;
     const widths = columns.map(({ width }) => (typeof width === "number" ? `(${width}ch + ${PADDING})` : width));
-    const cols = widths.map((width) => make("col"));
+    const cols = widths.map(() => make("col"));
     cols.forEach((col, index) => (col.style.width = `calc(${widths[index]})`));
     this.table.style.width = `max(100%, ${widths.join(" + ")})`;
     this.table.setAttribute("aria-rowcount", rows.length + 1);
@@ -90,11 +80,6 @@ class Grid {
     const button = pressable(name, () => this.onSort(column.sort), { title: column.title });
     button.append(...length.flatMap((text) => [make("wbr"), text])); // a second line where the column is narrow
     return make("th", { scope: "col", class: kind, "aria-sort": direction }, button);
-  }
-
-  scrolled() {
-    this.top = this.viewport.scrollTop;
-    this.frame();
   }
 
   frame() {
@@ -158,12 +143,13 @@ class Grid {
   move(event) {
     if (!event.target.closest("tbody") || event.altKey || event.metaKey) return;
     const page = Math.max(1, Math.floor(this.viewport.clientHeight / this.height) - 2);
-    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-page, 0], PageDown: [page, 0] };
-    steps.Home = event.ctrlKey ? [-this.rows.length, -this.columns.length] : [0, -this.columns.length];
-    steps.End = event.ctrlKey ? [this.rows.length, this.columns.length] : [0, this.columns.length];
-    if (!steps[event.key]) return;
+    const [rows, columns] = [event.ctrlKey ? this.rows.length : 0, this.columns.length];
+    const [down, right] = {
+      ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
+      PageUp: [-page, 0], PageDown: [page, 0], Home: [-rows, -columns], End: [rows, columns],
+    }[event.key] ?? []; // prettier-ignore
+    if (down === undefined) return;
     event.preventDefault();
-    const [down, right] = steps[event.key];
     this.place(this.cursor.row + down, this.cursor.column + right);
     this.reveal();
     const target = this.target(this.cursor);
@@ -181,6 +167,10 @@ class Grid {
     this.render();
   }
 }
+
+/** A column of a grid that shows this text of each row and is as wide as these need. */
+const gridColumn = (heading, rows, cell, { most, weight, ...more } = {}) =>
+  ({ heading, cell, width: widest(heading, rows.map(cell), most, weight), ...more }); // prettier-ignore
 
 const ruler = document.createElement("canvas").getContext("2d");
 

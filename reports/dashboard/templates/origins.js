@@ -43,7 +43,7 @@ function buildProvenance() {
       : make("p", { text: "No provenance is recorded: no cell has a number yet, or its attempts recorded none." }),
     make("p", { class: "hint", text: "Press a number of a cell for the commit, machine and attempt that it comes from." }),
     make("h2", { text: "Grid" }),
-    facts([data.printed ? ["Printed in", data.printed] : ["Launched", data.launched], ["Commit", commitText(data)]]),
+    facts([data.printed ? ["Printed in", data.printed] : ["Launched", data.launched], ["Commit", data.commit]]),
     make("details", {}, make("summary", { text: "Grid file as launched" }), make("pre", { text: data.grid })),
   ); // prettier-ignore
 }

@@ -1,25 +1,26 @@
 // The first page: the finding, needle accuracy, effects, losses and parallel coordinates, then the best and the design.
 
-const losses = once(() => inflateJson("losses"));
+const losses = once(async () => {
+  const all = await inflateJson("losses");
+  const lines = [...all.training, ...all.lines].map(([cell, grid, loss]) => [cell, { x: all.grids[grid], y: loss }]);
+  return { ...all, of: new Map(lines), end: Math.max(...lines.map(([, { x }]) => x.at(-1))), range: lateRange(column(lines, 1)) };
+});
 
 function buildAnswer() {
-  parts.clear();
-  const color = make("select", { id: "loss-axis", on: { change: (event) => change({ color: event.target.value }) } });
+  for (const id of parts.keys()) if (!id.startsWith("built ")) parts.delete(id);
   const { declared, beside } = data.answer;
   const wide = { kind: "wide" };
   byId("panel-answer").replaceChildren(
-    make("div", { id: "finding" }),
-    make("div", { id: "care", tabindex: -1 }),
-    make("div", { id: "progress" }),
+    ...["finding", "care", "progress"].map((id) => make("div", { id, tabindex: -1 })),
     panel("needle", "Needle accuracy over context length", needleRows, wide),
-    panel("effects-matrix", "Effect of each factor", matrixRows, {
+    panel("effects-matrix", "Effect of each factor", () => data.answer.forest.table, {
       hint: "Mean difference over matched pairs, with its 95% interval. Green is better, purple worse; bold with a dot: significant. Press one for its pairs.",
     }),
-    panel("loss", "Validation loss over training", lossRows, { more: make("label", { class: "small" }, "Colour ", color) }),
+    panel("loss", "Validation loss over training", lossRows, { more: make("span", { class: "small" }, select("loss-axis", "color", "Colour ")) }),
     panel("parallel", "All configurations, factor by factor and measure by measure", parallelRows, {
       ...wide, hint: "A line is a configuration. Drag along the axis of a measure, or press a level, to filter every panel of this page.",
     }),
-    beside ? panel("beside-summary", `Comparison with ${beside.reference}`, null) : "",
+    beside ? panel("beside-summary", `Comparison with ${beside.reference}`, null, wide) : "",
     declared.length ? panel("declared", "Declared contrasts", () => [DECLARED, declared], wide) : "",
     panel("best", "Best configurations", bestRows, wide),
     panel("design", "Design", null, wide),
@@ -42,20 +43,19 @@ async function drawAnswer() {
   await drawLosses();
 }
 
-const declaredParts = (rows) => [plainTable(DECLARED, rows), make("p", { class: "hint", text: "Declared in the grid before the launch and corrected together; everything else on this page is exploratory." })];
+const declaredParts = (rows) => [plainTable(DECLARED, rows),
+  hint("Declared in the grid before the launch and corrected together; everything else on this page is exploratory.")]; // prettier-ignore
 const DECLARED = ["Measure", "Contrast", "Difference", "95% interval", "p, corrected", "Pairs", "Verdict"];
 
 // --- the finding, cautions, progress, design ---
 
-function findingParts({ text, more }) {
-  const whole = isFiltering() ? make("p", { class: "hint", text: "Of all cells, whatever the filters." }) : null;
-  return [make("p", { class: "finding", text }), ...more.map((line) => make("p", { text: line })), whole];
-}
+const findingParts = ({ text, more }) =>
+  [make("p", { class: "finding", text }), ...paragraphs(more), isFiltering() ? hint("Of all cells, whatever the filters.") : null]; // prettier-ignore
 
 function careParts(lines) {
   if (!lines.length) return [plain("No cautions: the cells differ only in their axes, and none is missing.")];
   const count = lines.length === 1 ? "1 caution" : `${lines.length} cautions`;
-  return [make("details", {}, make("summary", { text: `${count} on these numbers` }), make("ul", {}, ...lines.map((text) => make("li", { text }))))];
+  return [make("details", {}, make("summary", { text: `${count} on these numbers` }), bulleted(lines))];
 }
 
 /** Cells by state: only those done fill the bar; those that run are hatched, what waits stays empty. */
@@ -63,23 +63,17 @@ function progressParts({ counts, running, left, runs }) {
   const total = counts.reduce((sum, [, count]) => sum + count, 0);
   if (counts.length === 1 && counts[0][0] === "done" && !runs) return [];
   const text = counts.map(([word, count]) => `${count} ${word}`).join(", ");
-  const bar = make("div", { class: "progress", role: "img", "aria-label": `Of ${total} cells: ${text}` });
-  for (const [word, count] of counts) {
-    const share = make("span", { class: `share ${stateClass(word)}`, title: `${count} ${word}` });
-    share.style.width = `${(100 * count) / total}%`;
-    bar.append(share);
-  }
+  const shares = counts.map(([word, count]) => make("span", { class: `share ${stateClass(word)}`, title: `${count} ${word}` }));
+  shares.forEach((share, index) => (share.style.width = `${(100 * counts[index][1]) / total}%`));
+  const bar = make("div", { class: "progress", role: "img", "aria-label": `Of ${total} cells: ${text}` }, ...shares);
   const eta = left ? `About ${left} left at the current speed.` : runs ? "Remaining time not known yet." : "";
   const rows = running.map(({ slug, doing, left }) => [slug, doing, left ? `${left} left` : ""]);
-  return [
-    bar,
-    make("p", { text: `Of ${total} cells: ${text}. ${eta}` }),
-    rows.length ? plainTable(["Running", "Activity", "Time"], rows) : null,
-  ];
+  const table = rows.length ? plainTable(["Running", "Activity", "Time"], rows) : null;
+  return [bar, make("p", { text: `Of ${total} cells: ${text}. ${eta}` }), table];
 }
 
 function designParts({ axes, facts: more }) {
-  const rows = axes.map(({ words, levels }) => [words.includes(".") ? words : words[0].toUpperCase() + words.slice(1), levels.join(" · ")]);
+  const rows = axes.map(({ words, levels }) => [words.includes(".") ? words : capitalized(words), levels.join(" · ")]);
   return [facts([...rows, ...more])];
 }
 
@@ -90,20 +84,16 @@ function needlePanels({ panels }, { groups, group }) {
   if (!isFiltering() || !group.length) return panels; // filters know nothing of another sweep
   const cells = matchingCells();
   const chart = data.charts.find(({ probe }) => probe === "needle");
-  const values = new Map(); // "group length" -> shares of the matching cells
-  for (const cell of cells)
-    for (const { length, value } of lengthPoints(cell, chart)) {
-      const name = `${group[cell]} ${length}`;
-      if (isNumber(value)) values.set(name, [...(values.get(name) ?? []), 100 * value]);
-    }
+  const known = [...cells].flatMap((cell) =>
+      lengthPoints(cell, chart).filter(({ value }) => isNumber(value)).map((point) => ({ ...point, name: `${group[cell]} ${point.length}` }))); // prettier-ignore
+  const values = Object.groupBy(known, ({ name }) => name); // the points of the matching cells by group and length
   const pointsOf = (index, points) => points.flatMap(([length]) => {
-      const shares = values.get(`${index} ${length}`);
+      const shares = values[`${index} ${length}`]?.map(({ value }) => 100 * value);
       return shares ? [[length, average(shares), null, null, shares.length]] : [];
-    });
-  return panels.map((panel) => ({
-    ...panel,
-    lines: panel.lines.map((line) => ({ ...line, points: pointsOf(groups.findIndex(([title, name]) => title === panel.title && name === line.name), line.points) })),
-  }));
+    }); // prettier-ignore
+  const placeOf = (panel, line) => groups.findIndex(([title, name]) => title === panel.title && name === line.name);
+  const filtered = (panel) => panel.lines.map((line) => ({ ...line, points: pointsOf(placeOf(panel, line), line.points) }));
+  return panels.map((panel) => ({ ...panel, lines: filtered(panel) }));
 }
 
 function needleParts(needle, id, overview) {
@@ -111,41 +101,31 @@ function needleParts(needle, id, overview) {
   const panels = needlePanels(needle, overview);
   const known = new Map(needle.panels.flatMap(({ lines }) => lines.map((line) => [line.name, line])));
   const names = [...known.keys()];
-  const lengths = needleLengths(needle.panels);
+  const { lengths } = needle;
   const look = ({ name, label, look: { dash, open, mark } }, color) => ({ name: label, group: name, color, dash, points: open ? "open" : "fill", mark });
   const several = panels.length > 1;
   const constant = { name: "constant digit", group: "constant", color: ink("--quiet"), dash: [2, 3], width: 1.2 };
   const ids = panels.map((_, index) => `${id}-chart-${index}`);
-  const column = (points, index) => points.map((point) => point[index]);
-  setTimeout(() => panels.forEach(({ title, lines }, index) => {
-    if (!byId(ids[index])) return;
+  const charts = panels.map(({ title, lines }, index) => {
     const series = lines.map((line) => ({
-      ...look(line, several ? mixerColor(title) : lineColor(names.indexOf(line.name))), x: column(line.points, 0), y: column(line.points, 1),
-      low: column(line.points, 2), high: column(line.points, 3),
+      ...look(line, several ? mixerColor(title) : lineColor(names.indexOf(line.name))),
+      ...Object.fromEntries(["x", "y", "low", "high"].map((name, place) => [name, column(line.points, place)])),
     }));
     if (needle.ceiling?.length) series.push({ ...constant, x: column(needle.ceiling, 0), y: column(needle.ceiling, 1) });
-    drawChart(ids[index], {
-      series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained, yText: (value) => `${Number(value.toFixed(1))}`,
-      xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %", range: [0, needleTop(needle.panels)], key: title,
-      label: `Needle accuracy of ${title} over context length`, empty: "No matching cell.",
-    });
-  })); // prettier-ignore
+    return captioned(title, chartBox(ids[index], {
+      series, height: 190, log: lengths.length > 1 ? "x" : "", xSplits: lengths, xText: lengthName, xRule: needle.trained,
+      yText: (value) => `${Number(value.toFixed(1))}`, xTitle: "context length, tokens", yTitle: index ? "" : "digits recalled, %",
+      range: [0, needle.top], key: title, label: `Needle accuracy of ${title} over context length`, empty: "No matching cell.",
+    }));
+  }); // prettier-ignore
   const entries = [...known.values()].map((line, index) => look(line, several ? ink("--ink") : lineColor(index)));
   if (needle.ceiling?.length) entries.push({ ...constant, name: `constant digit, ${needle.ceiling_text}` });
   const trained = isNumber(needle.trained) && lengths.includes(needle.trained) ? ` Dashed upright line: training length, ${lengthName(needle.trained)}.` : "";
   return [
-    make("div", { class: "panels" }, ...panels.map(({ title }, index) => make("figure", {}, make("figcaption", { text: title }), make("div", { id: ids[index] })))),
+    make("div", { class: "panels" }, ...charts),
     legend(ids, entries),
     make("p", { class: "hint", text: `${isFiltering() ? "Means over the matching cells, without intervals." : needle.note}${trained}` }),
   ];
-}
-
-const needleLengths = (panels) => [...new Set(panels.flatMap(({ lines }) => lines.flatMap(({ points }) => points.map(([x]) => x))))].sort((a, b) => a - b);
-
-/** The top of the axis: 100 %, or the next of 25 and 50 above everything where all is low. */
-function needleTop(panels) {
-  const most = Math.max(...panels.flatMap(({ lines }) => lines.flatMap(({ points }) => points.map(([, y, , high]) => high ?? y))));
-  return [25, 50, 100].find((top) => most <= 0.96 * top) ?? 100;
 }
 
 function needleRows(needle = data.answer.needle) {
@@ -157,40 +137,23 @@ function needleRows(needle = data.answer.needle) {
 
 // --- effects: factor by measure ---
 
-/** The effects over the whole sweep, by factor and by measure: [{axis, level, reference, cells: row or null a measure}]. */
-function matrixLines({ measures, rows }) {
-  const lines = new Map();
-  for (const row of rows.filter(({ where }) => !where)) {
-    const key = [row.axis, row.level, row.reference].join("\n");
-    if (!lines.has(key)) lines.set(key, { ...row, cells: measures.map(() => null) });
-    lines.get(key).cells[row.measure] = row;
-  }
-  return [...lines.values()];
-}
-
 /** The mean difference over pairs of matching cells that agree on all other axes and the seed: {mean, pairs}, or null. */
-function pairedDifference({ axis, level, reference }, measure) {
-  const factor = data.answer.overview.axes.find(({ words }) => words === axis);
+function pairedDifference({ factor, sides }, measure) {
   const column = data.columns.find(({ heading }) => heading === measure.heading);
-  if (!factor || !column) return null;
-  const sides = [level, reference].map((label) => factor.levels[factor.labels.indexOf(label)]);
-  const byRest = new Map();
+  if (!column) return null;
+  const byRest = {};
   for (const cell of matchingCells()) {
     const { axes, seed } = data.cells[cell];
-    const side = sides.indexOf(axes[factor.name] ?? "-");
-    const value = side < 0 ? null : valueOf(cell, column)?.[1];
-    if (!isNumber(value)) continue;
-    const key = JSON.stringify([{ ...axes, [factor.name]: "", seed: "" }, seed]);
-    if (!byRest.has(key)) byRest.set(key, []);
-    byRest.get(key)[side] = value;
+    const side = sides.indexOf(axes[factor] ?? "-");
+    if (side >= 0) (byRest[JSON.stringify([{ ...axes, [factor]: "", seed: "" }, seed])] ??= [])[side] = valueOf(cell, column)?.[1];
   }
-  const differences = [...byRest.values()].filter(([one, two]) => isNumber(one) && isNumber(two)).map(([one, two]) => one - two);
+  const differences = Object.values(byRest).filter(([one, two]) => isNumber(one) && isNumber(two)).map(([one, two]) => one - two);
   return differences.length ? { mean: average(differences) * (column.percent ? 100 : 1), pairs: differences.length } : null;
 }
 
 function matrixParts(forest) {
   if (forest.why) return [plain(forest.why)];
-  const lines = matrixLines(forest);
+  const lines = forest.lines.map((line) => ({ ...line, cells: line.cells.map((row) => forest.rows[row] ?? null) }));
   const filtered = isFiltering();
   const numbers = lines.map((line) => line.cells.map((cell, index) => (cell && filtered ? pairedDifference(line, forest.measures[index]) : cell)));
   const most = forest.measures.map((_, index) => Math.max(...numbers.map((row) => Math.abs(row[index]?.mean ?? 0))) || 1);
@@ -202,25 +165,21 @@ function matrixParts(forest) {
     const side = measure.better * now.mean;
     const shade = Math.min(4, Math.ceil((4 * Math.abs(now.mean)) / most[index]));
     const kind = !side ? "" : ` heat-${side > 0 ? "good" : "poor"}-${filtered || sure ? shade : Math.min(1, shade)}`;
-    const value = filtered ? signed(now.mean, measure.percent ? 1 : 3) : all.mean_text.replace("-", "\u2212");
-    const second = filtered ? `${now.pairs} pairs` : all.low === null ? `${all.pairs} pairs` : `${all.low_text} to ${all.high_text}`.replaceAll("-", "\u2212");
+    const [value, second] = filtered ? [signed(now.mean, measure.percent ? 1 : 3), `${now.pairs} pairs`] : all.shown;
     const mixed = all.mixed && !filtered ? ", differs between strata" : "";
     const text = `${measure.heading}: ${line.level} against ${line.reference}, ${value} (${second})${sure ? ", significant" : ""}${mixed}`;
-    const factor = data.answer.overview.axes.find(({ words }) => words === line.axis)?.name ?? "";
-    const open = () => change({ tab: "effects", measure: measure.heading, axis: factor, within: EVERY });
+    const open = () => change({ tab: "effects", measure: measure.heading, axis: line.factor, within: EVERY });
     const press = pressable("", open, { class: sure ? "sure" : null, "aria-label": text, title: "Show its strata and pairs" });
     press.append(make("span", { text: `${value}${sure ? " \u25cf" : ""}${mixed ? " \u2248" : ""}` }), make("small", { text: second }));
     return make("td", { class: `n${kind}` }, press);
   };
-  let axis = null;
+  const family = (text) => make("tr", { class: "family" }, make("th", { scope: "rowgroup", colspan: forest.measures.length + 1, text }));
   const body = lines.flatMap((line, place) => {
-    const first = line.axis !== axis;
-    axis = line.axis;
     const head = make("th", { scope: "row" }, line.level, make("small", { text: `against ${line.reference}` }));
     const row = make("tr", {}, head, ...forest.measures.map((measure, index) => cellOf(line, place, measure, index)));
-    return first ? [make("tr", { class: "family" }, make("th", { scope: "rowgroup", colspan: forest.measures.length + 1, text: line.axis })), row] : [row];
+    return line.axis === lines[place - 1]?.axis ? [row] : [family(line.axis), row];
   });
-  const headings = forest.measures.map(({ heading, unit, better }) => make("th", { scope: "col", class: "n" }, heading, make("small", { text: `${unit === "%" ? "points" : unit.replace("nats/token", "nats")}, ${better < 0 ? "less" : "more"} is better` })));
+  const headings = forest.measures.map(({ heading, scale }) => make("th", { scope: "col", class: "n" }, heading, make("small", { text: scale })));
   return [
     make("div", { class: "scroll", role: "region", "aria-label": "Effects, factor by measure", tabindex: 0 },
       make("table", { class: "matrix" }, make("thead", {}, make("tr", {}, make("th", { scope: "col", text: "Factor" }), ...headings)), make("tbody", {}, ...body))),
@@ -229,19 +188,7 @@ function matrixParts(forest) {
   ]; // prettier-ignore
 }
 
-function matrixRows() {
-  const { measures, rows } = data.answer.forest;
-  const headings = ["Measure", "Factor", "Level", "Reference", "Within", "Pairs", "Mean", "95% low", "95% high", "Significant"];
-  return [headings, rows.map((row) => [measures[row.measure].heading, row.axis, row.level, row.reference, row.where || "all", row.pairs, row.mean_text, row.low_text, row.high_text, row.sure ? "yes" : "no"])];
-}
-
 // --- losses of all cells ---
-
-/** [label, cells] of every level of an axis: one group of all where no axis varies. */
-function levelsOf(axis) {
-  if (!axis) return [["all cells", new Set(data.cells.keys())]];
-  return axis.levels.map((level, index) => [axis.labels[index], new Set(data.cells.keys().filter((cell) => (data.cells[cell].axes[axis.name] ?? "-") === level))]);
-}
 
 /** The mean over the lines that reach the end of training: a cell on its way, or cut off, would move it sideways. */
 function meanLine(lines, { grids }, end) {
@@ -265,8 +212,9 @@ async function drawLosses() {
 function lossParts(all, axis) {
   if (!all.lines.length && !all.training.length) return [plain("No attempt has recorded a loss during training.")];
   const cells = isFiltering() ? matchingCells() : null;
-  const levels = levelsOf(axis).map(([name, members], index) => ({ name, members, color: axis?.name === "attn_type" ? mixerColor(name) : lineColor(index), dash: DASHES[Math.floor(index / 8) % 3] }));
-  const level = (cell) => levels.find(({ members }) => members.has(cell));
+  const mixer = (name) => (axis?.name === "attn_type" ? { color: mixerColor(name) } : {});
+  const levels = (axis?.labels ?? ["all cells"]).map((name, index) => ({ name, group: name, ...lineLook(index), ...mixer(name) }));
+  const level = (cell) => levels[axis ? axis.levels.indexOf(data.cells[cell].axes[axis.name] ?? "-") : 0];
   const kept = (lines) => lines.filter(([cell]) => !cells || cells.has(cell));
   const [val, train] = [kept(all.lines), kept(all.training)];
   const share = Math.max(0.12, Math.min(0.6, 12 / Math.max(1, val.length)));
@@ -276,19 +224,18 @@ function lossParts(all, axis) {
     })); // prettier-ignore
   const ends = val.map(([, grid]) => all.grids[grid].at(-1));
   const means = levels.flatMap((one) => {
-    const mean = meanLine(val.filter(([cell]) => one.members.has(cell)), all, Math.max(...ends));
-    return mean ? [{ ...mean, name: `mean of ${one.name} (${mean.count} complete cells)`, group: one.name, color: one.color, dash: one.dash, width: 3 }] : [];
+    const mean = meanLine(val.filter(([cell]) => level(cell) === one), all, Math.max(...ends));
+    return mean ? [{ ...one, ...mean, name: `mean of ${one.name} (${mean.count} complete cells)`, width: 3 }] : [];
   });
   const lines = [...series(train, ", training loss"), ...series(val, ""), ...means];
-  const present = levels.filter(({ members }) => [...val, ...train].some(([cell]) => members.has(cell)));
-  setTimeout(() => drawChart("loss-chart", {
-    series: lines, height: 300, range: lateRange(lines), xTitle: "tokens of training", yTitle: "loss, nats per token", key: axis?.name,
-    label: `Validation loss over training tokens of ${val.length} cells`, empty: "No matching cell has a loss.",
-  })); // prettier-ignore
+  const present = levels.filter((one) => [...val, ...train].some(([cell]) => level(cell) === one));
   const running = train.length ? ` Training loss of ${train.length} cells that have no validation loss yet.` : "";
   return [
-    make("div", { id: "loss-chart" }),
-    legend(["loss-chart"], present.map(({ name, color, dash }) => ({ name, group: name, color, dash }))),
+    chartBox("loss-chart", {
+      series: lines, height: 300, range: lateRange(lines), xTitle: "tokens of training", yTitle: "loss, nats per token", key: axis?.name,
+      label: `Validation loss over training tokens of ${val.length} cells`, empty: "No matching cell has a loss.",
+    }),
+    legend(["loss-chart"], present),
     make("p", { class: "hint", text: `${means.length ? "Thick: means over the complete cells of a level." : ""}${running} Drag to enlarge, double-click to show all.` }),
   ];
 }
@@ -318,16 +265,13 @@ const chanceText = (share) => (!isNumber(share) ? "" : share < 0.005 ? "<1%" : s
 /** The rankings, or where filters leave some configurations only, their five best without intervals and probabilities. */
 function matchingBest(best) {
   if (!isFiltering()) return best;
-  const places = new Map(currentTable().words.map((heading, index) => [index, heading]));
   const measures = best.measures.map((measure) => {
     const rows = matching().filter((row) => isNumber(printedNumber(row, measure.heading)));
     rows.sort((a, b) => measure.better * (printedNumber(b, measure.heading) - printedNumber(a, measure.heading)));
     const column = data.columns.findIndex(({ heading }) => heading === measure.heading);
-    const names = (row) => row.words.map((level, index) => [places.get(index), level]).filter(([heading, level]) => heading !== "Seeds" && !["off", "baseline"].includes(level));
-    const ranked = rows.slice(0, 5).map((row) => ({
-      cells: row.cells.map((cell) => data.cells[cell].id), text: row.numbers[column][0], interval: "", chance: null,
-      words: names(row).map(([heading, level]) => (level === "on" ? `with ${headingName(heading).toLowerCase()}` : levelName(heading, level))),
-    })); // prettier-ignore
+    const words = (row) => [row.cells.length > 1 ? cellName(row.cells[0]).replace(/(, )?seed \d+$/, "") : cellName(row.cells[0])];
+    const ranked = rows.slice(0, 5).map((row) =>
+        ({ cells: row.cells.map((cell) => data.cells[cell].id), text: row.numbers[column][0], interval: "", chance: null, words: words(row) })); // prettier-ignore
     return { ...measure, rows: ranked, of: rows.length, how: "Of the matching cells; without intervals." };
   });
   return { ...best, measures };

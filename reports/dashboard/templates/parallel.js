@@ -2,28 +2,9 @@
 
 const PARALLEL_HEIGHT = 250;
 
-/** Factors of the table that vary, then the main measures: [{heading, name, levels}] or [{heading, name, ends}]. */
-function parallelAxes() {
-  const table = currentTable();
-  const factors = table.words.flatMap((heading, index) => {
-    const levels = [...new Set(table.rows.map((row) => row.words[index]))];
-    return heading === "Seeds" || table.scales.includes(heading) || levels.length < 2 ? [] : [{ heading, name: headingName(heading), levels, labels: levels.map((level) => levelName(heading, level)) }];
-  });
-  const scales = table.scales.map((heading) => ({ heading, better: 1, unit: "" }));
-  const measures = [...scales, ...data.answer.best.measures].flatMap(({ heading, better, unit }) => {
-    const values = table.rows.map((row) => printedNumber(row, heading)).filter(isNumber);
-    const ends = [Math.min(...values), Math.max(...values)];
-    return values.length > 1 && ends[0] < ends[1] ? [{ heading, name: unit ? `${heading}, ${unit}` : headingName(heading), ends, better }] : [];
-  });
-  return [...factors, ...measures];
-}
-
 /** The height of a row on an axis, 0 at the bottom and 1 at the top, where the better end is; null without a number. */
 function heightOn(axis, row) {
-  if (axis.levels) {
-    const index = axis.levels.indexOf(row.levels[axis.heading][0]);
-    return axis.levels.length < 2 ? 0.5 : 1 - index / (axis.levels.length - 1);
-  }
+  if (axis.levels) return 1 - axis.levels.indexOf(row.levels[axis.heading][0]) / (axis.levels.length - 1);
   const value = printedNumber(row, axis.heading);
   if (value === null) return null;
   const share = (value - axis.ends[0]) / (axis.ends[1] - axis.ends[0]);
@@ -31,29 +12,25 @@ function heightOn(axis, row) {
 }
 
 function parallelParts() {
-  const axes = parallelAxes();
   const table = currentTable();
+  const { axes } = table;
   if (axes.length < 2) return [plain("Fewer than two factors or measures vary.")];
   const x = (index) => (100 * (index + 0.5)) / axes.length;
   const y = (share) => PARALLEL_HEIGHT * (0.96 - 0.92 * share);
+  const summary = (row) => axes.map((axis) => `${axis.name} ${textOn(axis, row)}`).join(" · ");
   const shown = new Set(matching());
   const mixer = table.words.indexOf("Type");
-  const picture = drawing("svg", { viewBox: `0 0 100 ${PARALLEL_HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${shown.size} of ${table.rows.length} configurations match; the numbers are in the table` });
+  const picture = make("svg", { viewBox: `0 0 100 ${PARALLEL_HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${shown.size} of ${table.rows.length} configurations match; the numbers are in the table` });
   const rows = [...table.rows].sort((a, b) => shown.has(a) - shown.has(b));
   const tip = make("p", { class: "hint tip-line", role: "status", text: " " });
   for (const row of rows) {
-    let pen = "M";
-    const path = axes.map((axis, index) => {
-      const share = heightOn(axis, row);
-      if (share === null) return (pen = "M"), "";
-      const step = `${pen}${x(index).toFixed(2)} ${y(share + wobble(axis, row)).toFixed(1)}`;
-      pen = "L";
-      return step;
-    });
-    const line = drawing("path", { d: path.join(""), class: shown.has(row) ? "course" : "course off", "vector-effect": "non-scaling-stroke" });
+    const heights = axes.map((axis) => heightOn(axis, row));
+    const path = heights.map((share, index) => share === null ? "" :
+        `${isNumber(heights[index - 1]) ? "L" : "M"}${x(index).toFixed(2)} ${y(share + wobble(axes[index], row)).toFixed(1)}`); // prettier-ignore
+    const line = make("path", { d: path.join(""), class: shown.has(row) ? "course" : "course off", "vector-effect": "non-scaling-stroke" });
     if (shown.has(row)) {
       line.style.stroke = mixer < 0 ? lineColor(0) : mixerColor(levelName("Type", row.words[mixer]));
-      line.addEventListener("pointerenter", () => (tip.textContent = rowSummary(row, axes)));
+      line.addEventListener("pointerenter", () => (tip.textContent = summary(row)));
       line.addEventListener("click", () => showCell(row.cells[0]));
     }
     picture.append(line);
@@ -68,14 +45,14 @@ function parallelParts() {
 /** A small displacement by which lines at the same level fan out; none on the axis of a measure. */
 const wobble = (axis, row) => (axis.levels ? ((row.position * 7) % 11) * 0.004 - 0.02 : 0);
 
-const rowSummary = (row, axes) => axes.map((axis) => (axis.levels ? `${axis.name} ${levelName(axis.heading, row.levels[axis.heading][0])}` : `${axis.name} ${digits(printedNumber(row, axis.heading))}`)).join(" · ");
+const textOn = ({ heading, levels }, row) =>
+  levels ? levelName(heading, row.levels[heading][0]) : digits(printedNumber(row, heading));
 
 /** The upright line of an axis, its levels as buttons or its ends as numbers, and the brush of a measure. */
 function axisParts(axis, left, width, y, box) {
   const at = (element, share) => {
-    element.style.left = `${left}%`;
-    if (element.classList.contains("tick")) element.style.maxWidth = `${0.96 * width}%`;
-    if (share !== null) element.style.top = `${y(share)}px`;
+    const maxWidth = element.classList.contains("tick") ? `${0.96 * width}%` : "";
+    Object.assign(element.style, { left: `${left}%`, maxWidth, top: share === null ? "" : `${y(share)}px` });
     return element;
   };
   const rule = at(make("div", { class: axis.levels ? "axis-rule" : "axis-rule brushed", "data-axis": axis.heading, title: axis.levels ? null : "Drag to filter; double-click to show all" }), null);
@@ -92,8 +69,8 @@ function axisParts(axis, left, width, y, box) {
   const shareAt = (event) => Math.max(-0.04, Math.min(1.04, (0.96 - (event.clientY - box.getBoundingClientRect().top) / PARALLEL_HEIGHT) / 0.92));
   const show = (one, two) => {
     band.hidden = false;
-    band.style.top = `${y(Math.max(one, two))}px`;
-    band.style.height = `${y(Math.min(one, two)) - y(Math.max(one, two))}px`;
+    const [top, bottom] = [y(Math.max(one, two)), y(Math.min(one, two))];
+    Object.assign(band.style, { top: `${top}px`, height: `${bottom - top}px` });
   };
   const range = view.ranges[axis.heading];
   if (range) show(...range.map((end) => Math.max(-0.04, Math.min(1.04, (end - bottom) / (top - bottom)))));
@@ -112,14 +89,10 @@ function axisParts(axis, left, width, y, box) {
 }
 
 /** Keeps only rows whose number of this heading lies between the ends; null shows all. */
-function setRange(heading, ends) {
-  const ranges = { ...view.ranges, [heading]: ends };
-  if (!ends) delete ranges[heading];
-  change({ ranges });
-}
+const setRange = (heading, ends) => change({ ranges: withEntry(view.ranges, heading, ends) });
 
 function parallelRows() {
-  const axes = parallelAxes();
-  const lines = matching().map((row) => [rowName(row), ...axes.map((axis) => (axis.levels ? levelName(axis.heading, row.levels[axis.heading][0]) : digits(printedNumber(row, axis.heading))))]);
+  const { axes } = currentTable();
+  const lines = matching().map((row) => [rowName(row), ...axes.map((axis) => textOn(axis, row))]);
   return [["Configuration", ...axes.map(({ name }) => name)], lines];
 }

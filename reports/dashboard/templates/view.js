@@ -4,18 +4,11 @@
 
 const MAX_PICKED = 24; // curves at once: eight colours by three dashes
 const MAX_LISTED = 200; // rows of a plain table before a button shows the rest
-const SVG = "http://www.w3.org/2000/svg";
+const SHAPES = ["svg", "line", "path", "rect", "circle"]; // elements of SVG that the page makes
 const TABS = {
-  answer: "Results",
-  cells: "Cells",
-  curves: "Curves",
-  effects: "Effects",
-  beside: "Compare",
-  figures: "Figures",
-  failures: "Failures",
-  provenance: "Provenance",
-  metrics: "Metrics",
-};
+  answer: "Results", cells: "Cells", curves: "Curves", effects: "Effects", beside: "Compare", figures: "Figures",
+  failures: "Failures", provenance: "Provenance", metrics: "Metrics",
+}; // prettier-ignore
 
 /** The tabs of this page: without another sweep there is nothing to compare, and without figures no gallery. */
 const currentTabs = () => Object.keys(TABS).filter(
@@ -28,7 +21,8 @@ const byId = (id) => document.getElementById(id);
 
 /** An element with attributes (`text`, `on: {event: function}` besides HTML's own) and children. */
 function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+  const names = `http://www.w3.org/${SHAPES.includes(tag) ? "2000/svg" : "1999/xhtml"}`;
+  const element = document.createElementNS(names, tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "text") element.textContent = value;
@@ -39,13 +33,10 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-function drawing(tag, attributes, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
+const paragraphs = (texts) => texts.map((text) => make("p", { text }));
+const bulleted = (lines) => make("ul", {}, ...lines.map((text) => make("li", { text })));
+const hint = (text) => make("p", { class: "hint", text });
+const capitalized = (text) => text[0].toUpperCase() + text.slice(1);
 const pressable = (text, act, more = {}) => make("button", { type: "button", text, on: { click: act }, ...more });
 
 /** The bytes of a block of the page. A page that is served sets `blocks.read` to a function that fetches it instead. */
@@ -56,45 +47,37 @@ const blocks = {
   },
 };
 
-const inflate = (id) => blocks.read(id);
-const inflateText = async (id) => new TextDecoder().decode(await inflate(id));
-const inflateJson = async (id) => JSON.parse(await inflateText(id));
+const inflateJson = async (id) => new Response(await blocks.read(id)).json();
 
 /** Calls `act` at the first call alone and returns the same promise from then on, until `forget` is called. */
 function once(act) {
   let promise = null;
-  const cached = (...options) => (promise ??= act(...options));
-  cached.forget = () => (promise = null);
-  return cached;
+  return Object.assign(() => (promise ??= act()), { forget: () => (promise = null) });
 }
 
+/** A copy of the entries with this one set, or taken out if it is null. */
+const withEntry = (entries, name, value) =>
+  Object.fromEntries(Object.entries({ ...entries, [name]: value }).filter(([, one]) => one !== null));
+
 const isNumber = (value) => value !== null && value !== undefined && !Number.isNaN(value);
+const column = (rows, index) => rows.map((row) => row[index]);
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function lengthName(length) {
-  for (const [unit, size] of [["M", 2 ** 20], ["K", 2 ** 10]])
-    if (length && length % size === 0) return length / size + unit;
-  return String(length);
+  const unit = [["M", 2 ** 20], ["K", 2 ** 10]].find(([, size]) => length && length % size === 0);
+  return unit ? length / unit[1] + unit[0] : String(length);
 }
 
 /** A number in seven digits, which is more than any probe resolves; `--json` gives all of them. */
-function digits(value) {
-  if (value === null || value === undefined) return "none";
-  return typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value);
-}
+const digits = (value) => (typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value ?? "none"));
 
 const signed = (value, decimals) =>
   `${value > 0 ? "+" : ""}${value.toFixed(decimals)}`.replace("-", "\u2212").replace(/^[+\u2212]([0.]+)$/, "$1");
 
-function trouble(text) {
-  byId("trouble").textContent = text;
-  byId("trouble").hidden = false;
-}
+const trouble = (text) => Object.assign(byId("trouble"), { textContent: text, hidden: false });
 
 /** A word on what was just done, read aloud by screen readers. */
-function say(text) {
-  byId("said").textContent = text;
-}
+const say = (text) => (byId("said").textContent = text);
 
 // --- the view and its address ---
 
@@ -102,14 +85,13 @@ const START = {
   tab: "answer", search: "", sort: "", down: false, filters: {}, ranges: {}, picked: [], seeds: "mean", x: "tokens",
   theme: "auto", measure: "", axis: "", within: "all", number: "", verdict: "", color: "", smooth: "0", log: "",
 }; // prettier-ignore
-const TEXTS = ["search", "sort", "measure", "axis", "within", "number", "verdict", "color", "smooth", "log"];
+const TEXTS = Object.keys(START).filter((name) => typeof START[name] === "string");
 let view = structuredClone(START);
 let data = null;
 
 function addressOf(view) {
   const address = new URLSearchParams();
-  for (const name of ["tab", "seeds", "x", "theme", ...TEXTS])
-    if (view[name] !== START[name]) address.set(name, view[name]);
+  for (const name of TEXTS) if (view[name] !== START[name]) address.set(name, view[name]);
   if (view.down) address.set("order", "down");
   for (const [group, levels] of Object.entries(view.filters))
     for (const level of levels) address.append(`only.${group}`, level);
@@ -123,8 +105,7 @@ function viewOf(address) {
   const restored = structuredClone(START);
   for (const name of TEXTS) restored[name] = options.get(name) ?? START[name];
   const choices = { tab: currentTabs(), seeds: Object.keys(data.tables), x: ["tokens", "wall"], theme: ["auto", "light", "dark"] };
-  for (const [name, allowed] of Object.entries(choices))
-    if (allowed.includes(options.get(name))) restored[name] = options.get(name);
+  for (const [name, allowed] of Object.entries(choices)) if (!allowed.includes(restored[name])) restored[name] = START[name];
   restored.down = options.get("order") === "down";
   for (const [name, text] of options) {
     if (name.startsWith("only.")) (restored.filters[name.slice(5)] ??= []).push(text);
@@ -146,7 +127,6 @@ function change(changes, { quiet = false } = {}) {
 
 function restore() {
   view = viewOf(location.hash);
-  byId("search").value = view.search;
   draw();
 }
 
@@ -154,8 +134,8 @@ function restore() {
 
 /** Rows of the chosen table with what filters, search and sorting need of each, prepared once. */
 function prepared(table) {
-  const scales = table.words.filter((word, index) => isScale(table.rows.map((row) => row.words[index])));
-  const groups = table.words.filter((word) => word !== "Seeds" && !scales.includes(word));
+  // ranges filter what is a scale, boxes the levels of everything else
+  const groups = table.words.filter((word) => word !== "Seeds" && !table.scales.includes(word));
   const rows = table.rows.map((row, position) => {
     const cells = row.cells.map((cell) => data.cells[cell]);
     const states = [...new Set(cells.map((cell) => cell.state))];
@@ -164,15 +144,12 @@ function prepared(table) {
     const text = [...parts, ...row.words, ...row.words.map((level, index) => levelName(table.words[index], level))];
     return { ...row, position, states, levels: { ...levels, State: states }, text: text.join(" ").toLowerCase() };
   });
-  return { words: table.words, scales, groups: [...groups, "State"], rows };
+  return { ...table, groups: [...groups, "State"], rows };
 }
 
 /** The heading of a column of levels, and a level below it, in plain words. */
 const headingName = (heading) => data.answer.overview.headings[heading]?.words ?? heading;
 const levelName = (heading, level) => data.answer.overview.headings[heading]?.levels[level] ?? level;
-
-/** The columns of levels that are numbers of a scale, such as the rates of a study: ranges filter these, not boxes. */
-const isScale = (levels) => new Set(levels).size > 8 && levels.every((level) => level !== "" && Number.isFinite(Number(level)));
 
 /** A number of a row in printed units, by the heading of its column; null without one. */
 function printedNumber(row, heading) {
@@ -182,22 +159,18 @@ function printedNumber(row, heading) {
   return value !== null && data.columns[index].percent ? 100 * value : value;
 }
 
-/** Where the row has one of the levels of every filter, but for the group `except`. */
-const passes = (row, filters, except = null) => Object.entries(filters).every(
-    ([group, levels]) => group === except || !row.levels[group] || levels.some((level) => row.levels[group].includes(level)));
-
-const inRanges = (row) => Object.entries(view.ranges).every(([heading, [low, high]]) => {
-    const value = printedNumber(row, heading);
-    return value !== null && value >= low && value <= high;
-  });
-
-const hasTerms = (row, terms) => terms.every((term) => row.text.includes(term));
 const searchTerms = () => view.search.toLowerCase().split(/\s+/).filter(Boolean);
 const isFiltering = () => [view.filters, view.ranges].some((one) => Object.keys(one).length) || searchTerms().length > 0;
 
-function matching() {
+/** The rows with every word of the search, a level of every filter (but for the group `except`) and every number in its range. */
+function matching(except = null) {
   const terms = searchTerms();
-  return currentTable().rows.filter((row) => hasTerms(row, terms) && passes(row, view.filters) && inRanges(row));
+  const filters = Object.entries(view.filters).filter(([group]) => group !== except);
+  const ranges = Object.entries(view.ranges).map(([heading, ends]) => [heading, ...ends]);
+  const within = (value, low, high) => value !== null && value >= low && value <= high;
+  return currentTable().rows.filter((row) => terms.every((term) => row.text.includes(term)) &&
+      filters.every(([group, levels]) => !row.levels[group] || levels.some((level) => row.levels[group].includes(level))) &&
+      ranges.every(([heading, low, high]) => within(printedNumber(row, heading), low, high))); // prettier-ignore
 }
 
 /** The cells that search, filters and ranges leave: every panel of the page shows these. */
@@ -236,7 +209,7 @@ function bestOf(rows) {
     if (!column.better) return null;
     const numbers = rows.filter((row) => row.numbers[index][1] !== null).map((row) => parseFloat(row.numbers[index][0]));
     if (new Set(numbers).size < 2) return null;
-    const best = numbers.reduce((one, other) => (column.better > 0 ? Math.max(one, other) : Math.min(one, other)));
+    const best = (column.better > 0 ? Math.max : Math.min)(...numbers);
     // what half of the rows reach distinguishes none of them
     return numbers.filter((number) => number === best).length > numbers.length / 2 ? null : best;
   });

@@ -117,15 +117,12 @@ def test_numbers_are_those_of_table_6_and_of_the_store(curved: Store) -> None:
 def test_a_number_leads_to_its_attempt(curved: Store) -> None:
     core = Page(dashboard(curved, "quick")).core()
     attempt = core["tables"]["mean"]["rows"][0]["numbers"][0][5][0]
-    attempt_facts = core["attempts"][str(attempt)]
-    assert (attempt_facts["commit"], attempt_facts["dirty"], attempt_facts["gpu"], attempt_facts["host"]) == (
-        "abc123",
-        True,
-        "NVIDIA H200",
-        "here",
-    )
+    attempt_facts = dict(core["attempts"][str(attempt)])
+    names = ("Commit", "GPU or device", "Host")
+    assert [attempt_facts[name] for name in names] == ["abc123 with changes", "NVIDIA H200", "here"]
     stored = curved.attempt(attempt)
-    assert attempt_facts["started"] == f"{stored.started_at:%Y-%m-%d %H:%M:%S} UTC"
+    assert attempt_facts["Attempt"].startswith(f"{attempt} (number {stored.number} of its cell, train, ")
+    assert attempt_facts["Started"] == f"{stored.started_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def test_packed_curve_round_trips_and_breaks_at_nan(curved: Store) -> None:
@@ -434,10 +431,9 @@ def test_page_of_printed_numbers_has_no_run_facts(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     core = page.core()
     assert (core["launched"], core["printed"]) == (None, "arXiv:2606.25156v2")
-    attempts = list(core["attempts"].values())
-    assert {(attempt["printed"], attempt["host"], attempt["started"], attempt["finished"]) for attempt in attempts} == {
-        (True, None, None, None)
-    }
+    for attempt, facts in core["attempts"].items():
+        assert [name for name, _ in facts] == ["Attempt", "Commit", "GPU or device"]
+        assert facts[0][1] == f"{attempt} (the authors’ run; nothing ran here)"
 
 
 @pytest.mark.thorough

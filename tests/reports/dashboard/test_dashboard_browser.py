@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from atma_sweep.reports.dashboard import page as module
 from atma_sweep.reports.render import style
@@ -267,7 +268,7 @@ def test_the_keyboard_is_enough(visit: Any, site: Any) -> None:
     page.keyboard.press("Space")
     assert page.locator("#picked .chip").count() == 1
     page.keyboard.press("ArrowDown")
-    for _ in range(8):
+    for _ in range(9):
         page.keyboard.press("ArrowRight")
     text = page.evaluate("document.activeElement.textContent")
     assert text == page.locator("#panel-cells tbody tr:not(.gap)").nth(1).locator(".n button").first.text_content()
@@ -342,13 +343,30 @@ def test_nothing_overlaps_or_runs_out_of_the_page(visit: Any, site: Any, width: 
 @pytest.mark.thorough
 def test_the_complete_table_fits_a_laptop(visit: Any, printed_page: Path) -> None:
     page = visit(printed_page.as_uri(), width=1280, height=900)
-    assert page.locator("#panel-cells thead th").count() == 15  # no state
+    assert page.locator("#panel-cells thead th").count() == 16  # no state
     spare = "(e => e.clientWidth - e.scrollWidth)(document.querySelector('#panel-cells .viewport'))"
     assert page.evaluate(spare) == 0
     assert page.evaluate(CUT_OFF) == []
     # with a scroll bar of 15 pixels, too
     page.set_viewport_size({"width": 1265, "height": 900})
     assert page.evaluate(spare) == 0
+
+
+@pytest.mark.thorough
+def test_each_cell_has_a_sparkline_of_its_loss(visit: Any, printed_page: Path) -> None:
+    page = visit(printed_page.as_uri(), height=900)
+    losses, core = Page(printed_page.read_text()).block("losses"), Page(printed_page.read_text()).core()
+    lines = {core["cells"][cell]["slug"]: (losses["grids"][grid], loss) for cell, grid, loss in losses["lines"]}
+    page.wait_for_selector("#panel-cells .spark path")
+    rows = page.locator("#panel-cells tbody tr:not(.gap)")
+    low, high = page.evaluate("losses().then(({ range }) => range)")
+    end = max(tokens[-1] for tokens, _ in lines.values())
+    for row in rows.all()[:5]:
+        tokens, loss = lines[row.locator("th button").text_content()]
+        drawn = np.array(re.findall(r"[-\d.e]+", row.locator(".spark path").get_attribute("d")), float).reshape(-1, 2)
+        assert drawn[:, 0] == pytest.approx(100 * np.array(tokens) / end)
+        assert high - drawn[:, 1] / 100 * (high - low) == pytest.approx(np.array(loss))
+        assert f"{loss[-1]:g}" in row.locator(".spark").get_attribute("aria-label")
 
 
 @pytest.mark.thorough
