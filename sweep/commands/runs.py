@@ -77,7 +77,7 @@ def launch(
         budget (HOURS): Limit on the total cost of the grid's cells after this launch, in GPU-hours (core-hours on the CPU),
             such as 40h; with --rate also in money, such as 100$.
         prepare: Download and prepare the text first, as data prepare --grid does.
-        track (TRACKER): Send curves and results to wandb, tensorboard or mlflow while cells run; repeatable.
+        track (TRACKER): Send curves and results to wandb, tensorboard, mlflow or trackio while cells run; repeatable.
     """
     from .launch import LaunchOptions, run_launch_command
 
