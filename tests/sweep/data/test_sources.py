@@ -104,8 +104,8 @@ def test_stdlib_source_resumes_and_key_has_version() -> None:
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet"])
 def test_read_share_follows_the_bytes_of_files(tmp_path: Path, ending: str) -> None:
     """Four files of equal size and 1000 records each: after n records, n/4000 up to the reader's buffer."""
-    words = random.Random(1)
-    texts = ["".join(chr(words.randrange(97, 123)) for _ in range(200)) for _ in range(1000)]
+    generator = random.Random(1)
+    texts = ["".join(chr(generator.randrange(97, 123)) for _ in range(200)) for _ in range(1000)]
     raw = lines(texts).encode()
     pack = {".jsonl": bytes, ".jsonl.gz": gzip.compress, ".jsonl.xz": lzma.compress, ".jsonl.zst": zstd}
     for number in range(4):

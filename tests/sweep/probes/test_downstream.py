@@ -106,8 +106,8 @@ def sampled(pupil: CellSubject, prompt: str, seed: int, temperature: float, top_
         weights = np.exp(logits - logits.max())
         order = np.argsort(-weights, kind="stable")
         cumulative = np.cumsum(weights[order] / weights.sum())
-        kept = cumulative[: int((cumulative < top_p).sum()) + 1]
-        row.append(int(order[int((kept <= draw * kept[-1]).sum())]))
+        nucleus = cumulative[: int((cumulative < top_p).sum()) + 1]
+        row.append(int(order[int((nucleus <= draw * nucleus[-1]).sum())]))
         if row[-1] == pupil.tokenizer.eot:
             return bytes(row[begin:-1]).decode(errors="replace")
     return bytes(row[begin:]).decode(errors="replace")
