@@ -236,7 +236,7 @@ class TestTrackio:
         assert [read(cell)[1] for cell in cells(3)] == before
 
 
-def test_numbers_of_every_cell_are_read_by_one_query(filled, monkeypatch):
+def test_numbers_of_a_batch_need_a_single_query(filled, monkeypatch):
     scopes = []
     query = attempt_queries.values
     monkeypatch.setattr(attempt_queries, "values", lambda session, ids: scopes.append(ids) or query(session, ids))
