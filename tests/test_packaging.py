@@ -81,7 +81,7 @@ def test_all_holds_every_extra_of_users() -> None:
 
 
 NOT_IN_BASE = ("torch", "triton", "fla", "ray", "tiktoken", "tokenizers", "datasets", "huggingface_hub", "pyarrow",
-               "safetensors", "transformers", "psycopg", "tensorboard", "wandb", "mlflow", "lm_eval")  # fmt: skip
+               "safetensors", "transformers", "psycopg", "tensorboard", "wandb", "mlflow", "trackio", "lm_eval")  # fmt: skip
 """Modules that only extras install."""
 
 

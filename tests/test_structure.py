@@ -502,6 +502,7 @@ PRIVATE = {
     "tests/kernels/test_omega_triton.py": "the error of a self-test that passes",
     "tests/kernels/test_self_tests.py": "the errors of self-tests that pass",
     "tests/kernels/test_small_ops.py": "losses of a token, of which the product returns the mean",
+    "tests/reports/stats/test_needle_model.py": "a fit, which no table shows whole",
     "tests/sweep/planning/test_cost_estimate.py": "a plug-in probe that a later process has not loaded",
     "tests/test_api.py": "what a notebook calls to show an object",
     "tests/reports/dashboard/server/test_access_guard.py": "the database that a running server reads",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,9 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import special
-from statsmodels.genmod.families import Binomial
-from statsmodels.genmod.generalized_linear_model import GLM
-from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
 from ...results.console.text import counted
 from ..number_format import NEEDLE, Column, column_of, format_length
@@ -24,6 +20,7 @@ from .effects.effects import STRATUM_AXES, reference_level, values_frame, varyin
 COLUMNS = ("term", "df", "deviance", "F", "p", "odds_ratio", "low", "high")
 CONFIDENCE_LEVEL = 0.95
 MAX_LINEAR_PREDICTOR = 12.0  # largest linear predictor: beyond (a share of 6e-6) the odds count as infinite
+MAX_ITERATIONS = 50  # Newton steps; a dozen suffice for odds below that
 
 Terms = dict[tuple[str, ...], np.ndarray]
 
@@ -106,7 +103,7 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
     else:
         reason = "no model: among the remaining cells, some odds are infinite or no residual degree of freedom remains"
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, reason))
-    scale = float(fitted.pearson_chi2 / fitted.df_resid)
+    scale = fitted.dispersion
     if scale <= 1e-9:
         return NeedleModel(
             column, empty, numbers, 0.0, (*remarks, "the model fits perfectly, so there is no error to test against")
@@ -201,34 +198,71 @@ def _ordered(levels: pd.Series, order: Sequence[str]) -> list[str]:
     return [reference, *(level for level in present if level != reference)]
 
 
-def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
-    """Fit the binomial GLM of the share of right digits, weighted by trials (logit link).
+@dataclass(frozen=True)
+class _BinomialFit:
+    """Binomial regression with logit link, as fitted by maximum likelihood.
+
+    `coefficients` (K,) are logarithms of odds, `errors` (K,) their standard errors for a dispersion of 1. `deviance`
+    and `pearson` (Pearson's chi-squared) have `residual_df` degrees of freedom.
+    """
+
+    coefficients: np.ndarray
+    errors: np.ndarray
+    deviance: float
+    pearson: float
+    residual_df: int
+
+    @property
+    def dispersion(self) -> float:
+        """Variance as a multiple of that of independent trials."""
+        return self.pearson / self.residual_df
+
+
+def _fit(cells: pd.DataFrame, terms: Terms) -> _BinomialFit | None:
+    """Fit the share of right digits, weighted by trials, by iteratively reweighted least squares.
+
+    Source: McCullagh and Nelder, Generalized Linear Models, 1989, section 4.4.
 
     Args:
         cells: One row per cell, with trials and share of right digits.
         terms: Design columns by term, without the intercept, which is added first.
 
     Returns:
-        statsmodels result; None without convergence to finite odds (linear predictors below 12), with
-        collinear columns, or no residual degree of freedom.
+        The fit; None without convergence to finite odds (linear predictors below 12), with collinear columns, or no
+        residual degree of freedom.
     """
     design = np.concatenate([np.ones((len(cells), 1)), *terms.values()], axis=1)
     if design.shape[1] >= len(cells) or np.linalg.matrix_rank(design) < design.shape[1]:
         return None
     trials, shares = cells["trials"].to_numpy(dtype=float), cells["value"].to_numpy(dtype=float)
-    counts = np.stack([shares * trials, (1 - shares) * trials], axis=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PerfectSeparationWarning)
-        warnings.simplefilter("error", ConvergenceWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
-        try:
-            fitted = GLM(counts, design, family=Binomial()).fit()
-        except (PerfectSeparationWarning, ConvergenceWarning):
+    linear = special.logit((shares * trials + 0.5) / (trials + 1))  # finite for shares of 0 and 1
+    coefficients = np.zeros(design.shape[1])
+    for _ in range(MAX_ITERATIONS):
+        expected = special.expit(linear)
+        weights = trials * expected * (1 - expected)
+        root = np.sqrt(weights)
+        target = linear + (shares - expected) / (expected * (1 - expected))
+        before, coefficients = coefficients, np.linalg.lstsq(root[:, None] * design, root * target, rcond=None)[0]
+        linear = design @ coefficients
+        if not np.abs(linear).max() < MAX_LINEAR_PREDICTOR:
             return None
-    return fitted if np.abs(design @ fitted.params).max() < MAX_LINEAR_PREDICTOR else None
+        if np.abs(coefficients - before).max() < 1e-10:
+            break
+    else:
+        return None
+    expected = special.expit(linear)
+    weights = trials * expected * (1 - expected)
+    likelihoods = special.xlogy(shares, shares / expected) + special.xlogy(1 - shares, (1 - shares) / (1 - expected))
+    return _BinomialFit(
+        coefficients=coefficients,
+        errors=np.sqrt(np.diag(np.linalg.inv(design.T @ (weights[:, None] * design)))),
+        deviance=float(2 * (trials * likelihoods).sum()),
+        pearson=float((trials**2 * (shares - expected) ** 2 / weights).sum()),
+        residual_df=len(cells) - design.shape[1],
+    )
 
 
-def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
+def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: _BinomialFit, scale: float) -> list[dict[str, Any]]:
     """Return one row per term with its deviance, F and p, and a last row for the residual.
 
     Rows are dicts with the keys term ("axis x axis"), df, deviance, F and p; the residual's has no F and p. The
@@ -238,7 +272,7 @@ def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> 
     Args:
         cells: One row per cell, with trials and share of right digits.
         terms: Design columns by term.
-        fitted: GLM with all terms.
+        fitted: fit with all terms.
         scale: Dispersion, by which F is divided; above 0.
     """
     rows = []
@@ -249,25 +283,25 @@ def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> 
         row: dict[str, Any] = {"term": " x ".join(term), "df": columns.shape[1], "deviance": max(smaller - larger, 0.0)}
         if math.isfinite(row["deviance"]):
             row["F"] = row["deviance"] / columns.shape[1] / scale
-            row["p"] = float(special.fdtrc(columns.shape[1], fitted.df_resid, row["F"]))
+            row["p"] = float(special.fdtrc(columns.shape[1], fitted.residual_df, row["F"]))
         rows.append(row)
-    rows.append({"term": "residual", "df": int(fitted.df_resid), "deviance": float(fitted.deviance)})
+    rows.append({"term": "residual", "df": fitted.residual_df, "deviance": fitted.deviance})
     return rows
 
 
-def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> float:
+def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: _BinomialFit) -> float:
     """Return the deviance of the model with the terms of `subset`; NaN if it cannot be fitted.
 
     Args:
         cells: One row per cell, with trials and share of right digits.
         subset: Design columns by term.
         terms: Those of the full model.
-        fitted: GLM of the full model, returned without a new fit if `subset` equals `terms`.
+        fitted: fit of the full model, returned without a new fit if `subset` equals `terms`.
     """
     if subset.keys() == terms.keys():
-        return float(fitted.deviance)
+        return fitted.deviance
     fitted_subset = _fit(cells, subset)
-    return math.nan if fitted_subset is None else float(fitted_subset.deviance)
+    return math.nan if fitted_subset is None else fitted_subset.deviance
 
 
 def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[str, Any]]:
@@ -286,16 +320,15 @@ def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[
     """
     if (fitted := _fit(cells, main)) is None:
         return []
-    t = float(special.stdtrit(fitted.df_resid, (1 + CONFIDENCE_LEVEL) / 2))
-    # statsmodels' scale "X2" divides by the numbers of trials once too often
-    scale = math.sqrt(float(fitted.pearson_chi2 / fitted.df_resid))
+    t = float(special.stdtrit(fitted.residual_df, (1 + CONFIDENCE_LEVEL) / 2))
+    scale = math.sqrt(fitted.dispersion)
     rows, index = [], 1
     for (name,) in main:
         reference, *non_reference = _ordered(cells[name], data.levels(name))
         for level in non_reference:
-            log_odds, error = float(fitted.params[index]), scale * float(fitted.bse[index])
+            log_odds, error = float(fitted.coefficients[index]), scale * float(fitted.errors[index])
             bounds = {"odds_ratio": log_odds, "low": log_odds - t * error, "high": log_odds + t * error}
-            p = 2 * float(special.stdtr(fitted.df_resid, -abs(log_odds) / error))
+            p = 2 * float(special.stdtr(fitted.residual_df, -abs(log_odds) / error))
             odds = {name_of_bound: math.exp(x) for name_of_bound, x in bounds.items()}
             rows.append({"term": f"{name}: {level} / {reference}", "df": 1, "p": p, **odds})
             index += 1

@@ -89,7 +89,16 @@ class StoreReader(ABC):
 
         Sorted by this key. A measurement with a reason instead of a value counts. Empty for an unknown cell.
         """
-        return self.read(attempt_queries.values, [cell_id])
+        return self.measurements_of([cell_id])[cell_id]
+
+    def measurements_of(self, cell_ids: Collection[str]) -> dict[str, list[MeasuredValue]]:
+        """Return by cell id what `measurements` returns, by one query per 500 cells."""
+        ids = list(cell_ids)
+        by_cell: dict[str, list[MeasuredValue]] = {id_: [] for id_ in ids}
+        for start in range(0, len(ids), queries.MAX_BOUND_IDS):
+            for value in self.read(attempt_queries.values, ids[start : start + queries.MAX_BOUND_IDS]):
+                by_cell[value.cell_id].append(value)
+        return by_cell
 
 
 class Snapshot(StoreReader):

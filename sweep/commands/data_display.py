@@ -82,12 +82,15 @@ class PrepareDisplay:
         """
         if self._task is None:
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=progress.target_tokens, note="")
+            self._task = self._bar.add_task(self.what, total=None, note="")
         self._last = progress
-        self._bar.update(self._task, completed=progress.tokens, note=f"{progress.phase}: {_format_progress(progress)}")
+        share = progress.share
+        percent = f"{100 * share:.0f} %, " if share is not None else ""
+        note = f"{progress.phase}: {percent}{_format_progress(progress)}"
+        self._bar.update(self._task, total=1.0 if share is not None else None, completed=share or 0.0, note=note)
         if not self.console.is_terminal and time.monotonic() - self._printed_at > LINE_SECONDS:
             self._printed_at = time.monotonic()
-            self._print_line(f"{self.what}: {progress.phase}: {_format_progress(progress)}")
+            self._print_line(f"{self.what}: {note}")
 
     def _print_line(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False)

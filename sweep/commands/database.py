@@ -69,9 +69,9 @@ def export(
 
     CELL --to hf FOLDER writes a trained cell as a model of Hugging Face transformers, with its tokenizer and a model
     card; AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) loads it.
-    --to tensorboard, wandb and mlflow write curves and measurements, one run per cell, offline; they need the extra
-    "trackers". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna writes
-    a study's trials as an Optuna database; view it with optuna-dashboard sqlite:///FILE.
+    --to tensorboard, wandb, mlflow and trackio write curves and measurements, one run per cell, offline; they need the
+    extra "trackers". View an mlflow export with mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db. --to optuna
+    writes a study's trials as an Optuna database; view it with optuna-dashboard sqlite:///FILE.
 
     \b
     Example:
@@ -130,8 +130,8 @@ def track(
 
     Args:
         tracker (TRACKER): Tracker: {TRACKERS}.
-        out (FOLDER|URI): Folder of tensorboard or wandb, or tracking URI of mlflow; default: <sweep>-<tracker>, or for
-            mlflow MLFLOW_TRACKING_URI. WANDB_MODE and WANDB_PROJECT are respected.
+        out (FOLDER|URI): Folder of tensorboard, wandb or trackio, or tracking URI of mlflow; default:
+            <sweep>-<tracker>, or MLFLOW_TRACKING_URI or TRACKIO_DIR. WANDB_MODE and WANDB_PROJECT are respected.
         interval (SECONDS): Time between two looks at the database.
         until_end: Exit when no process runs the sweep and everything was sent.
     """

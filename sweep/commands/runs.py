@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -24,6 +25,7 @@ from ...results.console.command_line import (
     print_result,
 )
 from ...results.console.text import LogSanitizer, echo_text, sanitize_all
+from ..errors import SweepError
 from ..executors.registry import DEFAULT_EXECUTOR, resolve_executor_name
 from .options import CellName, Executor, GridName, Name, NamedSweep, ProbeNames, Rate, Set
 
@@ -77,7 +79,7 @@ def launch(
         budget (HOURS): Limit on the total cost of the grid's cells after this launch, in GPU-hours (core-hours on the CPU),
             such as 40h; with --rate also in money, such as 100$.
         prepare: Download and prepare the text first, as data prepare --grid does.
-        track (TRACKER): Send curves and results to wandb, tensorboard or mlflow while cells run; repeatable.
+        track (TRACKER): Send curves and results to wandb, tensorboard, mlflow or trackio while cells run; repeatable.
     """
     from .launch import LaunchOptions, run_launch_command
 
@@ -102,6 +104,7 @@ def evaluate(
     sweep: NamedSweep = None,
     revision: str | None = None,
     pairing: Literal["text", "native"] | None = None,
+    plugin: list[Path] | None = None,
     executor: Executor = DEFAULT_EXECUTOR,
     runs: Runs = None,
     db: Db = None,
@@ -136,14 +139,19 @@ def evaluate(
         revision (REV): Branch, tag or commit of a model of the hub.
         pairing (text|native): For a model: text measures on the same characters as the sweep's cells, native on as
             many of the model's own tokens; default: text.
+        plugin (FILE): Python file that registers probes of your own, for cells; repeatable. Probes of installed
+            packages need none.
     """
     from ...results.store.store import open_store
+    from ..grid.plugins import load_plugins
     from ..orchestrator import display, evaluate, openweight
 
     executor = resolve_executor_name(executor)
     measures_models = any(map(openweight.is_model_reference, cells))
     if not measures_models:
         openweight.check_cell_options(revision=revision, pairing=pairing)
+    elif plugin:
+        raise SweepError(f"--plugin {plugin[0]}: applies to cells only; leave it out to measure models")
     store = open_store(db)
     runs_path = runs_folder(runs, db, write=True)
     settings = evaluate.task_settings(tasks or [], include_path=include_path, shots=shots, limit=limit)
@@ -158,7 +166,7 @@ def evaluate(
         for line in model_plan.notes:
             echo_text(line, err=True)
     else:
-        shares = evaluate.plan(store, cells, **plan_options)
+        shares = evaluate.plan(store, cells, **plan_options, plugins=load_plugins(plugin or []))
     evaluate.check_tasks(settings)
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
     with display.ProgressDisplay(console, sum(map(len, shares.values()))) as screen:

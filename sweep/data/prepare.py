@@ -62,6 +62,15 @@ class PrepareProgress:
     """Tokens of this run."""
     target_tokens: int | None
     """Requested training tokens; None: all."""
+    read_share: float | None = None
+    """Share of the text that was read, 0 to 1; None if its size is unknown."""
+
+    @property
+    def share(self) -> float | None:
+        """Completed share of the preparation, 0 to 1: of the requested tokens, or of the text if that ends first."""
+        shares = [self.tokens / self.target_tokens] if self.target_tokens else []
+        shares += [self.read_share] if self.read_share is not None else []
+        return min(1.0, max(shares)) if shares else None
 
     @property
     def rate(self) -> float:
@@ -205,6 +214,8 @@ class Preparation:
     """Monotonic time at the start of this run, in seconds."""
     _new_tokens: int = 0
     """Tokens of this run."""
+    _read_share: Callable[[], float | None] = lambda: None
+    """Function that returns the share of the source that was read."""
 
     def run(self, root: Path) -> str:
         """Prepare a corpus of documents or shards, from where an earlier run stopped, and return its fingerprint.
@@ -375,6 +386,7 @@ class Preparation:
         state after a batch if 5 s (SYNC_SECONDS) have passed and the source can resume.
         """
         saved = time.monotonic()
+        self._read_share = source.read_share
         for texts in _batches(self._drop_unused(source.documents(self._state["source"]))):
             for text, ids in zip(texts, self.encode(texts), strict=True):
                 self._append_document(text, ids)
@@ -499,8 +511,11 @@ class Preparation:
         tokens += sum(shard["tokens"] for shards in closed for shard in shards)
         seconds = time.monotonic() - self._began
         self.report(
-            PrepareProgress(phase, self._state["documents"], tokens, seconds, self._new_tokens, self.data.train_tokens)
-        )
+            PrepareProgress(
+                phase, self._state["documents"], tokens, seconds, self._new_tokens, self.data.train_tokens,
+                self._read_share(),
+            )
+        )  # fmt: skip
 
     # --- long documents -------------------------------------------------------------------------------------------
 

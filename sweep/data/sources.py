@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import io
 import itertools
@@ -14,7 +15,7 @@ import re
 import sys
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -73,6 +74,9 @@ class DocumentSource(Protocol):
     def state(self) -> Any:
         """Return the position of the last iterator of `documents`, as JSON."""
 
+    def read_share(self) -> float | None:
+        """Return the share of the text that was read, 0 to 1; None if its size is unknown."""
+
     def key(self) -> Any:
         """Return JSON that changes whenever the documents may have changed."""
 
@@ -110,6 +114,10 @@ class CountingSource:
     def state(self) -> Any:
         """Return the number of documents yielded so far."""
         return self._done
+
+    def read_share(self) -> float | None:
+        """Return the share of the text that was read, 0 to 1; None if its size is unknown."""
+        return None
 
 
 @dataclass
@@ -211,6 +219,17 @@ def listing_key(root: Path, paths: list[Path]) -> list[Any]:
 
 
 @dataclass
+class ReadPosition:
+    """Position in the files of a source, in stored (compressed) bytes."""
+
+    total_bytes: int
+    read_bytes: int = 0
+    """Bytes of the files that were read to their end."""
+    tell: Callable[[], int] = lambda: 0
+    """Function that returns the bytes read of the current file."""
+
+
+@dataclass
 class FileSource(CountingSource):
     """Documents of a folder or file: text files, JSON lines and Parquet; the first two also as .gz, .xz or .zst."""
 
@@ -220,6 +239,12 @@ class FileSource(CountingSource):
     """Name of the setting that gives the root, for error messages."""
     column: str = DEFAULT_COLUMN
     """Field of JSON lines and column of Parquet that holds the text."""
+    _position: ReadPosition | None = field(default=None, init=False)
+
+    def read_share(self) -> float | None:
+        """Return the share of the bytes of all files that was read, 0 to 1; None before the first document."""
+        at = self._position
+        return None if at is None else (at.read_bytes + at.tell()) / max(1, at.total_bytes)
 
     def paths(self) -> list[Path]:
         """Return the files to read, of all subfolders too, sorted by path.
@@ -246,15 +271,19 @@ class FileSource(CountingSource):
         Raises:
             CorpusError: There is no file, or one cannot be read.
         """
-        for path in self.paths():
+        sizes = {path: path.stat().st_size for path in self.paths()}
+        position = self._position = ReadPosition(sum(sizes.values()))
+        for path, size in sizes.items():
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             kind = _kind(path)
             if kind.endswith(".parquet"):
-                yield from _read_parquet(name, path, self.column)
+                yield from _read_parquet(name, path, self.column, position)
             elif kind.endswith(RECORD_SUFFIXES):
-                yield from _read_json_lines(name, path, self.column)
+                yield from _read_json_lines(name, path, self.column, position)
             else:
-                yield Text(name, _read_text_file(path))
+                yield Text(name, _read_text_file(path, position))
+            position.read_bytes += size
+            position.tell = lambda: 0
 
     def key(self) -> Any:
         """Return a key of the files with their sizes and modification times, and of an unusual column."""
@@ -269,10 +298,10 @@ def _kind(path: Path) -> str:
     return name if kind.endswith(".parquet") else kind
 
 
-def _read_text_file(path: Path) -> str:
+def _read_text_file(path: Path, position: ReadPosition) -> str:
     """Return the contents of a text file, decompressed; invalid UTF-8 is replaced. Raises CorpusError."""
     try:
-        with _open_text(path) as file:
+        with _open_text(path, position) as file:
             return file.read()
     except DAMAGE as error:
         raise CorpusError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -282,24 +311,34 @@ DAMAGE = (lzma.LZMAError, zlib.error, EOFError, OSError)
 """Errors of files that are damaged, incomplete or unreadable."""
 
 
-def _open_text(path: Path) -> IO[str]:
-    """Open a file for reading, decompressed if it ends in .xz, .gz or .zst; invalid UTF-8 is replaced."""
+@contextlib.contextmanager
+def _open_text(path: Path, position: ReadPosition) -> Iterator[IO[str]]:
+    """Open a file for reading, decompressed if it ends in .xz, .gz or .zst; invalid UTF-8 is replaced.
+
+    While it is open, `position` follows the bytes that were read.
+    """
     kind = path.name.lower()
-    if kind.endswith(".xz"):
-        return lzma.open(path, "rt", encoding="utf-8", errors="replace")
-    if kind.endswith(".gz"):
-        import gzip
+    with path.open("rb") as raw:
+        position.tell = raw.tell
+        stream: Any = raw
+        if kind.endswith(".xz"):
+            stream = lzma.open(raw)  # noqa: SIM115 - closed with the text below
+        elif kind.endswith(".gz"):
+            import gzip
 
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    if kind.endswith(".zst"):
-        import pyarrow
+            stream = gzip.open(raw)  # noqa: SIM115
+        elif kind.endswith(".zst"):
+            import pyarrow
 
-        stream = pyarrow.input_stream(str(path), compression="zstd")
-        return io.TextIOWrapper(stream, encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
+            stream = pyarrow.input_stream(raw, compression="zstd")
+        try:
+            with io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
+                yield text
+        finally:
+            position.tell = lambda: 0
 
 
-def _read_json_lines(name: str, path: Path, column: str) -> Iterator[Text]:
+def _read_json_lines(name: str, path: Path, column: str, position: ReadPosition) -> Iterator[Text]:
     """Yield a document per non-empty line, named `<name>:<line number>`, counted from 1 with empty lines.
 
     Raises:
@@ -307,7 +346,7 @@ def _read_json_lines(name: str, path: Path, column: str) -> Iterator[Text]:
     """
     number = 0
     try:
-        with _open_text(path) as lines:
+        with _open_text(path, position) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _parse_record(f"{name}:{number}", path, number, line, column)
@@ -344,7 +383,7 @@ def _text_columns(row: object) -> str:
     return f"; data.column may name another: {', '.join(names)}" if names else ""
 
 
-def _read_parquet(name: str, path: Path, column: str) -> Iterator[Text]:
+def _read_parquet(name: str, path: Path, column: str, position: ReadPosition) -> Iterator[Text]:
     """Yield a document per row of the column, named `<name>:<row number>`, counted from 1.
 
     Raises:
@@ -357,7 +396,8 @@ def _read_parquet(name: str, path: Path, column: str) -> Iterator[Text]:
         file = parquet.ParquetFile(path)
         if column not in file.schema_arrow.names:
             raise CorpusError(f"{path}: has no column `{column}`; its columns: {', '.join(file.schema_arrow.names)}")
-        number = 0
+        number, n_rows, size = 0, max(1, file.metadata.num_rows), path.stat().st_size
+        position.tell = lambda: number * size // n_rows
         for batch in file.iter_batches(batch_size=256, columns=[column]):
             for text in batch.column(0).to_pylist():
                 number += 1
@@ -450,6 +490,10 @@ class HubSource:
         if self.spec.articles:
             return None
         return {"split": self._split, "given": self._yielded, "rows": self._rows.state_dict()}
+
+    def read_share(self) -> float | None:
+        """Return None: the size of a stream is unknown."""
+        return None
 
     def _texts(self, split: str) -> Iterator[str]:
         """Yield the text of each row of the current split.

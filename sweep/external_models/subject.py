@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...model.inference.generation import sample_token
+from ...model.rng import rng_stream
 from ..config import CellConfig
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
 from ..errors import MachineError, SweepError
-from ..probes.base import Prompt
+from ..probes.base import GREEDY, Prompt, Sampling
 from ..probes.subject import DEFAULT_WINDOW_TOKENS, Subject, TextExtent, no_pause
 from .config import OpenWeightConfig
 from .hub_tokenizer import check_lossless, passages, spread_over_tokens
@@ -117,16 +119,18 @@ class ChunkedScorer:
         return torch.cat(losses).numpy() if losses else np.zeros(0, np.float32)
 
     @torch.no_grad()
-    def continue_greedily(self, prompt: np.ndarray, tokens: int, end: int) -> Iterator[int]:
-        """Yield the most probable tokens after a prompt, at most `tokens`, up to the token `end`, which is not yielded."""
+    def continue_prompt(self, prompt: np.ndarray, tokens: int, end: int, sampling: Sampling) -> Iterator[int]:
+        """Yield tokens after a prompt, at most `tokens`, up to the token `end`, which is not yielded."""
         row, cache = torch.from_numpy(prompt.astype(np.int64))[None].to(self.device), None
-        for _ in range(tokens):
+        for position in range(len(prompt), len(prompt) + tokens):
             self.pause()
             output = self.model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, row = output.past_key_values, output.logits[:, -1:].argmax(-1)
-            if (token := int(row)) == end:
+            stream = rng_stream(sampling.seed, "write", position)
+            token = sample_token(output.logits[0, -1], sampling.temperature, sampling.top_p, stream)
+            if token == end:
                 return
             yield token
+            cache, row = output.past_key_values, torch.tensor([[token]], device=self.device)
 
     def score_prompt(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Return (is_argmax, loss in nats) of the scored tokens of a prompt, each [scored] on the CPU, in their order.
@@ -212,9 +216,9 @@ class OpenWeightSubject(Subject):
         """Return the text of tokens, without special tokens."""
         return self.tokenizer.text(np.asarray(tokens, dtype=np.int64))  # type: ignore[attr-defined]
 
-    def continue_greedily(self, prompt: np.ndarray, tokens: int) -> Iterator[int]:
-        """Yield the most probable tokens after a prompt, at most `tokens`, up to the token that ends a text."""
-        return self.scorer.continue_greedily(prompt, tokens, self.tokenizer.end)  # type: ignore[attr-defined]
+    def continue_prompt(self, prompt: np.ndarray, tokens: int, sampling: Sampling = GREEDY) -> Iterator[int]:
+        """Yield tokens after a prompt, at most `tokens`, up to the token that ends a text."""
+        return self.scorer.continue_prompt(prompt, tokens, self.tokenizer.end, sampling)  # type: ignore[attr-defined]
 
     @cached_property
     def gpt2_tokenizer(self) -> Tokenizer | MachineError:

@@ -16,12 +16,14 @@ from ...results.store.store import Store
 from ..attempt import trained_cells
 from ..checkpoints import storage
 from ..checkpoints.weights import CheckpointError, damage
+from ..config import Plugin
 from ..data import corpora
 from ..errors import GridError, SweepError
 from ..executors.executor import ExecutorContext
 from ..executors.registry import DEFAULT_EXECUTOR, open_executor
 from ..executors.source_snapshot import git_state
 from ..grid.cell import Cell
+from ..grid.plugins import installed_plugins
 from ..host import processes
 from ..host.signals import Interrupted
 from ..planning.planner import Task
@@ -81,7 +83,7 @@ def _format_value(value: MeasuredValue, error: float | None) -> str:
 
 def plan(
     store: Store, cell_names: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
-    sweep: str | None = None, settings: ProbeSettings = NO_SETTINGS,
+    sweep: str | None = None, settings: ProbeSettings = NO_SETTINGS, plugins: Sequence[Plugin] = (),
 ) -> dict[str, list[Task]]:  # fmt: skip
     """Return the evaluation tasks by the name of the sweep that has to be claimed for them. Writes nothing.
 
@@ -96,6 +98,7 @@ def plan(
         lengths: Context lengths in tokens, 2 at least, instead of those of the configs; empty to keep these.
         sweep: Sweep to evaluate within; None for the writable one, launched last, that lists the cell.
         settings: Settings of probes that replace those of the configs, by name of the probe.
+        plugins: Loaded plugins that `probes` need beside those of the cells; installed packages are found here.
 
     Raises:
         GridError: A probe is unknown, or a length cannot be measured.
@@ -114,13 +117,14 @@ def plan(
     for trained_cell in trained:
         if (line := damage(storage.resolve(runs, trained_cell.weights), trained_cell.sha256)) is not None:
             raise CheckpointError(line)
+    plugins = (*plugins, *installed_plugins(lambda: {name.partition(":")[0] for name in probes}))
     check_probes("--probe", probes)
     if lengths and probes and not any(PROBES.load(name).by_length for name in probes):
         raise GridError("--length", None, "", f"{', '.join(probes)} has no context length; leave --length out")
     cells_by_sweep = _cells_by_sweep(store) if sweep is None else {}
     tasks_by_sweep: dict[str, list[Task]] = {}
     for trained_cell in {trained_cell.cell.id: trained_cell for trained_cell in trained}.values():
-        cell = with_requested_probes(trained_cell.cell, probes, lengths, settings)
+        cell = with_plugins(with_requested_probes(trained_cell.cell, probes, lengths, settings), plugins)
         corpus = corpora.open_verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
             check_lengths(cell, corpus)
@@ -133,6 +137,14 @@ def plan(
         )
         tasks_by_sweep.setdefault(sweep_name, []).append(task)
     return tasks_by_sweep
+
+
+def with_plugins(cell: Cell, plugins: Sequence[Plugin]) -> Cell:
+    """Return the cell with these plugins after its own; its id stays the same."""
+    own = cell.config.plugins
+    hashes = {plugin.sha256 for plugin in own}
+    added = tuple(plugin for plugin in plugins if plugin.sha256 not in hashes)
+    return replace(cell, config=cell.config.model_copy(update={"plugins": (*own, *added)})) if added else cell
 
 
 def check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
@@ -216,7 +228,7 @@ def check_probes(setting: str, names: Sequence[str]) -> None:
                 setting,
                 None,
                 name,
-                "no such probe; for a plugin's, name it in plugins and eval.probes of the grid, and launch",
+                "no such probe; name the file of a plugin with --plugin",
                 list(PROBES),
                 name,
             )
@@ -285,6 +297,9 @@ def run(
         Interrupted: After a clean stop.
     """
     owner = processes.this_process("evaluate")
+    for tasks in tasks_by_sweep.values():
+        frozen = supervisor.freeze_plugins([task.cell for task in tasks], runs)
+        tasks[:] = [replace(task, cell=cell) for task, cell in zip(tasks, frozen, strict=True)]
     cells = [task.cell for tasks in tasks_by_sweep.values() for task in tasks]
     with ExitStack() as resources:
         claimed = []

@@ -293,6 +293,18 @@ class DocumentProbe(LengthwiseProbe):
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """Choice of the tokens that continue a text: the most probable ones, unless a temperature is set."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
 class Prompt:
     """Token ids of one question, with the positions of its answer."""
 

@@ -24,11 +24,13 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from ...model.inference.generation import check_sampling
+from ...model.rng import derive_seed
 from ...results.console.text import did_you_mean
 from ...results.metrics import FRACTION, METRICS, STDERR_SUFFIX
 from ...results.store.records import Measurement
 from ..errors import MachineError, SweepError
-from .base import Prompt
+from .base import GREEDY, Prompt, Sampling
 
 if TYPE_CHECKING:
     from .subject import Subject
@@ -42,6 +44,8 @@ UNITS = {"bits_per_byte": "bits/byte"}
 """Unit of a metric that is neither a share nor a pure number."""
 NEW_TOKENS = 256
 """Most tokens of an answer where a task sets no limit, as in lm-evaluation-harness."""
+SAMPLING_SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "seed")
+"""Settings of answers that a task which samples may have."""
 Z_95 = 1.959963984540054
 SHOWN_NEAREST = 3
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError, httpx.HTTPError, DatasetsError)  # fmt: skip
@@ -93,22 +97,19 @@ class SubjectModel(LM):
         return sums
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Return the greedy continuation of each context, up to the first of its stop texts or the end of the text.
+        """Return the continuation of each context, up to the first of its stop texts or the end of the text.
+
+        It is the most probable one unless the settings sample. The draws follow from the setting `seed` (0 without
+        it), the task, the question and its repetition alone.
 
         Args:
             requests: Instances with the arguments (context, settings), settings as a task's `generation_kwargs`.
 
         Raises:
-            UnreadableTasks: A text would be too long, the tokenizer cannot read it, or a task samples its answers.
+            UnreadableTasks: A text would be too long, the tokenizer cannot read it, or a setting is not supported.
         """
         settings = [normalize_gen_kwargs(request.args[1], NEW_TOKENS) for request in requests]
-        sampled = {
-            request.task_name: "n/a: the task samples its answers, and only the most probable ones are supported"
-            for request, options in zip(requests, settings, strict=True)
-            if options.get("do_sample")
-        }
-        if sampled:
-            raise UnreadableTasks(sampled)
+        samplings = self._samplings(requests, settings)
         limits = {
             id(request): int(options["max_gen_toks"]) for request, options in zip(requests, settings, strict=True)
         }
@@ -117,15 +118,47 @@ class SubjectModel(LM):
             lambda request: [(self.subject.encode_prompt(request.args[0]), np.zeros(limits[id(request)] + 1))],
         )
         return [
-            self._continuation(prompt, limits[id(request)], options.get("until") or [])
-            for request, options, ((prompt, _),) in zip(requests, settings, prompts, strict=True)
+            self._continuation(prompt, limits[id(request)], options.get("until") or [], sampling)
+            for request, options, sampling, ((prompt, _),) in zip(requests, settings, samplings, prompts, strict=True)
         ]
 
-    def _continuation(self, prompt: np.ndarray, tokens: int, stops: Sequence[str]) -> str:
-        """Return the greedy continuation of a prompt, at most `tokens` tokens, without the first stop text and its rest."""
+    def _samplings(self, requests: Sequence[Any], settings: Sequence[Mapping[str, Any]]) -> list[Sampling]:
+        """Return the choice of tokens of each request, in order.
+
+        Raises:
+            UnreadableTasks: A task samples with settings that are not supported or out of range.
+        """
+        samplings: list[Sampling] = []
+        reasons: dict[str, str] = {}
+        repeats: Counter[str] = Counter()
+        for request, options in zip(requests, settings, strict=True):
+            sampling = GREEDY
+            if options.get("do_sample"):
+                unknown = sorted(
+                    name for name in options if name not in SAMPLING_SETTINGS and options[name] is not None
+                )
+                key = f"{request.task_name}/{request.doc_id}/{request.idx}"
+                seed = derive_seed(int(options.get("seed") or 0), "downstream", f"{key}/{repeats[key]}")
+                repeats[key] += 1
+                temperature = options["temperature"] if "temperature" in request.args[1] else 1.0
+                sampling = Sampling(float(temperature), float(options.get("top_p") or 1.0), seed)
+                try:
+                    check_sampling(sampling.temperature, sampling.top_p)
+                except ValueError as error:
+                    reasons.setdefault(request.task_name, f"n/a: generation_kwargs of the task: {error}")
+                if unknown:
+                    reason = f"n/a: the task samples with {', '.join(unknown)}, which is not supported"
+                    reasons.setdefault(request.task_name, reason)
+            samplings.append(sampling)
+        if reasons:
+            raise UnreadableTasks(reasons)
+        return samplings
+
+    def _continuation(self, prompt: np.ndarray, tokens: int, stops: Sequence[str], sampling: Sampling) -> str:
+        """Return the continuation of a prompt, at most `tokens` tokens, without the first stop text and its rest."""
         written: list[int] = []
         text = ""
-        for token in self.subject.continue_greedily(prompt, tokens):
+        for token in self.subject.continue_prompt(prompt, tokens, sampling):
             written.append(token)
             text = self.subject.decode(written)
             if any(stop and stop in text for stop in stops):

@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..data.long_texts import LongText, read_long_text
 from ..data.tokenizer import Tokenizer
 from ..ranks.group import SINGLE, Ranks
 from . import bound
-from .base import Prompt, Result
+from .base import GREEDY, Prompt, Result, Sampling
 
 DEFAULT_WINDOW_TOKENS = 2048
 """Window of lm-evaluation-harness for a model without a maximum length."""
@@ -148,12 +148,13 @@ class Subject(ABC):
         """Return the text of tokens; parts of characters become U+FFFD."""
 
     @abstractmethod
-    def continue_greedily(self, prompt: np.ndarray, tokens: int) -> Iterator[int]:
-        """Yield the most probable tokens after a prompt, one by one; the window of training is kept.
+    def continue_prompt(self, prompt: np.ndarray, tokens: int, sampling: Sampling = GREEDY) -> Iterator[int]:
+        """Yield tokens after a prompt, one by one; the window of training is kept.
 
         Args:
             prompt: Tokens of the prompt, one or more.
             tokens: Maximum number of tokens; fewer if the text ends, whose last token is not yielded.
+            sampling: Choice of the tokens; the same settings give the same tokens.
         """
 
     @property
@@ -215,11 +216,10 @@ class CellSubject(Subject):
         """Return the text of tokens, without end-of-text tokens; bytes that are no UTF-8 become U+FFFD."""
         return b"".join(map(self.tokenizer.token_bytes, tokens)).decode(errors="replace")
 
-    def continue_greedily(self, prompt: np.ndarray, tokens: int) -> Iterator[int]:
-        """Yield the most probable tokens after a prompt, at most `tokens`, up to an end-of-text token."""
+    def continue_prompt(self, prompt: np.ndarray, tokens: int, sampling: Sampling = GREEDY) -> Iterator[int]:
+        """Yield tokens after a prompt, at most `tokens`, up to an end-of-text token."""
         for token in generate_tokens(
-            self.model, torch.from_numpy(prompt), tokens=tokens, temperature=0.0,
-            vocabulary=self.tokenizer.vocabulary, stop=self.tokenizer.eot,
+            self.model, torch.from_numpy(prompt), tokens=tokens, **asdict(sampling), vocabulary=self.tokenizer.vocabulary, stop=self.tokenizer.eot,
         ):  # fmt: skip
             self.pause()
             if token == self.tokenizer.eot:

@@ -23,8 +23,9 @@ class Exporter:
     """A module of this folder that writes a sweep for one tracker.
 
     An exporter to a folder has `runs(store, sweep, folder, out)`, which returns the function that writes one run below
-    `folder`, later renamed to `out`, and `follow(store, sweep, target)`, which returns the receiver of news (runs.LiveTarget). An exporter with an `ending` has `export(store, sweep, out)`, which writes one
-    file and returns a count.
+    `folder`, later renamed to `out`, and `follow(store, sweep, target)`, which returns the receiver of news
+    (runs.LiveTarget). An exporter with an `ending` has `export(store, sweep, out)`, which writes one file and returns a
+    count.
     """
 
     module: str
@@ -82,6 +83,7 @@ EXPORTERS: Mapping[str, Exporter] = {
     "tensorboard": Exporter("tensorboard", "TensorBoard"),
     "wandb": Exporter("wandb", "Weights & Biases"),
     "mlflow": Exporter("mlflow", "MLflow"),
+    "trackio": Exporter("trackio", "Trackio"),
     "optuna": Exporter("optuna", ending=".db", counts="trials"),
 }
 """Exporters by the value of --to."""

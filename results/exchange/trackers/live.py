@@ -19,7 +19,7 @@ import psutil
 from ...console.output_files import atomic_file
 from ...errors import SweepUnknown
 from ...names import safe_file_name
-from ...store.records import CellState
+from ...store.records import CellState, MeasuredValue
 from ...store.store import Store
 from . import EXPORTERS
 from .runs import LiveTarget, run_names, tracker_run
@@ -40,7 +40,7 @@ class Follower:
             store: database.
             sweep: name of the sweep.
             tracker: name in EXPORTERS of an exporter that fills a folder.
-            target: folder (tensorboard, wandb) or tracking URI (mlflow).
+            target: folder (tensorboard, wandb, trackio) or tracking URI (mlflow).
             memory: file that remembers what was sent; created if it does not exist.
 
         Raises:
@@ -60,12 +60,16 @@ class Follower:
             Exception: of the tracker; what was sent before it is remembered, and the rest is news of the next poll.
         """
         states = self._store.cell_states(self._sweep)
+        changed = [
+            (state, name)
+            for state, name in zip(states, run_names(states), strict=True)
+            if state.attempt_id is not None and self._seen.get(state.cell_id) != state
+        ]
+        values = self._store.measurements_of([state.cell_id for state, _ in changed])
         count = 0
         try:
-            for state, name in zip(states, run_names(states), strict=True):
-                if state.attempt_id is None or self._seen.get(state.cell_id) == state:
-                    continue
-                if self._send(state, name):
+            for state, name in changed:
+                if self._send(state, name, values[state.cell_id]):
                     count += 1
                 self._seen[state.cell_id] = state
         finally:
@@ -79,9 +83,9 @@ class Follower:
         if self._receiver is not None:
             self._receiver.close()
 
-    def _send(self, state: CellState, name: str) -> bool:
-        """Send what is new of one cell and remember it; return False if nothing is."""
-        run = tracker_run(self._store, state, name)
+    def _send(self, state: CellState, name: str, measured: list[MeasuredValue]) -> bool:
+        """Send what is new of one cell, which has these measurements, and remember it; return False if nothing is."""
+        run = tracker_run(self._store, state, name, measured)
         sent = self._sent.get(state.cell_id, {"key": None, "step": -1, "state": None, "values": {}})
         values = {f"{value.probe}.{value.metric}@{value.length}": value for value in run.values}
         new_values = {key: value for key, value in values.items() if sent["values"].get(key) != _content(value)}
@@ -110,7 +114,7 @@ def default_target(sweep: str, tracker: str) -> str:
     folder = Path(f"{safe_file_name(sweep)}-{tracker}").absolute()
     if tracker == "mlflow":
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
-    return str(folder)
+    return (os.environ.get("TRACKIO_DIR") if tracker == "trackio" else None) or str(folder)
 
 
 def watch_owner(store: Store, sweep: str, launch: str | None) -> Callable[[], bool]:

@@ -12,6 +12,8 @@ from ...names import safe_file_name
 from ...store.records import CellRecord, CellState, CurvePoint, MeasuredValue
 from ...store.store import Store
 
+BATCH = 500
+"""Number of cells whose measurements are read, and held in memory, at a time."""
 CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
 
 
@@ -37,6 +39,16 @@ class TrackerRun:
         facts = {"cell": self.cell.id, "state": self.state, "seed": self.cell.seed, "tokens": self.cell.tokens}
         return facts | dict(self.cell.levels) | dict(self.cell.axes)
 
+    def config(self) -> dict[str, Any]:
+        """Return hyper-parameters by name, `began` and `ended` as UTC text or None, and the complete `config`."""
+        from ..bundles import format_utc  # every launch imports this module
+
+        times = {
+            "began": self.started_at and format_utc(self.started_at),
+            "ended": self.finished_at and format_utc(self.finished_at),
+        }
+        return self.hyperparameters() | times | {"config": dict(self.cell.config)}
+
 
 @dataclass(frozen=True)
 class LiveTarget:
@@ -55,8 +67,12 @@ def tracker_runs(store: Store, sweep: str) -> Iterator[TrackerRun]:
         SweepUnknown: there is no such sweep (at the first item).
     """
     states = store.cell_states(sweep)
-    for state, name in zip(states, run_names(states), strict=True):
-        yield tracker_run(store, state, name)
+    names = run_names(states)
+    for start in range(0, len(states), BATCH):
+        batch = states[start : start + BATCH]
+        values = store.measurements_of([state.cell_id for state in batch])
+        for state, name in zip(batch, names[start : start + BATCH], strict=True):
+            yield tracker_run(store, state, name, values[state.cell_id])
 
 
 def run_names(states: Sequence[CellState]) -> list[str]:
@@ -65,8 +81,8 @@ def run_names(states: Sequence[CellState]) -> list[str]:
     return [safe_file_name(state.slug) + (f"-{state.cell_id}" if named[state.slug] > 1 else "") for state in states]
 
 
-def tracker_run(store: Store, state: CellState, name: str) -> TrackerRun:
-    """Return a cell as a run of that name.
+def tracker_run(store: Store, state: CellState, name: str, values: Sequence[MeasuredValue]) -> TrackerRun:
+    """Return a cell as a run of that name with these measurements.
 
     The curve, start and end are those of the newest finished training, or of the newest attempt without one. A cell
     without attempts has an empty curve and no times.
@@ -80,5 +96,5 @@ def tracker_run(store: Store, state: CellState, name: str) -> TrackerRun:
         started_at=attempt.started_at if attempt is not None else None,
         finished_at=attempt.finished_at if attempt is not None else None,
         curve=tuple(store.curve(attempt_id)) if attempt_id is not None else (),
-        values=tuple(store.measurements(state.cell_id)),
+        values=tuple(values),
     )

@@ -17,7 +17,6 @@ import wandb
 from ...console.output_files import make_folder
 from ...names import safe_file_name
 from ...store.store import Store
-from ..bundles import format_utc
 from .runs import CURVE, LiveTarget, TrackerRun
 
 QUIET = ("silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
@@ -42,7 +41,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
             id=run.cell.id,
             name=run.name,
             dir=str(folder),
-            config=_config(run),
+            config=run.config(),
             settings=settings,
         ) as target:
             _log(run, target)
@@ -70,7 +69,7 @@ def follow(store: Store, sweep: str, target: str) -> LiveTarget:
         if run.cell.id not in open_runs:
             open_runs[run.cell.id] = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or safe_file_name(sweep), id=run.cell.id, name=run.name,
-                dir=target, config=_config(run), resume="allow", reinit="create_new", settings=_settings(mode),
+                dir=target, config=run.config(), resume="allow", reinit="create_new", settings=_settings(mode),
             )  # fmt: skip
         handle = open_runs[run.cell.id]
         handle.config.update({"state": run.state}, allow_val_change=True)
@@ -90,15 +89,6 @@ def follow(store: Store, sweep: str, target: str) -> LiveTarget:
 def _settings(mode: Any) -> Any:
     """Return W&B's settings of that mode, "online" or "offline", without facts about this machine."""
     return wandb.Settings(mode=mode, console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
-
-
-def _config(run: TrackerRun) -> dict[str, Any]:
-    """Return the config of a run: facts, levels and axes by name, `began` and `ended` as UTC text, and `config`."""
-    times = {
-        "began": run.started_at and format_utc(run.started_at),
-        "ended": run.finished_at and format_utc(run.finished_at),
-    }
-    return run.hyperparameters() | times | {"config": dict(run.cell.config)}
 
 
 def _log(run: TrackerRun, target: Any) -> None:

@@ -5,6 +5,7 @@ import math
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import needle_model as nm
@@ -12,6 +13,8 @@ from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats
+from statsmodels.genmod.families import Binomial
+from statsmodels.genmod.generalized_linear_model import GLM
 
 
 @pytest.fixture
@@ -74,6 +77,24 @@ def test_odds_ratio_of_two_groups_by_hand(needle):
     deviance = 2 * sum(64 * (p * math.log(p / middle) + (1 - p) * math.log((1 - p) / (1 - middle))) for p in shares)
     assert (term["term"], term["df"], term["deviance"]) == ("memory", 1, pytest.approx(deviance))
     assert term["p"] == pytest.approx(stats.f.sf(deviance / scale, 1, 6))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fit_equals_statsmodels(seed):
+    """Random designs of three factors, shares of 0 and 1 among them; its last step moves a result by 1e-8 at most."""
+    draw = np.random.default_rng(seed)
+    columns = draw.integers(0, 2, (40, 3)).astype(float)
+    trials = draw.integers(4, 60, 40).astype(float)
+    hits = draw.binomial(trials.astype(int), 1 / (1 + np.exp(1.5 - columns @ [2.0, -1.0, 0.5])))
+    hits[:2] = 0, trials[1]
+    cells = pd.DataFrame({"trials": trials, "value": hits / trials})
+    fit = nm._fit(cells, {(str(index),): columns[:, index : index + 1] for index in range(3)})
+    design = np.column_stack([np.ones(40), columns])
+    oracle = GLM(np.column_stack([hits, trials - hits]), design, family=Binomial()).fit(tol=1e-12)
+    assert fit.coefficients == pytest.approx(oracle.params, rel=1e-7)
+    assert fit.errors == pytest.approx(oracle.bse, rel=1e-7)
+    assert fit.deviance == pytest.approx(oracle.deviance, rel=1e-7)
+    assert fit.dispersion == pytest.approx(oracle.pearson_chi2 / oracle.df_resid, rel=1e-7)
 
 
 def test_model_of_the_published_needle(published):

@@ -59,10 +59,28 @@ def read_wandb(folder: Path, name: str, cell: str) -> Numbers:
     return numbers
 
 
+def read_trackio(folder: Path, name: str, cell: str) -> Numbers:
+    from trackio import Api, sqlite_storage
+
+    sqlite_storage.TRACKIO_DIR = folder
+    (own_run,) = [run for run in Api().runs("quick") if run.name == name]
+    (state,) = [state for state in ("done", "failed") if own_run.config["state"] == state]
+    assert (own_run.id, own_run.config["cell"]) == (cell, cell)
+    assert own_run.config["reasons"] == ({"clean/nats@64": "oom: no memory"} if state == "done" else {})
+    numbers: Numbers = {}
+    for row in sqlite_storage.SQLiteStorage.get_logs("quick", name, run_id=cell):
+        step = row.pop("step")
+        assert row.pop("timestamp")
+        for tag, value in row.items():
+            numbers.setdefault(tag, []).append((step, value))
+    return numbers
+
+
 READERS: dict[str, Callable[[Path, str, str], Numbers]] = {
     "tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read_wandb,
+    "trackio": read_trackio,
 }  # fmt: skip
-MARKS = {"wandb": pytest.mark.thorough, "mlflow": pytest.mark.slow}
+MARKS = {"wandb": pytest.mark.thorough, "mlflow": pytest.mark.slow, "trackio": pytest.mark.slow}
 
 
 def target_of(tracker: str, folder: Path) -> str:
@@ -188,7 +206,24 @@ def test_default_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_target("quick", "mlflow") == f"sqlite:///{Path('quick-mlflow').absolute() / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
     assert default_target("quick", "mlflow") == "http://server:5000"
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    assert default_target("quick", "trackio") == str(Path("quick-trackio").absolute())
+    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+    assert default_target("quick", "trackio") == "elsewhere"
     assert set(READERS) == {name for name, exporter in EXPORTERS.items() if not exporter.ending}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", ["registry-a", "a_configs", "a.b", "a=b", "quick", "a_b-c"])
+def test_trackio_project_is_named_as_the_sweep(sweep: str) -> None:
+    pytest.importorskip("trackio")
+    from atma_sweep.results.exchange.trackers.trackio import project_name
+    from trackio import sqlite_storage, utils
+
+    name = project_name(sweep)
+    sqlite_storage.SQLiteStorage.validate_project_name(name)
+    assert utils.canonical_project_name(name) == name
+    assert (name == sweep) == (sweep in ("quick", "a_b-c"))
 
 
 @pytest.mark.thorough

@@ -1,8 +1,9 @@
-"""The contract of every exporter, and what TensorBoard and Weights & Biases read from theirs is what the database holds."""
+"""The contract of every exporter, and what TensorBoard, W&B and Trackio read is what the database holds."""
 
 import json
 import sys
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import studied
 from atma_sweep.results.errors import PackageMissing, StoreError, SweepUnknown
 from atma_sweep.results.exchange import trackers
 from atma_sweep.results.exchange.trackers import EXPORTERS
+from atma_sweep.results.exchange.trackers.runs import tracker_runs
+from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.records import AXES
 from histories import at, files, launch, rows, run
 from tracker_files import records
@@ -38,7 +41,7 @@ def curve_of(store, cell):
     return [row for row in rows(store, "curve_point") if row["attempt_id"] == newest]
 
 
-MARKS = {"wandb": pytest.mark.thorough, "mlflow": pytest.mark.slow}
+MARKS = {"wandb": pytest.mark.thorough, "mlflow": pytest.mark.slow, "trackio": pytest.mark.slow}
 """Of exporters whose package takes long to import."""
 
 
@@ -184,3 +187,60 @@ class TestWandb:
         names = {path.name for path in (tmp_path / "runs").rglob("files/*")}
         assert names & {"wandb-metadata.json", "requirements.txt", "conda-environment.yaml", "output.log"} == set()
         assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.slow
+class TestTrackio:
+    @pytest.fixture
+    def read(self, filled, tmp_path):
+        """Return a function from a cell to (its run, the rows of its log)."""
+        pytest.importorskip("trackio", reason="needs trackio: pip install -e '.[trackers]'")
+        from trackio import Api, sqlite_storage
+
+        assert EXPORTERS["trackio"].export(filled, "quick", tmp_path / "runs") == 3
+
+        def reader(cell):
+            sqlite_storage.TRACKIO_DIR = tmp_path / "runs"
+            (run,) = [run for run in Api().runs("quick") if run.id == cell.id]
+            return run, sqlite_storage.SQLiteStorage.get_logs("quick", run.name, run_id=cell.id)
+
+        return reader
+
+    def test_numbers_to_the_last_bit_at_their_time(self, read, filled, cells):
+        described, log = read(cells(1)[0])
+        points = curve_of(filled, cells(1)[0].id)
+        header, *curve, values = log
+        assert set(header) == {"step", "timestamp"}
+        assert [row["step"] for row in curve] == [point["step"] for point in points]
+        assert [{n: row[f"curve/{n}"] for n in CURVE} for row in curve] == [{n: p[n] for n in CURVE} for p in points]
+        times = [datetime.fromisoformat(row["timestamp"]) - at(6) for row in curve]
+        assert [time.total_seconds() for time in times] == pytest.approx([p["wall_s"] for p in points], abs=1e-6)
+        assert (values["step"], values["val/val_loss"]) == (0, 2 / 3)
+        config = described.config
+        assert (described.name, config["state"], config["config"]) == (NAMES[1], "done", cells(1)[0].config)
+        assert config["_Group"] == cells(1)[0].slug.removesuffix("-s0")
+        assert config["reasons"] == {"clean/nats@4096": "oom: no memory"}
+        assert {axis: config[axis] for axis in AXES} == cells(1)[0].levels
+
+    def test_cells_without_numbers_are_listed(self, read, cells):
+        described, log = read(cells(3)[2])
+        assert (described.name, described.config["lr"], len(log)) == (NAMES[0], "0.1", 1)
+
+    def test_what_was_sent_is_not_sent_twice(self, read, filled, tmp_path, cells):
+        from atma_sweep.results.exchange.trackers import trackio
+
+        before = [read(cell)[1] for cell in cells(3)]
+        push = trackio.follow(filled, "quick", str(tmp_path / "runs")).push
+        for sent in tracker_runs(filled, "quick"):
+            assert push(sent, None) == sent.cell.id
+        assert [read(cell)[1] for cell in cells(3)] == before
+
+
+def test_numbers_of_a_batch_need_a_single_query(filled, monkeypatch):
+    scopes = []
+    query = attempt_queries.values
+    monkeypatch.setattr(attempt_queries, "values", lambda session, ids: scopes.append(ids) or query(session, ids))
+    runs = list(tracker_runs(filled, "quick"))
+    assert [len(ids) for ids in scopes] == [3]
+    monkeypatch.undo()
+    assert [list(run.values) for run in runs] == [filled.measurements(run.cell.id) for run in runs]

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,9 +347,17 @@ def test_display_draws_a_bar_on_a_terminal() -> None:
     out = io.StringIO()
     with preparing.PrepareDisplay(Console(file=out, width=120, force_terminal=True), "books") as tell:
         tell(progress("tokenizing", 500, 1.0, 1000))
-        bar = re.compile(r"books +━+.* tokenizing: 1,234 documents, 500 tokens, 500 tokens/s")
+        bar = re.compile(r"books +━+.* tokenizing: 50 %, 1,234 documents, 500 tokens, 500 tokens/s")
         until(lambda: bar.search(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())), "the bar")
     assert "books: 1,234 documents, 500 tokens, 500 tokens/s in 1 s" in out.getvalue()
+
+
+def test_share_of_a_preparation_is_that_of_what_ends_first() -> None:
+    assert progress("tokenizing", 500, 1.0).share is None
+    assert progress("tokenizing", 500, 1.0, 1000).share == 0.5
+    assert replace(progress("tokenizing", 500, 1.0, 1000), read_share=0.75).share == 0.75
+    assert replace(progress("tokenizing", 500, 1.0), read_share=0.25).share == 0.25
+    assert progress("tokenizing", 5000, 1.0, 1000).share == 1.0
 
 
 def test_display_prints_nothing_without_progress_or_on_error() -> None:

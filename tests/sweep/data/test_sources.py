@@ -7,6 +7,7 @@ import hashlib
 import json
 import lzma
 import os
+import random
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -55,10 +56,13 @@ def zstd(raw: bytes) -> bytes:
 def goes_on_everywhere(make: Callable[[], DocumentSource]) -> list[Text]:
     """Check that the state after every document, as JSON, resumes at the next one, and return all documents."""
     first, documents = make(), []
-    states = []
+    states, shares = [], [0.0]
     for text in first.documents():
         documents.append(text)
         states.append(json.dumps(first.state()))
+        shares.append(first.read_share() or 0.0)
+    assert shares == sorted(shares)
+    assert shares[-1] <= 1
     for number, state in enumerate(states, 1):
         assert list(make().documents(json.loads(state))) == documents[number:]
     return documents
@@ -95,6 +99,28 @@ def test_stdlib_source_resumes_and_key_has_version() -> None:
     key = json.loads(json.dumps(source.key()))
     assert key == second.key()
     assert key[:2] == [sys.version, str(LIBRARY)]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet"])
+def test_read_share_follows_the_bytes_of_files(tmp_path: Path, ending: str) -> None:
+    """Four files of equal size and 1000 records each: after n records, n/4000 up to the reader's buffer."""
+    generator = random.Random(1)
+    texts = ["".join(chr(generator.randrange(97, 123)) for _ in range(200)) for _ in range(1000)]
+    raw = lines(texts).encode()
+    pack = {".jsonl": bytes, ".jsonl.gz": gzip.compress, ".jsonl.xz": lzma.compress, ".jsonl.zst": zstd}
+    for number in range(4):
+        path = tmp_path / f"{number}{ending}"
+        if ending == ".parquet":
+            parquet.write_table(pa.table({"text": texts}), path)
+        else:
+            path.write_bytes(pack[ending](raw))
+    source = FileSource(tmp_path)
+    assert source.read_share() is None
+    for number, _ in enumerate(source.documents(), 1):
+        if number % 499 == 0:
+            # blocks of up to a file for Zstandard, of 256 rows for Parquet, of 8 to 128 KiB for the others
+            assert source.read_share() == pytest.approx(number / 4000, abs=0.25)
+    assert source.read_share() == 1
 
 
 def test_stdlib_source_rejects_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +316,7 @@ def test_file_source_reports_unreadable_file(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "a.txt"
     path.write_text("")
 
-    def refuse(self: Path, **more: Any) -> str:
+    def refuse(self: Path, *mode: Any, **more: Any) -> str:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -216,6 +217,22 @@ def test_plan_checks_everything_before_the_first_attempt(
     assert expected in refused(lambda: evaluate.plan(desk.store(), cells, runs=desk.runs, **options), kind)
 
 
+def test_probe_of_a_plugin_measures_a_cell_without_a_launch(desk: Desk, tmp_path: Path) -> None:
+    plugin = tmp_path / "layers.py"
+    plugin.write_text(LAYERS)
+    before = desk.cell(POLAR)
+    missing = desk.evaluate(POLAR, "--probe", "layers", code=2)
+    assert "no such probe; name the file of a plugin with --plugin" in missing
+    (row,) = json.loads(desk.evaluate(POLAR, "--probe", "layers", "--plugin", str(plugin), "--json"))
+    digest = hashlib.sha256(plugin.read_bytes()).hexdigest()
+    ((layers,),) = desk.sql(f"SELECT json_extract(config, '$.model.n_layers') FROM cell WHERE id = '{before}'")
+    assert (row["metric"], row["value"]) == ("count", layers)
+    assert desk.sql("SELECT source FROM measurement WHERE probe = 'layers'") == [(digest,)]
+    assert desk.cell(POLAR) == before
+    assert (desk.runs / "plugins" / f"{digest[:12]}_layers.py").is_file()
+    assert "--plugin: " in desk.evaluate(POLAR, "--probe", "layers", "--plugin", "gone.py", code=2)
+
+
 def test_evaluate_error_is_a_line_without_an_attempt(desk: Desk) -> None:
     before = desk.state()
     (desk.runs / desk.cell(NOPE) / "1" / "weights.safetensors").unlink()
@@ -252,6 +269,23 @@ def test_missing_weights_and_missing_corpus_are_reported(desk: Desk) -> None:
     shutil.rmtree(desk.runs / "corpora")
     with pytest.raises(CorpusError):
         evaluate.plan(store, [POLAR], runs=desk.runs)
+
+
+LAYERS = """
+from atma_sweep.sweep.probes import Metric, Probe, register_probe
+
+
+@register_probe("layers")
+class Layers(Probe):
+    metrics = (Metric("count", "1", words="Layers of the network."),)
+
+    def tokens(self, length):
+        return 1
+
+    def run(self, subject, lengths):
+        for _ in lengths:
+            yield [self.value("count", float(len(subject.model.blocks)))], []
+"""
 
 
 def _parent() -> Owner:

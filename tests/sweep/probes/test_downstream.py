@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from atma_sweep.model.rng import derive_seed, rng_stream
 from atma_sweep.results.errors import PackageMissing
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.sweep.attempt.trained_cells import LoadedModel
@@ -91,6 +94,44 @@ def test_harness_scores_equal_those_of_logits(pupil: CellSubject, tmp_path: Path
     assert got["tiny_answers/exact_match"].value == 0.5
     assert got["tiny_rolling/bits_per_byte"].unit == "bits/byte"
     assert got["tasks"].value == 3
+
+
+def sampled(pupil: CellSubject, prompt: str, seed: int, temperature: float, top_p: float) -> str:
+    """Return twelve tokens by inverting the cumulative probabilities, with a forward pass per token."""
+    row = [pupil.tokenizer.eot, *prompt.encode()]
+    begin = len(row)
+    while len(row) < begin + 12:
+        draw = float(torch.rand((), generator=rng_stream(seed, "write", len(row)), dtype=torch.float64))
+        logits = pupil.model(torch.tensor([row]))[0, -1, : pupil.tokenizer.vocabulary].double().numpy() / temperature
+        weights = np.exp(logits - logits.max())
+        order = np.argsort(-weights, kind="stable")
+        cumulative = np.cumsum(weights[order] / weights.sum())
+        nucleus = cumulative[: int((cumulative < top_p).sum()) + 1]
+        row.append(int(order[int((nucleus <= draw * nucleus[-1]).sum())]))
+        if row[-1] == pupil.tokenizer.eot:
+            return bytes(row[begin:-1]).decode(errors="replace")
+    return bytes(row[begin:]).decode(errors="replace")
+
+
+def test_answers_are_sampled_as_the_task_says(pupil: CellSubject) -> None:
+    def answer(repeats: int = 1, **settings: Any) -> list[str]:
+        request = SimpleNamespace(args=("Say", {"max_gen_toks": 12} | settings), task_name="quiz", doc_id=4, idx=0)
+        return load_harness().SubjectModel(pupil).generate_until([request] * repeats)
+
+    with torch.no_grad():
+        for settings in ({"temperature": 0.7, "seed": 3}, {"do_sample": True, "top_p": 0.8}):
+            chosen = [settings.get("temperature", 1.0), settings.get("top_p", 1.0)]
+            seeds = [derive_seed(settings.get("seed", 0), "downstream", f"quiz/4/0/{n}") for n in range(2)]
+            expected = [sampled(pupil, "Say", seed, *chosen) for seed in seeds]
+            assert answer(2, **settings) == expected
+            assert expected[0] != expected[1]
+        assert answer(temperature=1e-9) == answer() == answer(do_sample=False, temperature=2.0)
+    for settings, reason in (
+        ({"do_sample": True, "top_k": 5}, "samples with top_k, which is not supported"),
+        ({"do_sample": True, "temperature": -1.0}, "temperature must be 0 or more"),
+    ):
+        with pytest.raises(load_harness().UnreadableTasks, match=reason):
+            answer(**settings)
 
 
 @pytest.mark.thorough
