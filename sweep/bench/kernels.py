@@ -681,8 +681,8 @@ def _wall_decode_step(random: _Inputs, b: int, tokens: int, heads: int, kv_heads
     gate_heads = sorted({kv_heads, heads})
 
     def inputs() -> list[Tensor]:
-        pools = [random.normal(tokens // PAGE * b, PAGE, kv_heads, D, grad=False) for _ in range(2)]
-        return single_token.wall_inputs(random.normal(b, heads, D, grad=False), *pools, gate_heads, tokens)
+        k_pool, v_pool = (random.normal(tokens // PAGE * b, PAGE, kv_heads, D, grad=False) for _ in range(2))
+        return single_token.wall_inputs(random.normal(b, heads, D, grad=False), k_pool, v_pool, gate_heads, tokens)
 
     names = ["wall, gates per KV head", "wall, gates per query head"][: len(gate_heads)]
     variants: dict[str, Callable[..., Any]] = {
