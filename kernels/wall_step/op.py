@@ -4,8 +4,7 @@ See docs/explanation/decoding.md, "Wall attention". With P_t the running sum of 
 sum at the first token of a key's chunk, a cached key is k_j exp(R - P_j), and a step scales its query by exp(P_t - R),
 once per chunk. Their product has the decay exp(P_t - P_j).
 
-B texts, T tokens, N pages of a pool, H query heads, J KV heads, P gate heads (H or J), X head size, S keys, A anchors of
-a text, C keys per anchor.
+B texts, T tokens, N pages of a pool, H query heads, J KV heads, P gate heads (H or J), X head size, S keys.
 """
 
 from __future__ import annotations
@@ -104,12 +103,12 @@ def paged_wall(
         )
     dtype, seen_BS, heads = statistics_dtype(q_BHX.dtype), texts.visible_keys(window), k_pool.shape[2]
     # entries of hidden keys are arbitrary, so are anchors of chunks without visible keys
-    seen_BA = seen_BS.unflatten(1, (-1, chunk)).any(-1)
-    grown_BAPX = torch.where(seen_BA[..., None, None], fall_BPX[:, None] - texts.gather(anchor_pool), 0.0).exp()
-    q_BAPGX = q_BHX.to(dtype).unflatten(1, (heads, -1))[:, None] * grown_BAPX.to(dtype)[:, :, :, None]
-    k_BACPX = texts.gather(k_pool).to(dtype).unflatten(1, (-1, chunk))
-    logits_BPGAC = torch.einsum("bapgx,bacpx->bpgac", q_BAPGX, k_BACPX)
-    return row_attention(logits_BPGAC.flatten(3).flatten(1, 2) * scale, texts.gather(v_pool), seen_BS).to(q_BHX.dtype)
+    seen_chunks = seen_BS.unflatten(1, (-1, chunk)).any(-1)
+    grown = torch.where(seen_chunks[..., None, None], fall_BPX[:, None] - texts.gather(anchor_pool), 0.0).exp()
+    scaled = q_BHX.to(dtype).unflatten(1, (heads, -1))[:, None] * grown.to(dtype)[:, :, :, None]
+    chunked = texts.gather(k_pool).to(dtype).unflatten(1, (-1, chunk))
+    logits = torch.einsum("bapgx,bacpx->bpgac", scaled, chunked)
+    return row_attention(logits.flatten(3).flatten(1, 2) * scale, texts.gather(v_pool), seen_BS).to(q_BHX.dtype)
 
 
 def _check_shapes(

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention.device import LOG2E
-from ..paged.triton import KEYS, _merge_ranges, _store_outputs, splits_for
+from ..paged.triton import KEYS, merge_ranges, store_outputs, splits_for
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -125,7 +125,7 @@ def _attend_range(
         row_max = higher
     if SPLITS == 1:
         # the five pointers after the length belong to polar attention's null, which is not read
-        _store_outputs(
+        store_outputs(
             row_max, row_sum, row_sum, part, b, head, inside, length, fall_ptr, fall_ptr, fall_ptr, fall_ptr, fall_ptr,
             y_ptr, y_ptr, window, 0.0, H, X, False,
         )  # fmt: skip
@@ -175,7 +175,7 @@ def attend(
         SPLITS=splits, num_warps=4,
     )  # fmt: skip
     if not single_range:
-        _merge_ranges[(b, h)](
+        merge_ranges[(b, h)](
             top, total, square, part, lengths, *[lengths] * 5, y, y, visible_window, 0.0, H=h, X=x, SPLITS=splits,
             POLAR=False, num_warps=1 if splits * x <= 1024 else 4 if splits * x <= 4096 else 8,
         )  # fmt: skip

@@ -169,8 +169,8 @@ def wall_inputs(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, gate_heads: Seque
         rate_PX = STEEPEST_LOG2 * math.log(2) * torch.rand(p, x, dtype=torch.float64, device=q_BHX.device)
         at_C = torch.arange(MAX_CHUNK, device=q_BHX.device)[:, None, None]
         grown = torch.exp(at_C * rate_PX).to(k_pool.dtype).repeat(rows, 1, 1)
-        first_A = torch.arange(1, tokens + 1, MAX_CHUNK, device=q_BHX.device)[:, None, None]
-        anchor = (-first_A * rate_PX).unflatten(0, (-1, rows)).repeat(b, 1, 1, 1)
+        first = torch.arange(1, tokens + 1, MAX_CHUNK, device=q_BHX.device)[:, None, None]
+        anchor = (-first * rate_PX).unflatten(0, (-1, rows)).repeat(b, 1, 1, 1)
         inputs += [
             k_pool.repeat_interleave(p // j, 2) * grown,
             anchor,
