@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention.device import LOG2E
-from ..paged.triton import KEYS, merge_ranges, store_outputs, splits_for
+from ..paged.triton import KEYS, merge_ranges, splits_for, store_outputs
 
 _LOG2E = tl.constexpr(LOG2E)
 
