@@ -209,7 +209,9 @@ class Attention(nn.Module):
         """
         tails = None if self.canon is None else self.canon.open(capacity)
         tables = {} if self.mixer is None else self.mixer.open(capacity)
-        return LayerState(Pools(capacity), tables, tails, None if self.memory is None else self.memory.open(capacity))
+        spans = {} if self.mixer is None else self.mixer.entry_spans(capacity.dtype)
+        memory = None if self.memory is None else self.memory.open(capacity)
+        return LayerState(Pools(capacity, spans), tables, tails, memory)
 
     def begin(self, x_1TD: Tensor, states: LayerState, step: DecodeStep, *, chunk: int) -> Tensor:
         """Prefill: compute the output of one new sequence and store in `states` what `step` needs to continue it.
@@ -229,8 +231,10 @@ class Attention(nn.Module):
         if self.mixer is not None:
             positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
             entries = self.mixer.keep(k, v, places_BT=positions_1T, before=None, **self._mixer_inputs(x_1TD))
-            states.pools.fill(step.texts.tables_BP[0], {name: rows[0] for name, rows in entries.items()})
-            KVView({}, step, states.tables).set_rows(self.mixer.begin(k, v))
+            paged = {name: rows[0] for name, rows in entries.items() if name not in states.tables}
+            newest = {name: rows[:, -1] for name, rows in entries.items() if name in states.tables}
+            states.pools.fill(step.texts.tables_BP[0], paged)
+            KVView({}, step, states.tables).set_rows(newest | self.mixer.begin(k, v))
         if self.canon is not None and states.conv_tails is not None:
             last = self._project(x_1TD[:, -self.canon.halo :] if self.canon.halo else x_1TD[:, :0])
             self.canon.begin(states.conv_tails, step.slots_B, *last[:3])

@@ -192,8 +192,20 @@ class Mixer(Part):
 
     Also takes `x_BTD` if `reads_input`. `places_BT` are positions, int64, counted from 0. `before` is a `PreviousToken`
     for the token before the first one, None at a sequence's start. Called for whole sequences (prefill) and with T = 1
-    for each decoding step. Tensors are stored in their own type. The default caches keys and values as "k" and "v".
+    for each decoding step. Tensors are stored in their own type; of a name that `open` has a table for, only the last
+    token's. The default caches keys and values as "k" and "v".
     """
+
+    def entry_spans(self, dtype: torch.dtype) -> dict[str, int]:
+        """Return name -> number of consecutive tokens, from a sequence's start on, with equal entries in the cache.
+
+        The cache then stores one entry for them, or one for each part of them that lies in a page of its own. Names
+        that are missing, all by default, have an entry per token.
+
+        Args:
+            dtype: type of activations, keys and values.
+        """
+        return {}
 
     def open(self, capacity: CacheCapacity) -> dict[str, Tensor]:
         """Allocate the state that `step` keeps per sequence, by name: tables of `CacheCapacity.table`.

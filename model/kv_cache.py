@@ -9,6 +9,7 @@ R = slots + 1 rows of a table, of which the last is a padding row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,9 +55,15 @@ class CacheCapacity:
         """
         return torch.zeros(self.rows, *shape, dtype=dtype or self.dtype, device=self.device)
 
-    def pool(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return zeros [pages, page_size, *shape] on the cache's device; `dtype` None is the cache's."""
-        return torch.zeros(self.pages, self.page_size, *shape, dtype=dtype or self.dtype, device=self.device)
+    def pool(self, *shape: int, dtype: torch.dtype | None = None, span: int = 1) -> Tensor:
+        """Return zeros [pages, page_size / span, *shape] on the cache's device; `dtype` None is the cache's.
+
+        Args:
+            *shape: shape of an entry.
+            dtype: type of the entries.
+            span: consecutive tokens that share an entry, a divisor of `page_size`.
+        """
+        return torch.zeros(self.pages, self.page_size // span, *shape, dtype=dtype or self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -85,12 +92,21 @@ class Pools:
     """Paged cache of one global layer: name -> pool [pages, page_size, ...] of what its mixer stores per token.
 
     A pool is allocated, in its first tokens' type and shape, when these are stored. `[name]` raises KeyError before
-    that.
+    that. Where consecutive tokens have equal entries (`Mixer.entry_spans`), a pool has fewer rows per page than tokens.
     """
 
-    def __init__(self, capacity: CacheCapacity) -> None:
+    def __init__(self, capacity: CacheCapacity, spans: Mapping[str, int] | None = None) -> None:
+        """Create a cache without pools.
+
+        Args:
+            capacity: pages, page size, device and type of the pools.
+            spans: name -> number of consecutive tokens, counted from a sequence's start, whose entries are equal. As
+                many of them share a row of a page as divide both this number and the page size. Names that are missing
+                have an entry per token.
+        """
         self._capacity = capacity
         self._pools: dict[str, Tensor] = {}
+        self._spans = {name: math.gcd(span, capacity.page_size) for name, span in (spans or {}).items()}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._pools[name]
@@ -110,10 +126,10 @@ class Pools:
         """
         page = self._capacity.page_size
         for name, rows_T in rows.items():
-            pool = self._pool(name, rows_T)
+            pool, span = self._pool(name, rows_T), self._spans.get(name, 1)
             for index, number in enumerate(pages_P[: -(-len(rows_T) // page)].tolist()):
                 if number != DUMMY:
-                    chunk = rows_T[index * page : (index + 1) * page]
+                    chunk = rows_T[index * page : (index + 1) * page : span]
                     pool[number, : len(chunk)] = chunk.to(pool.dtype)
 
     def copy(self, sources_P: Tensor, targets_P: Tensor) -> None:
@@ -128,13 +144,15 @@ class Pools:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes stored per token, over all pools."""
-        return sum(pool[0, 0].numel() * pool.element_size() for pool in self._pools.values())
+        """Bytes stored per token, over all pools; entries that tokens share count in equal parts, rounded up."""
+        page_bytes = sum(pool[0].numel() * pool.element_size() for pool in self._pools.values())
+        return -(-page_bytes // self._capacity.page_size)
 
     def _pool(self, name: str, like: Tensor) -> Tensor:
         """Return the pool of that name; allocate zeros with entry shape and type of `like` [T, ...] if it is new."""
         if name not in self._pools:
-            self._pools[name] = self._capacity.pool(*like.shape[1:], dtype=like.dtype)
+            span = self._spans.get(name, 1)
+            self._pools[name] = self._capacity.pool(*like.shape[1:], dtype=like.dtype, span=span)
         return self._pools[name]
 
 
@@ -163,14 +181,15 @@ class KVView:
             self.tables[name].index_copy_(0, self.step.slots_B, part.to(self.tables[name].dtype))
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
-        """Store the new tokens' entries in the pools, in place.
+        """Store the new tokens' entries in the pools, in place; those with a table of their name replace its rows.
 
         Pools must have been allocated by a prefill. Rows of the padding slot write to the DUMMY page.
 
         Args:
             rows: name -> [B, ...], one entry per sequence.
         """
-        remaining = dict(rows)
+        self.set_rows({name: part for name, part in rows.items() if name in self.tables})
+        remaining = {name: part for name, part in rows.items() if name not in self.tables}
         if (
             "k" in remaining
             and "v" in remaining
@@ -183,8 +202,11 @@ class KVView:
 
     def before(self, name: str) -> Tensor:
         """Return the entry `name` of the token before the new one, [B, ...]; zeros for a sequence's first token."""
-        earlier = Texts(self.texts.tables_BP, self.texts.lengths_B - 1, self.texts.page)
-        rows = self.pools[name].flatten(0, 1)[earlier.write_rows]
+        if name in self.tables:
+            rows = self.row(name)
+        else:
+            earlier, pool = Texts(self.texts.tables_BP, self.texts.lengths_B - 1, self.texts.page), self.pools[name]
+            rows = pool.flatten(0, 1)[earlier.write_rows(pool.shape[1])]
         none_B = self.texts.lengths_B <= 1
         return rows.masked_fill(none_B.view(-1, *[1] * (rows.ndim - 1)), 0)
 

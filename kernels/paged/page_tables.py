@@ -37,25 +37,33 @@ class Texts:
     """int32: tokens, the new one included; 0 for a padding row of the batch."""
     page: int = PAGE
 
-    @property
-    def write_rows(self) -> Tensor:
-        """int64 [B]: index of the new token's row in the flat pool [N page, ...].
+    def write_rows(self, rows_per_page: int | None = None) -> Tensor:
+        """Return the index of the new token's row in the flat pool [N rows_per_page, ...], int64 [B].
 
         For length 0 it is that of the first row of the table's first page.
+
+        Args:
+            rows_per_page: Rows of a page of the pool, a divisor of `page`: page / rows_per_page tokens share a row.
+                None: a row per token.
         """
+        rows_per_page = rows_per_page or self.page
         at_B = (self.lengths_B.long() - 1).clamp(min=0)
         pages_B = self.tables_BP.long().gather(1, (at_B // self.page)[:, None])[:, 0]
-        return pages_B * self.page + at_B % self.page
+        return pages_B * rows_per_page + at_B % self.page // (self.page // rows_per_page)
 
     def write(self, pool: Tensor, rows: Tensor) -> None:
-        """Write `rows` [B, ...], of the new tokens, into the pool [N, page, ...] in place, in the pool's dtype.
+        """Write `rows` [B, ...], of the new tokens, into the pool [N, rows, ...] in place, in the pool's dtype.
 
-        A padding row of length 0 is written to the first row of its table's first page.
+        A page of the pool has a row per token, or fewer, which consecutive tokens share. A padding row of length 0 is
+        written to the first row of its table's first page.
         """
-        pool.flatten(0, 1).index_copy_(0, self.write_rows, rows.to(pool.dtype))
+        pool.flatten(0, 1).index_copy_(0, self.write_rows(pool.shape[1]), rows.to(pool.dtype))
 
     def gather(self, pool: Tensor) -> Tensor:
-        """Return a copy of each text's rows of a pool, [B, S, ...]; values beyond a text's length are arbitrary."""
+        """Return a copy of each text's rows of a pool, [B, S, ...]; values beyond a text's length are arbitrary.
+
+        A pool with fewer rows per page than tokens gives as many fewer rows.
+        """
         return pool[self.tables_BP.long()].flatten(1, 2)
 
     def visible_keys(self, window: int | None) -> Tensor:

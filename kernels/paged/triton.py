@@ -45,7 +45,7 @@ def _temperature(gain_ptr, head, inside, n):
 
 
 @triton.jit
-def _store_outputs(
+def store_outputs(
     row_max, row_sum, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr,
     window, floor, H: tl.constexpr, X: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
@@ -190,7 +190,7 @@ def _attend_range(
         part = part * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         row_max = higher
     if SPLITS == 1:
-        _store_outputs(
+        store_outputs(
             row_max, row_sum, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr,
             mag_ptr, window, floor, H, X, POLAR,
         )  # fmt: skip
@@ -203,7 +203,7 @@ def _attend_range(
 
 
 @triton.jit
-def _merge_ranges(
+def merge_ranges(
     top_ptr, sum_ptr, square_ptr, part_ptr, lengths_ptr, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr,
     mag_ptr, window, floor, H: tl.constexpr, X: tl.constexpr, SPLITS: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
@@ -245,7 +245,7 @@ def _merge_ranges(
     part = tl.sum(tl.load(part_ptr + at[:, None] * X + x[None, :]) * alpha[:, None], 0)
     ones = tl.zeros([1], tl.float32)
     head = h + tl.arange(0, 1)
-    _store_outputs(
+    store_outputs(
         ones + highest, ones + total, ones + square, part[None, :], b, head, head < H, tl.load(lengths_ptr + b), base_ptr,
         slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr, window, floor, H, X, POLAR,
     )  # fmt: skip
@@ -292,7 +292,7 @@ def attend(
         SPLITS=splits, POLAR=polar, num_warps=4,
     )  # fmt: skip
     if not single_range:
-        _merge_ranges[(b, h)](
+        merge_ranges[(b, h)](
             top, total, square, part, lengths, *null_args, y, mag, visible_window, floor, H=h, X=x, SPLITS=splits, POLAR=polar,
             num_warps=1 if splits * x <= 1024 else 4 if splits * x <= 4096 else 8,
         )  # fmt: skip

@@ -15,13 +15,12 @@ from torch.nn import functional
 
 from ...kernels.attention.wall.op import choose_backend, wall_attention
 from ...kernels.norms import statistics_dtype
-from ...kernels.paged.single_query import row_attention, row_scores
 from ...kernels.rotary import check_rotary, rotate
-from ...kernels.shapes import expand_kv
+from ...kernels.wall_step import op as wall_step
 from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, Real, knob
-from ..kv_cache import KVView
+from ..kv_cache import CacheCapacity, KVView
 from .gates import Gate, cumulative_log_gate
 
 
@@ -138,44 +137,57 @@ class Wall(QueryBlockMixer):
             query_block=block, steepest=self.g_max,
         )  # fmt: skip
 
+    def entry_spans(self, dtype: torch.dtype) -> dict[str, int]:
+        """Return the number of tokens that share an entry of "anchor" (`wall_step.chunk_tokens`)."""
+        return {"anchor": wall_step.chunk_tokens(dtype, self.g_max)}
+
+    def open(self, capacity: CacheCapacity) -> dict[str, Tensor]:
+        """Allocate "fall", the sum of each sequence's natural log gates so far, float64 [slots + 1, P, X]."""
+        return {"fall": capacity.table(self.gate_heads, self.size, dtype=torch.float64)}
+
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None, x_BTD: Tensor
     ) -> dict[str, Tensor]:
-        """Return the entries to cache: "k" (rotated) and "v", [B, T, J, X], and "fall".
+        """Return the entries to cache: "k", "v", "anchor" and "fall".
 
-        "fall" is the cumulative natural log of the gates [B, T, P, X], float64; P is H, or with `tie: kv` J.
+        "fall" is the cumulative natural log P of the gates, float64 [B, T, P, X]; P is H, or with `tie: kv` J. "anchor"
+        is its value R at the first token of each token's chunk. "k" is the rotated key times exp(R - P), [B, T, P, X]
+        (`wall_step.absorb_decay`); "v" are the values [B, T, J, X].
 
         Args:
             k_BTJX: keys, not rotated.
             v_BTJX: values.
-            places_BT: positions of the tokens, for the rotation.
-            before: cached entries of the token before the first one, whose "fall" is continued; None: start from 0.
+            places_BT: positions of the tokens, for the rotation and for the chunks.
+            before: cached entries of the token before the first one, whose "fall" and "anchor" are continued; None:
+                start from 0.
             x_BTD: the block's normed input, from which gates are projected with `gate_source: input`.
         """
         fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
-        return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
+        at_T = torch.arange(k_BTJX.shape[1], device=k_BTJX.device)
+        first_BT = at_T - places_BT % self.entry_spans(k_BTJX.dtype)["anchor"]
+        first_BTPX = first_BT[..., None, None].expand(fall_BTPX.shape)
+        anchor_BTPX = fall_BTPX.gather(1, first_BTPX.clamp(min=0))
+        if before is not None:  # the chunk may have begun before these tokens
+            anchor_BTPX = torch.where(first_BTPX >= 0, anchor_BTPX, before("anchor")[:, None])
+        k_BTPX = wall_step.absorb_decay(self._rotated(k_BTJX, places_BT), fall_BTPX, anchor_BTPX)
+        return {"k": k_BTPX, "v": v_BTJX, "anchor": anchor_BTPX, "fall": fall_BTPX}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
         """Return wall attention at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Each channel of a cached key is multiplied by the product of its gates of the tokens after it, the new one
-        included. Then follows softmax of scale q k over the visible keys, times v. A padding row gives 0. Reads whole
-        sequences from the cache, without a kernel.
+        included. Then follows softmax of scale q k over the visible keys, times v. A padding row gives 0.
 
         Args:
             q_BHX: queries of the new tokens, not rotated.
-            cache: cached "k" (rotated), "v" and "fall" (cumulative log gate) of all tokens, the new ones included; its
-                window applies.
+            cache: what `keep` returned for all tokens, the new ones included; its window applies.
             x_BD: ignored, because the new tokens' gates are in the cache already.
         """
-        q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
-        dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), cache.gather("fall"), cache.seen
-        current_B1PX = fall_BSPX.gather(1, cache.places.view(-1, 1, 1, 1).expand(-1, 1, *fall_BSPX.shape[2:]))
-        # entries of hidden keys are arbitrary
-        fade_BSPX = torch.where(seen_BS[..., None, None], current_B1PX - fall_BSPX, 0.0).to(dtype).exp()
-        k_BSPX = expand_kv(cache.gather("k").to(dtype), self.gate_heads) * fade_BSPX
-        logits_BHS = row_scores(q, k_BSPX, self.config.scale)
-        return row_attention(logits_BHS, cache.gather("v"), seen_BS).to(q_BHX.dtype)
+        q_BHX = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
+        return wall_step.paged_wall(
+            q_BHX, cache["k"], cache["v"], cache["anchor"], cache.row("fall"), cache.texts, scale=self.config.scale,
+            window=cache.window,
+        )  # fmt: skip
 
     def _rotated(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         return rotate(x_BTHX, self.config.rotary, self.config.base, positions_BT)

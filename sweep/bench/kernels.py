@@ -22,7 +22,7 @@ from ...kernels.attention.softmax import op as softmax
 from ...kernels.attention.threshold import op as threshold
 from ...kernels.conv import op as conv
 from ...kernels.cross_entropy import op as cross_entropy
-from ...kernels.dispatch import BackendChoice
+from ...kernels.dispatch import BackendChoice, why_no_fla
 from ...kernels.fp8 import op as fp8_linear
 from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import rms_norm
@@ -43,13 +43,14 @@ POSITIONS, REACH = 64, 512
 """Positions of contextual attention and reach of relative attention, as their mixers have them."""
 OPS = (
     "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "relative", "gated_delta", *kernel_variants.MEMORY_OPS, "gated_conv",
-    "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode", "row_linear",
+    "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode", "wall_decode",
+    "row_linear",
 )  # fmt: skip
 NAIVE = "torch"
 """Variant by torch's own operations, one by one."""
 EAGER = "eager"
 """Polar attention over the complete T x T matrix, with which the paper compares its kernel."""
-FOREIGN = ("forgetting", "wall_head", "wall_kv")
+FOREIGN = ("forgetting", "wall_head", "wall_kv", "wall_decode")
 """Ops compared with flash-linear-attention, whose tuner may compile for many minutes; a child process times them."""
 CASE_LIMIT_S = 240.0
 """Seconds that a child process may spend on one case."""
@@ -152,7 +153,7 @@ def run(
 
     Returns:
         (Limits of the device, rows). There is a row per variant and case: those of this process first, then those of
-        FOREIGN (forgetting, wall_head, wall_kv), which a child process times.
+        FOREIGN (forgetting, wall_head, wall_kv, wall_decode), which a child process times.
     """
     limits = ceilings(device)
     rows: list[KernelRow] = []
@@ -186,7 +187,7 @@ def _foreign_rows(
     flash-linear-attention.
 
     Args:
-        op: "forgetting", "wall_head" or "wall_kv".
+        op: "forgetting", "wall_head", "wall_kv" or "wall_decode".
         device: A CUDA device.
         limits: Limits of the device, handed to the child.
         rounds: Timed rounds per case.
@@ -360,6 +361,9 @@ def _all_cases(device: torch.device, selected: Sequence[str], without_fla: str |
         yield _fp8_linear(random, inputs, outputs)
     for b, tokens in single_token.SIZES:
         yield _decode_step(random, b, tokens)
+    for heads, kv_heads in ((H, J), (16, 16)):
+        for b, tokens in single_token.WALL_SIZES:
+            yield _wall_decode_step(random, b, tokens, heads, kv_heads, without_fla)
     yield _row_linear(random, WIDTH, 8 * WIDTH, "relu2")
     yield _row_linear(random, 4 * WIDTH, WIDTH, "none")
 
@@ -659,6 +663,49 @@ def _decode_step(random: _Inputs, b: int, tokens: int) -> Case:
     rival = single_token.BASELINE if single_token.BASELINE in variants else None
     moved = 2.0 * 2 * b * tokens * J * D
     return Case("decode", size, inputs, variants, 4.0 * D * b * H * tokens, moved, 0.0, rival, eager=tuple(variants))
+
+
+def _wall_decode_step(random: _Inputs, b: int, tokens: int, heads: int, kv_heads: int, without_fla: str | None) -> Case:
+    """Return the case of one decoding step of Wall attention, forward only, beside cuDNN's softmax and fla.
+
+    fla has gates per query head alone. The bytes moved are the keys and values of `b` texts, one key per KV head.
+
+    Args:
+        random: Source of the inputs.
+        b: Number of texts.
+        tokens: Tokens of each text.
+        heads: Query heads.
+        kv_heads: KV heads; with as many as query heads there is one kind of gates.
+        without_fla: Reason to leave out fla, which the size then mentions; None includes it where it can run.
+    """
+    gate_heads = sorted({kv_heads, heads})
+
+    def inputs() -> list[Tensor]:
+        k_pool, v_pool = (random.normal(tokens // PAGE * b, PAGE, kv_heads, D, grad=False) for _ in range(2))
+        return single_token.wall_inputs(random.normal(b, heads, D, grad=False), k_pool, v_pool, gate_heads, tokens)
+
+    names = ["wall, gates per KV head", "wall, gates per query head"][: len(gate_heads)]
+    variants: dict[str, Callable[..., Any]] = {
+        name: single_token.wall(b, tokens, random.device, case) for case, name in enumerate(names)
+    }
+    size = f"{heads}/{kv_heads} heads, B{b} T{tokens}"
+    baseline = single_token.BASELINE
+    reasons = {
+        baseline: single_token.unsupported_reason(single_token.DENSE[baseline], random.device, heads, kv_heads, D),
+        kernel_variants.FLA: without_fla or why_no_fla(random.device, torch.bfloat16),
+    }
+    dense = single_token.dense(b, tokens, single_token.DENSE[baseline])
+    rivals = {baseline: lambda *parts: dense(*parts[:3]), kernel_variants.FLA: single_token.fla_wall}
+    for name, why in reasons.items():
+        if why is None:
+            variants[name] = rivals[name]
+        else:
+            size += f", without {name}: {why}"
+    moved = 2.0 * 2 * b * tokens * kv_heads * D
+    return Case(
+        "wall_decode", size, inputs, variants, 4.0 * D * b * heads * tokens, moved, 0.0,
+        baseline if baseline in variants else None, eager=tuple(variants),
+    )  # fmt: skip
 
 
 def _row_linear(random: _Inputs, inputs: int, outputs: int, gate: str) -> Case:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +15,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...kernels.paged.op import paged_polar, paged_softmax
 from ...kernels.paged.page_tables import PAGE, Texts
+from ...kernels.wall_step.op import MAX_CHUNK, paged_wall
 from ...model.bases import Mixer
 from ...model.mixers import softmax as softmax_mixers
 
 SIZES = ((512, 512), (64, 4096), (8, 65536), (1, 65536))
 """(Number of texts, tokens of each)."""
+WALL_SIZES = ((1, 4096), (1, 32768), (1, 131072), (16, 4096), (64, 4096), (16, 32768))
+"""(Number of texts, tokens of each) of Wall attention."""
+STEEPEST_LOG2 = 0.02
+"""Largest fall of the timed gates per token, in units of log 2."""
 DENSE = {"softmax, cuDNN": SDPBackend.CUDNN_ATTENTION, "softmax, flash": SDPBackend.FLASH_ATTENTION}
 BASELINE = "softmax, cuDNN"
 
@@ -141,6 +148,66 @@ def paged(b: int, tokens: int, device: torch.device, per_head: list[Tensor] | No
         return paged_polar(q_BHX, k_pool, v_pool, base, slope, gain, beta, v_null, page_texts)
 
     return call
+
+
+def wall_inputs(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, gate_heads: Sequence[int], tokens: int) -> list[Tensor]:
+    """Return inputs of steps of Wall attention: q, k, v, and for each number of gate heads P what its cache holds.
+
+    The latter are the keys with their decay [pages, PAGE, P, X], the float64 sums of log gates at the first of every 64
+    tokens [pages, PAGE / 64, P, X], and those at the last token, [B, P, X]. Every gate is constant over tokens, between
+    2^-0.02 and 1, drawn from torch's generator.
+
+    Args:
+        q_BHX: Queries.
+        k_pool: Keys [pages, PAGE, J, X], of texts of equal length that fill their pages, one after the other.
+        v_pool: Values, laid out as the keys.
+        gate_heads: Numbers of gate heads, J or H.
+        tokens: Tokens of each text, a multiple of PAGE.
+    """
+    (b, _, x), j, rows, inputs = q_BHX.shape, k_pool.shape[2], PAGE // MAX_CHUNK, [q_BHX, k_pool, v_pool]
+    for p in gate_heads:
+        rate_PX = STEEPEST_LOG2 * math.log(2) * torch.rand(p, x, dtype=torch.float64, device=q_BHX.device)
+        at_C = torch.arange(MAX_CHUNK, device=q_BHX.device)[:, None, None]
+        grown = torch.exp(at_C * rate_PX).to(k_pool.dtype).repeat(rows, 1, 1)
+        first = torch.arange(1, tokens + 1, MAX_CHUNK, device=q_BHX.device)[:, None, None]
+        anchor = (-first * rate_PX).unflatten(0, (-1, rows)).repeat(b, 1, 1, 1)
+        inputs += [
+            k_pool.repeat_interleave(p // j, 2) * grown,
+            anchor,
+            (-tokens * rate_PX).expand(b, p, x).contiguous(),
+        ]
+    return inputs
+
+
+def wall(b: int, tokens: int, device: torch.device, case: int = 0) -> Callable[..., Tensor]:
+    """Return Wall attention of one token per text, as a function of `wall_inputs` that gives [B, H, X].
+
+    Args:
+        b: Number of texts.
+        tokens: Tokens of each text.
+        device: Device of the page table.
+        case: Index of the number of gate heads whose cache is read.
+    """
+    page_texts = texts(b, tokens, device)
+
+    def call(q_BHX: Tensor, _: Tensor, v_pool: Tensor, *caches: Tensor) -> Tensor:
+        k_pool, anchor_pool, fall_BPX = caches[3 * case : 3 * case + 3]
+        return paged_wall(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, page_texts)
+
+    return call
+
+
+def fla_wall(q_BHX: Tensor, _: Tensor, v_pool: Tensor, *caches: Tensor) -> Tensor:
+    """Return Wall attention [B, H, X] by flash-linear-attention, from `wall_inputs` whose last case has P = H."""
+    b, x = len(q_BHX), q_BHX.shape[-1]
+    k_pool, anchor_pool, fall_BPX = caches[-3:]
+    k, v = (pool.view(b, -1, *pool.shape[2:]) for pool in (k_pool, v_pool))
+    anchor, newest = (
+        (part / math.log(2)).float() for part in (anchor_pool.view(b, -1, *anchor_pool.shape[2:]), fall_BPX)
+    )
+    decode = importlib.import_module("fla.ops.wall_attn").parallel_wall_attn_decode
+    y: Tensor = decode(q_BHX[:, None], v, newest[:, None], k, anchor, None, x**-0.5, MAX_CHUNK)[0]
+    return y[:, 0]
 
 
 def unsupported_reason(backend: SDPBackend, device: torch.device, heads: int, kv_heads: int, size: int) -> str | None:

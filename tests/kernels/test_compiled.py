@@ -49,7 +49,7 @@ KERNELS = {
     "cross_entropy": "_capped_rows",
     "eight_bits": "_cast _gate_backward",
     "sketch": "_forward _squares _backward",
-    "steps": "_attend_range _merge_ranges _put _step _conv _heads",
+    "steps": "_attend_range merge_ranges _put _step _conv _heads",
     "row_products": "_row_kernel _row_conv_kernel",
 }
 """Case of compiled.py -> names of the kernels that it launches."""

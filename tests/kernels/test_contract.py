@@ -33,6 +33,7 @@ from atma_sweep.kernels.paged.page_tables import Texts
 from atma_sweep.kernels.rotary import frequencies
 from atma_sweep.kernels.row_linear.op import row_linear
 from atma_sweep.kernels.sketch.op import sketch
+from atma_sweep.kernels.wall_step.op import paged_wall
 from graded import check, distance, double, in_type, interpreted, run, surrounded
 from kernel_operations import (
     ATTENTIONS,
@@ -254,6 +255,9 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
         (r"3 KV heads must divide 4 query heads", paged_softmax, ((2, 4, 6), WIDE_POOL, WIDE_POOL, TEXTS), {}),
         (r"q has 1 rows, but the tables 2", paged_softmax, ((1, 4, 6), POOL, POOL, TEXTS), {}),
         (r"q must be \[B, H, X\] and a pool", paged_softmax, ((4, 6), POOL, POOL, TEXTS), {}),
+        (r"k has shape \(3, 4, 2, 6\), expected \(3, 5, 2, 6\)", paged_wall, ((2, 4, 6), POOL, POOL, (3, 2, 2, 6), (2, 2, 6), Texts(TEXTS.tables_BP, TEXTS.lengths_B, 5)), {}),
+        (r"fall has shape \(2, 4, 6\), expected \(2, 2, 6\)", paged_wall, ((2, 4, 6), POOL, POOL, (3, 2, 2, 6), (2, 4, 6), TEXTS), {}),
+        (r"3 anchors must divide a page of 4", paged_wall, ((2, 4, 6), POOL, POOL, (3, 3, 2, 6), (2, 2, 6), TEXTS), {}),
         (r"the tails", conv_step, ((2, 5), (4, 3, 2), torch.arange(2), (5, 4)), {}),
         (r"but the states", delta_step, ((2, 4, 8), (2, 2, 8), (2, 2, 8), (2, 4), (2, 4), (5, 2, 8, 8), torch.arange(2)), {}),
         (r"do not fit 4 query heads", canon_step, ((3, 100), (5, 3, 96), torch.arange(3), (96, 4), [4, 2, 24]), {"norm": True}),

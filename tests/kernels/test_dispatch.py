@@ -32,6 +32,7 @@ from atma_sweep.kernels.dispatch import (
     why_no_triton,
 )
 from atma_sweep.kernels.gated_delta import op as gated_delta
+from atma_sweep.kernels.wall_step import op as wall_step
 
 CUDA, CPU, BF16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
 CHOOSERS: dict[str, Callable[..., BackendChoice]] = {
@@ -40,10 +41,11 @@ CHOOSERS: dict[str, Callable[..., BackendChoice]] = {
     "windowed": lambda device, dtype, d=128: softmax.choose_backend(device, dtype, d, windowed=True),
     "gated_delta": lambda device, dtype, d=128: gated_delta.choose_backend(device, dtype, d),
     "conv": lambda device, dtype, d=128: conv.choose_backend(device, dtype, 3),
+    "wall_step": lambda device, dtype, d=128: wall_step.choose_backend(device, dtype, d),
     "cross_entropy": lambda device, dtype, d=128: cross_entropy.choose_backend(device, dtype),
     "cross_entropy without a cap": lambda device, dtype, d=128: cross_entropy.choose_backend(device, dtype, False),
 }
-SELF_TESTS = (polar, softmax, gated_delta, conv, cross_entropy)
+SELF_TESTS = (polar, softmax, gated_delta, conv, wall_step, cross_entropy)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from atma_sweep.kernels.norms import rms_norm_reference
 from atma_sweep.kernels.paged import op as backends
 from atma_sweep.kernels.paged.op import paged_polar, paged_softmax, write_pages
 from atma_sweep.kernels.paged.page_tables import Texts
+from atma_sweep.kernels.wall_step import op as wall_step
 from graded import interpreted
 from tolerances import rounding_bound
 from torch import Tensor
@@ -77,6 +79,96 @@ def test_attention_of_the_last_token_in_pages_in_any_order(window: int | None, s
         c_all, mag_all = polar_attention_reference(q, k, v, base, slope, gain, beta, v_null, window=window)
         torch.testing.assert_close(c[row], c_all[0, -1])
         torch.testing.assert_close(mag[row], mag_all[0, -1])
+
+
+def wall_case(
+    lengths: list[int], h: int, p: int, j: int, x: int, page: int, chunk: int, steepest: float, dtype: torch.dtype,
+    window: int | None = None,
+) -> tuple[list[Any], Tensor, Tensor]:  # fmt: skip
+    """Return inputs of `paged_wall`, its result by the formula in float64, and a bound of a score's size [B, H].
+
+    Gates of a channel fall by between 0 and `steepest` per token; those of every third channel always by the most.
+    """
+    draw = torch.Generator().manual_seed(len(lengths))
+    q = torch.randn(len(lengths), h, x, generator=draw).to(dtype)
+    cached, outputs, sizes = [], [], []
+    for row, n in enumerate(lengths):
+        k, v = (torch.randn(n, j, x, generator=draw).to(dtype) for _ in range(2))
+        log_gate = torch.rand(n, p, x, generator=draw, dtype=torch.float64)
+        log_gate[..., ::3] = 1
+        fall = -steepest * log_gate.cumsum(0)
+        anchor = fall[::chunk].repeat_interleave(chunk, 0)[:n]
+        absorbed = wall_step.absorb_decay(k[None], fall[None], anchor[None])[0]
+        cached.append((absorbed, v, fall[::chunk], fall[-1] if n else torch.zeros(p, x, dtype=torch.float64)))
+        seen = slice(0 if window is None else max(0, n - window), n)
+        decay = torch.stack([-steepest * log_gate[at + 1 :].sum(0) for at in range(n)][seen] or [fall.sum(0)]).exp()
+        terms = q[row].double() * k[seen].double().repeat_interleave(h // j, 1)
+        terms = terms * decay[: len(terms)].repeat_interleave(h // p, 1) * x**-0.5
+        outputs.append(
+            torch.einsum("sh,shx->hx", terms.sum(-1).softmax(0), v[seen].double().repeat_interleave(h // j, 1))
+        )
+        sizes.append(terms.abs().sum(-1).amax(0) if n else torch.zeros(h, dtype=torch.float64))
+    k_pool, tables = paged([part[0] for part in cached], page)
+    v_pool, _ = paged([part[1] for part in cached], page)
+    # a page of anchors is found at the page's number, which the same order of pages gives
+    anchors = torch.full((len(k_pool), page // chunk, p, x), torch.nan, dtype=torch.float64)
+    for (_, _, rows, _), table in zip(cached, tables, strict=True):
+        for at, row in enumerate(rows):
+            anchors[table[at * chunk // page].long(), at * chunk % page // chunk] = row
+    texts = Texts(tables, torch.tensor(lengths, dtype=torch.int32), page)
+    return (
+        [q, k_pool, v_pool, anchors, torch.stack([part[3] for part in cached]), texts],
+        torch.stack(outputs),
+        torch.stack(sizes),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gate_heads", [2, 4])
+@pytest.mark.parametrize(("window", "page", "chunk"), [(None, 64, 64), (7, 8, 4), (70, 24, 8), (1, 4, 1)])
+def test_wall_step_is_the_formula(
+    window: int | None, page: int, chunk: int, gate_heads: int, dtype: torch.dtype
+) -> None:
+    """Steepest gates over several chunks; the only roundings to bf16 are those of cached keys and of the result.
+
+    Relative errors e of a score's terms change it by at most d = e sum |terms|, so a weight by a factor of exp(+-2d).
+    """
+    args, expected, size = wall_case([133, 1, 0, 64], 4, gate_heads, 2, 6, page, chunk, 0.86, dtype, window)
+    y = wall_step.paged_wall(*args, window=window)
+    assert y.dtype == dtype
+    if dtype == torch.bfloat16:
+        u = torch.finfo(dtype).eps / 2
+        bound = torch.expm1(2 * 1.01 * u * size)[..., None] * 4.5 + u * expected.abs() + 1e-5
+        assert ((y.double() - expected).abs() <= bound).all()
+    else:
+        assert (y.double() - expected).abs().max() <= (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_tokens_per_anchor_follow_from_the_steepest_gate() -> None:
+    """The factor of the last key of a chunk stays below 2^80, in float16 below 2^10."""
+    for dtype, limit in ((torch.bfloat16, 80), (torch.float32, 80), (torch.float16, 10)):
+        for steepest in (0.001, 0.1, 0.86, 1.19, 5.0, 90.0):
+            chunk = wall_step.chunk_tokens(dtype, steepest)
+            assert (chunk - 1) * steepest <= limit * math.log(2)
+            assert chunk == 64 or (2 * chunk - 1) * steepest > limit * math.log(2)
+    assert wall_step.chunk_tokens(torch.bfloat16, 0.86) == 64
+    assert wall_step.chunk_tokens(torch.float16, 0.86) == 8
+    assert wall_step.chunk_tokens(torch.bfloat16, None) == 1
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("gate_heads", "splits", "window", "page", "chunk"), [
+    (2, 4, None, 64, 64), (6, 1, 37, 32, 16), (2, 16, 1, 32, 32), (6, 4, 70, 256, 64)
+])  # fmt: skip
+def test_the_wall_kernel_merges_ranges(gate_heads: int, splits: int, window: int | None, page: int, chunk: int) -> None:
+    """In float32, with gates at their steepest: the kernel errs by no more than the torch implementation may."""
+    args, expected, _ = wall_case([200, 0, 1, 64], 6, gate_heads, 2, 16, page, chunk, 0.86, torch.float32, window)
+    kernels = importlib.import_module("atma_sweep.kernels.wall_step.triton")
+    *tensors, texts = args
+    options: Any = {"scale": 0.25, "window": window or 0, "splits": splits}
+    y = kernels.attend(*tensors, texts.tables_BP, texts.lengths_B, **options)
+    assert (y.double() - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
@@ -252,6 +344,7 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
         (backends.put, (k, v, *where)),
         (backends.attend, (q, *where, [], 0.25, 0, 0.0)),
         (backends.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
+        (wall_step.attend, (q, k_pool, v_pool, torch.zeros(5, 1, 2, 16).double(), torch.zeros(2, 2, 16).double(), tables, lengths, 0.25, 0)),
     ]  # fmt: skip
     for op, args in cases:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
@@ -265,9 +358,23 @@ def test_the_compiled_kernels_of_attention(window: int | None, splits: int) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("gate_heads", [2, 8])
+@pytest.mark.parametrize(("splits", "window"), [(1, None), (16, None), (8, 700)])
+def test_the_compiled_wall_kernel(gate_heads: int, splits: int, window: int | None) -> None:
+    args, expected, _ = wall_case([2000, 1, 513, 0], 8, gate_heads, 2, 128, 256, 64, 0.86, torch.bfloat16, window)
+    kernels = importlib.import_module("atma_sweep.kernels.wall_step.triton")
+    *tensors, texts = args
+    args = [part.cuda() for part in (*tensors, texts.tables_BP, texts.lengths_B)]
+    y = kernels.attend(*args, scale=128**-0.5, window=window or 0, splits=splits)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=4e-2)
+
+
+@pytest.mark.gpu
 def test_a_gpu_takes_the_kernels() -> None:
     cuda = torch.device("cuda")
     assert backends.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
     assert delta.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
+    assert wall_step.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
+    assert wall_step.choose_backend(cuda, torch.bfloat16, 128, chunk=8).backend == "torch"
     assert conv.choose_backend(cuda, torch.bfloat16).backend == "triton"
     assert backends.choose_backend(cuda, torch.bfloat16, 128, page=24).backend == "torch"

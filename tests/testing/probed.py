@@ -110,7 +110,14 @@ def gate_dynamics(
                     Example(**fields, metric="trace", item=layer, position=position, value=value, detail=detail)
                 )
     recorder.examples(examples)
-    numbers = {"mean": 0.9, "spread": 0.1, "always_on": 0.1, "bin": float(bin), "trace": float(tokens)}
+    numbers = {
+        "mean": 0.9,
+        "spread": 0.1,
+        "always_on": 0.1,
+        "bin": float(bin),
+        "trace": float(tokens),
+        "evictable": 0.4,
+    }
     _numbers(recorder, "gate_dynamics", 0, 100, **numbers, channels=float(channels))
 
 

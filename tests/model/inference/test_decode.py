@@ -88,6 +88,52 @@ def test_decoding_gives_the_logits_of_a_forward_pass(awake: Awake, pair: tuple[s
             near(row, wanted[index][begun[index] + done])
 
 
+WALL = [
+    {},
+    {"tie": "kv", "rotary": "full"},
+    {"g_max": "none"},
+    {"gates": "scalar", "tie": "kv"},
+    {"gate_source": "keys"},
+]
+"""Settings of wall: gates per query head, per KV head, of any steepness, per head, and from keys."""
+
+
+@pytest.mark.parametrize(("settings", "window"), every_nth([(s, window) for s in WALL for window in (False, True)], 3))
+def test_wall_decodes_over_several_chunks(awake: Awake, settings: dict[str, Any], window: bool) -> None:
+    """Chunks of 64 tokens that begin before, at and after the end of the prompts, in pages of 24."""
+    mixers = {"wall": {"gate_std": 0.7, "gate_bias": -1.0} | settings}
+    model = awake(attn_type="wall", mixers=mixers, window=window, window_size=70).eval()
+    begun, tokens = (1, 64, 100), 145
+    three = texts(tokens, tokens, tokens)
+    paged = PagedDecoder(model, texts=3, tokens=tokens, page=24)
+    wanted = [logits_at_once(model, text) for text in three]
+    slots = [paged.begin(text[:at])[0] for text, at in zip(three, begun, strict=True)]
+    for done in range(tokens - max(begun)):
+        new = torch.stack([text[at + done] for text, at in zip(three, begun, strict=True)])
+        for row, rows, at in zip(paged.step(slots, new), wanted, begun, strict=True):
+            near(row, rows[at + done])
+
+
+@pytest.mark.parametrize(("tie", "keys_per_value"), [("kv", 1), ("head", 2)])
+def test_wall_caches_little_more_than_its_keys(
+    small: Callable[..., ModelConfig], tie: str, keys_per_value: int
+) -> None:
+    """With gates per KV head at most 1.1 times the bytes of nope; otherwise keys of every query head."""
+    x, j, tokens = 128, 2, 512
+    sizes = {"n_heads": 4, "n_kv_heads": j, "head_dim": x, "n_layers": 1, "attn_every": 1, "attn_offset": 0}
+    bytes_of: dict[str, int] = {}
+    for name, mixers in (("nope", {}), ("wall", {"wall": {"tie": tie}})):
+        model = build(small(attn_type=name, mixers=mixers, canon=False, **sizes), seed=0, dtype=torch.bfloat16).eval()
+        paged = PagedDecoder(model, tokens=tokens)
+        bytes_of[name] = paged.cache_bytes(paged.begin(torch.zeros(tokens, dtype=torch.int64))[0])
+    heads = j * keys_per_value
+    anchors, newest = 8 * heads * x * tokens // 64, 8 * heads * x
+    assert bytes_of["nope"] == 2 * 2 * j * x * tokens
+    assert bytes_of["wall"] == 2 * (heads + j) * x * tokens + anchors + newest
+    if tie == "kv":
+        assert bytes_of["wall"] <= 1.1 * bytes_of["nope"]
+
+
 @pytest.mark.thorough
 def test_a_window_keeps_the_pages_that_it_needs_and_no_more(awake: Awake) -> None:
     model = awake(attn_type="polar", window=True, window_size=5).eval()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.attention.polar.op import polar_attention
+from atma_sweep.kernels.paged.page_tables import PAGE
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference.decode import PagedDecoder
 from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
@@ -576,6 +577,25 @@ def test_decode_reports_the_bandwidth_limit(monkeypatch: pytest.MonkeyPatch) -> 
     assert table[-1][4] == "n/a (out of GPU memory)"
     assert f"Not compiled, {cell.slug}: too odd." in decode.table(LIMITS, rows)
     assert json.loads(json.dumps(report.as_dict(LIMITS, rows)))["rows"][1]["texts"] == 3
+
+
+def test_wall_decode_variants_are_the_formula() -> None:
+    """Constant gates fade a key by their distance times the rate; every kind of gates, and the sizes, have a case."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 16), torch.randn(4, PAGE, 2, 16), torch.randn(4, PAGE, 2, 16)
+    tokens = 2 * PAGE
+    inputs = single_token.wall_inputs(q, k, v, (2, 4), tokens)
+    k, v = (pool.view(2, tokens, 2, 16).double().repeat_interleave(2, 2) for pool in (k, v))
+    for case, heads in enumerate((2, 4)):
+        rate = (-inputs[3 * case + 5][0] / tokens).repeat_interleave(4 // heads, 0)
+        fade = torch.exp(-torch.arange(tokens - 1, -1, -1)[:, None, None] * rate)
+        weights = (torch.einsum("bhx,bshx->bhs", q.double(), k * fade) / 4).softmax(-1)
+        y = single_token.wall(2, tokens, torch.device("cpu"), case)(*inputs)
+        assert (y - torch.einsum("bhs,bshx->bhx", weights, v)).abs().max() < 1e-5
+    cases = list(kernels.cases(["wall_decode"], torch.device("meta")))
+    assert len(cases) == 12
+    assert cases[0].size == "8/2 heads, B1 T4096, without fla: fla needs CUDA, the device is meta"
+    assert [len(case.variants) for case in cases] == [3] * 6 + [2] * 6
 
 
 @pytest.mark.thorough

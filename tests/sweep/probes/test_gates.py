@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.data.batches import stream_rows
+from atma_sweep.sweep.probes.diagnostics.gate_dynamics import THRESHOLDS, evictable_shares
 from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 from torch.nn import functional
 
@@ -135,6 +137,11 @@ def test_gate_dynamics_match_the_gates_of_every_token(network: Any, subject: Mak
     assert numbers["always_on"] == on.mean()
     assert (numbers["bin"], numbers["trace"]) == (4, 6)
     assert numbers["channels"] == (model.config.head_dim if mixer == "wall" else 1)
+    evictable = [e for e in examples if e.metric == "evictable"]
+    assert [e.item for e in evictable] == [layer for layer in layers for _ in THRESHOLDS]
+    assert numbers["evictable"] == pytest.approx(
+        np.mean([e.value for e in evictable if (e.detail or {})["threshold"] == 1e-3])
+    )
     of = {(e.metric, e.item, e.position): e for e in examples}
     for layer, gate in zip(layers, gates, strict=True):
         for channel in range(gate.shape[-1]):
@@ -150,6 +157,20 @@ def test_gate_dynamics_match_the_gates_of_every_token(network: Any, subject: Mak
             channel = detail["head"] * int(numbers["channels"] or 0) + detail["channel"]
             assert channel in (order[0], order[-1])
             assert example.value == pytest.approx(gate[0, detail["token"], channel], abs=1e-12)
+
+
+def test_evictable_keys_are_those_with_all_channels_faded() -> None:
+    """Counts, key by key, products of random gates that fade within a hundred tokens; 2 heads of 3 channels, 150 tokens."""
+    draw = np.random.default_rng(0)
+    gates = draw.uniform(0.7, 1.0, (2, 150, 2, 3))
+    shares = evictable_shares(torch.from_numpy(gates).log())
+    assert list(shares) == [(length, threshold) for length in (64, 128, 150) for threshold in THRESHOLDS]
+    for (length, threshold), share in shares.items():
+        rows = itertools.product(range(2), range(length), range(2))
+        faded = [(gates[b, j + 1 : length, p].prod(0) < threshold).all() for b, j, p in rows]
+        assert share == pytest.approx(np.mean(faded), abs=1e-12)
+    assert 0 < shares[64, 1e-3] < shares[150, 1e-3] < 1
+    assert set(evictable_shares(torch.zeros(1, 70, 1, 1, dtype=torch.float64)).values()) == {0.0}
 
 
 def test_gate_dynamics_of_a_mixer_without_gates(network: Any, subject: Make) -> None:
