@@ -6,10 +6,10 @@ python interpreted.py --cache NAME... only fills fla's cache.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
-import importlib
 import types
 from typing import Any
 
@@ -127,11 +127,15 @@ def cached(name: str) -> dict[str, Any]:
         inner(torch.randn(1, tokens, width), attention_mask=mask, past_key_values=cache, use_cache=True)
     state = cache.states[0]
     recurrent, convolved, attended = (
-        sum(t.numel() for t in state_tensors(state.get(kind))) for kind in ("recurrent_state", "conv_state", "attn_state")
+        sum(t.numel() for t in state_tensors(state.get(kind)))
+        for kind in ("recurrent_state", "conv_state", "attn_state")
     )
     sizes = state_bytes(name, settings, width)
     assert sizes is not None
-    return {"bytes": 4 * recurrent + 2 * convolved + 2 * attended, "wanted_bytes": sizes.fixed + sizes.per_token * tokens}
+    return {
+        "bytes": 4 * recurrent + 2 * convolved + 2 * attended,
+        "wanted_bytes": sizes.fixed + sizes.per_token * tokens,
+    }
 
 
 def main() -> None:
