@@ -224,14 +224,14 @@ def _mixture(a: Any, d: int) -> LayerCost:
     Projections and convolutions run once per memory of a token; those of all memories, which the layer's modules show,
     are taken off.
     """
-    one, shared = _head_dim(a, d), int(a.shared_mem)
+    delta, shared = _head_dim(a, d), int(a.shared_mem)
     used, stored = a.topk + shared, a.num_memories + shared
     key, value = a.num_heads * a.head_dim, round(a.num_heads * a.head_dim * a.expand_v)
     per_memory = 2.0 * d * (key + value + 2 * a.num_heads)
     for_all = 2.0 * d * key + 2.0 * a.conv_size * (2 * key + value)
     shown = per_memory * (1 if a.single_kv_proj else stored) + for_all
-    work = used * ((one.flops or 0.0) + per_memory + for_all) - shown
-    return LayerCost(work, state=stored * one.state, conv_channels=stored * one.conv_channels)
+    work = used * ((delta.flops or 0.0) + per_memory + for_all) - shown
+    return LayerCost(work, state=stored * delta.state, conv_channels=stored * delta.conv_channels)
 
 
 def _momentum(a: Any, d: int) -> LayerCost:

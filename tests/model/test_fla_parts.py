@@ -137,7 +137,7 @@ def default_settings(name: str) -> dict[str, Any]:
 
 
 @needs_fla
-def test_states_of_layers_that_need_other_packages_by_hand() -> None:
+def test_states_of_layers_without_cpu_kernels_by_hand() -> None:
     """The shapes that their source allocates, at width 1024 with fla's defaults."""
     mamba3 = 4 * (2048 * 128 + 32 * 32) + 2 * (32 * 128 + 2048)  # state, angles; last key of each head, and value
     assert fla_costs.state_bytes("Mamba3", default_settings("Mamba3"), 1024) == (mamba3, 0)

@@ -618,13 +618,13 @@ def test_dense_network_gives_the_logits_of_a_step() -> None:
     assert not single_token.takes_dense(polar)
 
 
-def test_bench_parts_builds_one_cell_and_leaves_out_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_parts_leaves_out_refused_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that the machine refuses costs its row and no other, and says why."""
     assert train.part_cell("path").config.model.attn_type == "path"
     assert train.part_cell("nope", ["model.n_layers=4"]).config.model.n_layers == 4
     with pytest.raises(GridError, match="attn_type"):
         train.part_cell("poler")
-    limits, said = object(), []
+    limits, messages = object(), []
     monkeypatch.setattr(train, "ceilings", lambda device: limits)
 
     def run(cells: Any, device: Any, **options: Any) -> Any:
@@ -634,6 +634,6 @@ def test_bench_parts_builds_one_cell_and_leaves_out_refused(monkeypatch: pytest.
         return limits, [cells[0].slug]
 
     monkeypatch.setattr(train, "run", run)
-    done = train.run_parts(["path", "nope"], [], torch.device("cpu"), tell=said.append)
+    done = train.run_parts(["path", "nope"], [], torch.device("cpu"), tell=messages.append)
     assert done == (limits, ["nope"])
-    assert said == ["path: left out: path does not run here"]
+    assert messages == ["path: left out: path does not run here"]
