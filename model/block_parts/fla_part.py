@@ -26,7 +26,8 @@ from ..bases import BlockConfig, BlockPart
 from ..bounds import MAX_COUNT, MAX_FLOAT
 from ..config import Config, Flag, Float, Int, ModelConfig, knob
 from ..kv_cache import CacheCapacity, ChunkedStates
-from .fla_catalogue import NEEDS_MASK, PREFIX, cost_of, fla_layer, fla_version
+from .fla_catalogue import NEEDS_MASK, PREFIX, fla_layer, fla_version
+from .fla_costs import cost_of
 
 ENDS = ("o_proj", "out_proj", "down_proj")
 """Attributes that fla's layers have for the projection that ends the branch."""
@@ -108,7 +109,7 @@ class FlaPart(BlockPart):
             inner = _build(cls.fla_name, model.d_model, model.n_layers, config.model_dump())
             flops = sum(_projection_flops(module) for module in inner.modules())
         cost = cost_of(cls.fla_name, config.model_dump(), model.d_model)
-        return flops if cost is None else flops + cost.flops + cost.flops_per_key * keys
+        return flops if cost is None else flops + (cost.total_flops(keys) or 0.0)
 
     def refusal(self, device: torch.device) -> str | None:
         """Return why fla cannot run the layer on that device, and the remedy; None if it can.

@@ -80,6 +80,7 @@ def bench_train(
     rounds: Rounds = 3,
     profile: bool = False,
     gpus: str | None = None,
+    part: list[str] | None = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,10 +94,20 @@ def bench_train(
         graphs (WAY): Time every cell with train.graphs on, off or auto; repeatable, interleaved.
         profile: Also report the device time by kind of kernel; --out lists every kernel.
         gpus (N,N..): Instead, time every cell on each of these numbers of GPUs, one after the other, such as 1,2,4.
+        part (NAME): Instead, time the 370M network with this attn_type, such as fla:GatedDeltaNet; repeatable. One that the
+            GPU refuses is left out with a line.
     """
     from . import report, train
 
     report.check_output(out)
+    if part:
+        report.run_and_report(
+            train,
+            lambda device, tell: train.run_parts(part, set_ or [], device, rounds=rounds, tell=tell),
+            out,
+            as_json,
+        )
+        return
     if gpus is not None:
         from . import scaling
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,7 @@ from ...results.console.text import did_you_mean
 from ..attempt.device import CUBLAS_WORKSPACE, build_network, use_shared_compile_cache
 from ..config import TrainConfig
 from ..data.batches import Batches
-from ..errors import GridError
+from ..errors import GridError, PartRefused
 from ..grid.cell import Cell
 from ..grid.grid import load_grid
 from ..ranks.group import SINGLE, Ranks
@@ -76,6 +80,8 @@ class TrainRow:
     """Kernels of the profiled step, the longest first."""
 
 
+PARTS_BASE = "intended-370m"
+"""Base whose network times parts."""
 DEFAULT_CELLS = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
 """Cells timed by default: attention type, with memory (m1), with the distractor loss (d1)."""
 
@@ -104,6 +110,51 @@ def select_cells(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[C
             near = did_you_mean(slug, by_slug, most=3)
             raise GridError(grid, None, slug, f"no such cell; atma-sweep launch {grid} --dry-run lists the cells{near}")
     return [by_slug[slug] for slug in wanted]
+
+
+def run_parts(
+    names: Sequence[str],
+    sets: Sequence[str],
+    device: torch.device,
+    *,
+    rounds: int = 3,
+    tell: Callable[[str], None] = print,
+) -> tuple[Ceilings, list[TrainRow]]:
+    """Time mixers and block parts in the 370M network, one after the other, so that one at a time is in memory.
+
+    A part that the machine refuses, or that does not fit into its memory, gets a line and no row.
+
+    Args:
+        names: Values of `attn_type`, such as "fla:GatedDeltaNet".
+        sets: Overrides of `--set`.
+        device: A CUDA device.
+        rounds: Timed rounds per part.
+        tell: Called with a line per part.
+
+    Returns:
+        (Limits of the device, a row per timed part).
+
+    Raises:
+        GridError: For a part that the grid refuses.
+    """
+    limits, rows = ceilings(device), []
+    cells = [replace(part_cell(name, sets), slug=name) for name in names]
+    for cell in cells:
+        try:
+            rows += run([cell], device, rounds=rounds, limits=limits, tell=tell)[1]
+        except (PartRefused, torch.OutOfMemoryError) as error:
+            tell(f"{cell.slug}: left out: {str(error).splitlines()[0]}")
+        gc.collect()
+        torch.cuda.empty_cache()
+    return limits, rows
+
+
+def part_cell(name: str, sets: Sequence[str] = ()) -> Cell:
+    """Return the cell of a mixer or block part in the 370M network. Raises GridError for one that cannot be built."""
+    with tempfile.TemporaryDirectory() as folder:
+        grid = Path(folder) / "parts.yaml"
+        grid.write_text(json.dumps({"name": "parts", "extends": PARTS_BASE, "axes": {"attn_type": [name]}}))
+        return _cells(str(grid), sets)[0]
 
 
 def with_graph_modes(cells: Sequence[Cell], ways: Sequence[str]) -> list[Cell]:
@@ -320,6 +371,7 @@ def run(
     steps: int = 1,
     profile: bool = False,
     changed: Mapping[str, str] | None = None,
+    limits: Ceilings | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[TrainRow]]:
     """Time the cells in turns, so that a warmer chip favours none; all are in memory at the same time.
@@ -334,6 +386,7 @@ def run(
         steps: Optimizer steps per round; a time is the mean over them.
         profile: True profiles one more step of each cell.
         changed: Slug -> changed settings, as `setting_changes` returns them; only copied to the rows.
+        limits: Limits of the device; None measures them.
         tell: Called with a line per cell after its first step.
 
     Returns:
@@ -345,7 +398,7 @@ def run(
     # by default, the compiler gives up after a few networks per process
     compiler: Any = importlib.import_module("torch._dynamo.config")
     compiler.recompile_limit = 8 * max(8, len(cells))
-    limits = ceilings(device)
+    limits = limits or ceilings(device)
     runners = []
     for cell in cells:
         runners.append(TimedCell(cell, device))

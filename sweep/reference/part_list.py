@@ -18,12 +18,11 @@ from ...model.block_parts.fla_catalogue import (
     LENGTH_LIMITS,
     NEEDS_FLASH_ATTN,
     PREFIX,
-    cost_of,
     fla_layer,
     fla_names,
     fla_version,
-    state_bytes,
 )
+from ...model.block_parts.fla_costs import cost_of, state_bytes
 from ...results.console.command_line import AsJson, print_result
 from ...results.console.quantities import format_bytes
 from ...results.console.terminal_table import table_lines
@@ -148,6 +147,7 @@ def fla_entries(no_gpu: str | None) -> Iterator[PartEntry]:
         layer = fla_layer(name)
         settings: dict[str, Any] = {key: argument.default for key, argument in layer.arguments.items()}
         sizes = state_bytes(name, settings, WIDTH) if layer.refusal is None else None
+        cost = cost_of(name, settings, WIDTH)
         lacks_flash = name in NEEDS_FLASH_ATTN and importlib.util.find_spec("flash_attn") is None
         reason = layer.refusal or no_gpu or ("needs flash-attn, which is not installed" if lacks_flash else None)
         if reason is None and not layer.decodes:
@@ -155,6 +155,6 @@ def fla_entries(no_gpu: str | None) -> Iterator[PartEntry]:
         trains = reason is None or (not layer.decodes and no_gpu is None and not lacks_flash and layer.refusal is None)
         yield PartEntry(
             f"{PREFIX}:{name}", "block part", trains, trains and layer.decodes, reason, LENGTH_LIMITS.get(name),
-            None if layer.refusal else "projections" if cost_of(name, settings, WIDTH) is None else "formula",
+            None if layer.refusal else "formula" if cost is not None and cost.flops is not None else "projections",
             *((None, None) if sizes is None or not layer.decodes else sizes),
         )  # fmt: skip

@@ -25,7 +25,7 @@ from atma_sweep.sweep.attempt.device import build_network
 from atma_sweep.sweep.bench import decode, kernel_variants, kernels, report, single_token, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.bench.kernel_variants import polar_attention_eager
-from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.errors import GridError, PartRefused
 from atma_sweep.sweep.grid.cell import cell_id
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training.flops import training_flops
@@ -636,3 +636,24 @@ def test_dense_network_gives_the_logits_of_a_step() -> None:
         assert not torch.allclose(logits[0], paged.step(slots, torch.tensor([5, 6, 7])), atol=1e-3), "the swap is seen"
     polar = build_network(train.select_cells("quick", ["polar-baseline-d0-m1-w0"], [])[0].config, torch.device("cpu"))
     assert not single_token.takes_dense(polar)
+
+
+def test_bench_parts_leaves_out_refused_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that the machine refuses costs its row and no other, and says why."""
+    assert train.part_cell("path").config.model.attn_type == "path"
+    assert train.part_cell("nope", ["model.n_layers=4"]).config.model.n_layers == 4
+    with pytest.raises(GridError, match="attn_type"):
+        train.part_cell("poler")
+    limits, messages = object(), []
+    monkeypatch.setattr(train, "ceilings", lambda device: limits)
+
+    def run(cells: Any, device: Any, **options: Any) -> Any:
+        if cells[0].slug == "path":
+            raise PartRefused("path does not run here")
+        assert options["limits"] is limits
+        return limits, [cells[0].slug]
+
+    monkeypatch.setattr(train, "run", run)
+    done = train.run_parts(["path", "nope"], [], torch.device("cpu"), tell=messages.append)
+    assert done == (limits, ["nope"])
+    assert messages == ["path: left out: path does not run here"]

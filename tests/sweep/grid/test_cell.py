@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.model.backbone import count_parameters
+from atma_sweep.model.block_parts.fla_catalogue import fla_version
 from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
 from atma_sweep.model.registry import SETTINGS
 from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig, knob_outside_id
@@ -240,7 +241,9 @@ def test_changed_default_moves_only_cells_that_use_it(later: Callable[..., str])
 
 @pytest.mark.parametrize("name", shipped())
 def test_golden_ids(name: str, fake_fingerprint: Any) -> None:
-    """A change here orphans every result that was measured under the old ids."""
+    """A change here orphans every result that was measured under the old ids; those of fla's layers have its version."""
+    if name.endswith("-fla") and fla_version() != "0.6.0":
+        pytest.skip("needs flash-linear-attention 0.6.0")
     cells = load_grid(name).expand(fake_fingerprint)
     assert [[cell.id, cell.slug] for cell in cells[:: STRIDES.get(name, 1)]] == GOLDEN[name]
     assert len({cell.id for cell in cells}) == len({cell.slug for cell in cells}) == len(cells)
