@@ -133,7 +133,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     is_shared = len({y for _, y in pairs}) == 1
     columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else 2
     figure.set_size_inches(width, height * drawing.rows_of(len(pairs), columns))
-    grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
+    grid = drawing.panels(figure, [_pair_title(frame, x, y) for x, y in pairs], columns=columns)
     objective = settings.objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = settings.colours(objective.sign)
@@ -147,6 +147,19 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     return drawing.finished(
         figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
     )
+
+
+def _pair_title(frame: pd.DataFrame, x: str, y: str) -> str:
+    """Return the title of a panel: the names of both settings, and the share that the interpolation explains if drawn.
+
+    Args:
+        frame: Rows of the figure.
+        x: Dotted path of the setting on the x axis.
+        y: Dotted path of the setting on the y axis.
+    """
+    pair = frame[(frame["x"] == x) & (frame["y"] == y)].iloc[0]
+    names = " × ".join(settings.setting_label(str(pair[side])) for side in ("y_name", "x_name"))
+    return f"{names}\n{100 * pair['skill']:.0f} % explained" if pair["skill"] >= MIN_SKILL else names
 
 
 def _in_lines(label: str) -> str:
@@ -175,7 +188,6 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     """
     if panel_rows["skill"].iloc[0] >= MIN_SKILL and norm.vmin < norm.vmax:
         _draw_interpolation(axes, panel_rows, x, y, norm, chart)
-        axes.set_title(f"{100 * panel_rows['skill'].iloc[0]:.0f} % explained")
     across, up = (
         panel_rows[f"{side}_place"]
         + [
@@ -229,7 +241,7 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
     from scipy.spatial.distance import cdist
 
     coordinates, values = _averaged(panel_rows)
-    look: dict[str, Any] = {"cmap": chart, "norm": norm, "alpha": 0.75, "zorder": 1}
+    look: dict[str, Any] = {"cmap": chart, "norm": norm, "zorder": 1}
     if not (_level_positions(x) or _level_positions(y)):
         steps = np.linspace(0, 1, STEPS + 1)
         grid = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
