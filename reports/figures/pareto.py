@@ -296,6 +296,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if (frame.loc[frame["front"], ["speed_sd", "sd"]] > 0).any(axis=None):
         handles["± standard error"] = _bar_key()
     for level in list(figure_data.draw_options["constant"].values())[:1]:
+        if (frame["quality"].isin(figure_data.draw_options["constant"]) & (frame["value"] <= 100 * level)).any():
+            handles["no recall"] = drawing.key(color=style.GREY, linestyle="none", **_low_mark(style.GREY))
         handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 
@@ -334,12 +336,11 @@ def _bar_key() -> Any:
 PointStyles = Mapping[tuple[str, str, str, str], dict[str, Any]]
 """Marker style by (mixer, memory, window, distractor)."""
 BOTH = (
-    ("neither", "off", "off"),
     ("with window", "on", "off"),
     ("with distractor loss", "off", "on"),
     ("with both", "on", "on"),
 )
-"""Label, window and distractor of the markers in the legend if both vary."""
+"""Label, window and distractor of the markers in the legend if both vary; that of neither is the circle of mixers."""
 POINTED = {"o": "^", "s": "D"}
 """Marker of a configuration with distractor loss by the marker of the same window without it."""
 
@@ -417,7 +418,7 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
             state: dict[str, Any] = {"alpha": 1.0, "zorder": 2.6} if on_front else {"alpha": 0.7, "zorder": 2.5}
             if is_low and not on_front:
                 state |= _low_mark(look["color"])
-            axes.plot(part["speed"], part["value"], **look, **state)
+            axes.plot(part["speed"], part["value"], **(look | state))
         front = mine[mine["front"]]
         bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4,
                                 "capsize": drawing.line_width(CAP), "capthick": drawing.line_width(0.8)}  # fmt: skip

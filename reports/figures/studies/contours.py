@@ -28,6 +28,7 @@ FOLDS = 5  # parts of the trials that are left out in turn
 MAX_PANELS = 4
 """Largest number of pairs that are drawn."""
 MIN_WIDTH_OF_THREE = 4.2  # inches of width that three panels with a common y axis need side by side
+TITLE_SHARE = 0.8  # of the width of a column of panels, which a title may take
 MIN_SKILL = 0.2  # share of the variance of left-out trials that an interpolation must explain to be drawn
 STEPS = 80  # colours of a strip along its level, and of a map along each axis
 REACH = 0.15  # share of an axis from the nearest trial up to which colours are interpolated
@@ -133,13 +134,15 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     is_shared = len({y for _, y in pairs}) == 1
     columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else 2
     figure.set_size_inches(width, height * drawing.rows_of(len(pairs), columns))
-    grid = drawing.panels(figure, [_pair_title(frame, x, y) for x, y in pairs], columns=columns)
+    grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
+    letters = max(12, int(TITLE_SHARE * width / columns * 72 / (0.6 * drawing.size("xtick.labelsize"))))
     objective = settings.objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
         _draw_panel(axes, panel_rows, scales[x], scales[y], norm, chart)
+        axes.set_title(_pair_title(panel_rows, letters), fontsize=drawing.size("xtick.labelsize"))
         if is_shared and grid.index(axes) % columns:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
@@ -149,17 +152,17 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     )
 
 
-def _pair_title(frame: pd.DataFrame, x: str, y: str) -> str:
+def _pair_title(panel_rows: pd.DataFrame, letters: int) -> str:
     """Return the title of a panel: the names of both settings, and the share that the interpolation explains if drawn.
 
     Args:
-        frame: Rows of the figure.
-        x: Dotted path of the setting on the x axis.
-        y: Dotted path of the setting on the y axis.
+        panel_rows: Rows of the pair.
+        letters: Characters that fit in a line.
     """
-    pair = frame[(frame["x"] == x) & (frame["y"] == y)].iloc[0]
-    names = " × ".join(settings.setting_label(str(pair[side])) for side in ("y_name", "x_name"))
-    return f"{names}\n{100 * pair['skill']:.0f} % explained" if pair["skill"] >= MIN_SKILL else names
+    pair = panel_rows.iloc[0]
+    first, second = (settings.setting_label(str(pair[side])) for side in ("y_name", "x_name"))
+    parts = [first, f"× {second}", *([f"{100 * pair['skill']:.0f} % explained"] if pair["skill"] >= MIN_SKILL else [])]
+    return "\n".join(line for part in parts for line in textwrap.wrap(part, letters, break_long_words=False))
 
 
 def _in_lines(label: str) -> str:
