@@ -47,8 +47,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     of_layers = f"layer {traced[0]}" if len(traced) == 1 else f"layers {', '.join(map(str, traced))}"
     notes = [
         "Retention: share of earlier state that a token keeps. By channel: one point per gate, over all tokens. Traces: the most "
-        f"variable gate of {of_layers} in one text. Cumulative products: that gate and the least variable one (dashed; it may lie "
-        f"on the other), from {LOWEST:g} on. Panels of one kind share their scales."
+        f"variable gate of {of_layers} in one text. Products, from the first token on: that gate and the least variable one (dashed; it may lie "
+        f"on the other), down to {LOWEST:g}. Panels of one kind share their scales."
     ]
     if len(first) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
@@ -97,8 +97,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     layers = sorted(set(frame["layer"]))
     inks = _layer_inks(layers)
     limits = dict(iter(frame.groupby("part")))
-    kinds = ("by position", "by channel", "traces", "cumulative products")
-    titles = [f"{map_title(figure_data, look, cell)}: {kind}" for cell in cells for kind in kinds]
+    kinds = ("by position", "by channel", "traces", "products")
+    titles = [f"{map_title(figure_data, look, cell)}\n{kind}" for cell in cells for kind in kinds]
     figure = drawing.page(drawing.PANEL_HEIGHT * 2 * len(cells) + 0.35, drawing.width_of(2, 3.2))
     group = drawing.panels(figure, titles, columns=2)
     for index, cell in enumerate(cells):
@@ -118,7 +118,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_lines(product, products[products["value"] >= LOWEST], inks)
         product.set_yscale("log")
         product.set_ylim(LOWEST / 1.5, 1.5)
-        product.set_ylabel("product of retention")
+        product.set_ylabel("cumulative product")
         product.set_xlabel("token of the text")
         for axes in (position, product):
             # round numbers, three or more of them in a column too
@@ -177,9 +177,8 @@ def _draw_traces(figure: Figure, axes: Axes, rows: pd.DataFrame) -> None:
     Scale(tokens[0], tokens[-1]).apply_to_axis(axes, "x")
     axes.set_xlim(*extent[:2])
     named = drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)
-    drawing.put_ticks(axes.yaxis, {index: str(layers[index]) for index in named})
+    drawing.put_ticks(axes.yaxis, {index: f"layer {layers[index]}" for index in named})
     axes.set_xlabel("token of the text")
-    axes.set_ylabel("layer")
     drawing.colour_bar(figure, [axes], image, "retention", aspect=12, fraction=0.08, pad=0.02)
 
 
