@@ -32,7 +32,7 @@ from .settings import (
 MIN_TRIALS = 2
 SPREAD = 0.7  # share of a level's space over which lines through it are spread
 TENTH = 0.1  # share of the trials, and at least three of them, whose lines are not faded
-FADED = 0.55  # opacity of the lines of the others
+FADED = 0.48  # opacity of the lines of the others
 KEY_WIDTH = 0.05  # width of the coloured axis of the objective, in distances between axes
 BEST_WIDTH = 2.6  # points in the style `paper`, width of the lines of the best trials
 BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.88, "pad": 0.6}
