@@ -20,7 +20,7 @@ from .canvas.scales import round_long_numbers
 
 STATES = ("done", "running", "interrupted", "failed", "diverged")
 FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
-NAMES_SHARE = 0.37  # share of the figure's width that names of rows may take
+NAMES_SHARE = 0.45  # share of the figure's width that names of rows may take
 LINES_OF_NAMES = 2.4  # least distance of rows, in sizes of text, at which names may have two lines
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
