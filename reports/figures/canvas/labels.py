@@ -96,8 +96,8 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | 
         separate([min(max(dot, lowest), highest) for dot in dots], min_distance), min_distance, lowest, highest
     )
     for (text, y, colour), current, target in zip(labels, dots, moved, strict=True):
-        side, beside = ("axes fraction", 4.0) if x is None else ("data", 3.0 + drawing.line_width(MARK_RADIUS))
-        at, shift = (1.0 if x is None else x, y), (beside, (target - current) * 72 / figure.dpi)
+        side, gap = ("axes fraction", 4.0) if x is None else ("data", 3.0 + drawing.line_width(MARK_RADIUS))
+        at, shift = (1.0 if x is None else x, y), (gap, (target - current) * 72 / figure.dpi)
         drawing.note(axes, text, at, shift, xycoords=(side, "data"), va="center", color=colour, annotation_clip=False)
 
 
