@@ -37,7 +37,7 @@ MIN_SIDE_BY_SIDE_WIDTH, STACKED_PANEL_HEIGHT = (
 FEW = 0.05  # largest share of points that may lie outside the axes, so that they do not flatten the rest
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
 FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
-LOW_MARK = 2.7  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
+LOW_MARK = 2.2  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
 CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
 SHORT_LIST, LESS_HEIGHT = 4, 0.5
@@ -221,7 +221,7 @@ def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[st
         if low.empty:
             continue
         notes.append(
-            f"Small and pale: the {len(low)} configurations at or below the constant-digit baseline, which show no "
+            f"Dots: the {len(low)} configurations at or below the constant-digit baseline, which show no "
             "recall and are on no front."
         )
     return notes
@@ -296,6 +296,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if (frame.loc[frame["front"], ["speed_sd", "sd"]] > 0).any(axis=None):
         handles["± standard error"] = _bar_key()
     for level in list(figure_data.draw_options["constant"].values())[:1]:
+        if (frame["quality"].isin(figure_data.draw_options["constant"]) & (frame["value"] <= 100 * level)).any():
+            handles["no recall"] = drawing.key(color=style.GREY, linestyle="none", **_low_mark(style.GREY))
         handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 
@@ -333,7 +335,11 @@ def _bar_key() -> Any:
 
 PointStyles = Mapping[tuple[str, str, str, str], dict[str, Any]]
 """Marker style by (mixer, memory, window, distractor)."""
-BOTH = (("with window", "on", "off"), ("with distractor loss", "off", "on"), ("with both", "on", "on"))
+BOTH = (
+    ("with window", "on", "off"),
+    ("with distractor loss", "off", "on"),
+    ("with both", "on", "on"),
+)
 """Label, window and distractor of the markers in the legend if both vary; that of neither is the circle of mixers."""
 POINTED = {"o": "^", "s": "D"}
 """Marker of a configuration with distractor loss by the marker of the same window without it."""
@@ -411,13 +417,19 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
         for (on_front, is_low), part in mine.groupby(["front", mine["value"] <= baseline], sort=False):
             state: dict[str, Any] = {"alpha": 1.0, "zorder": 2.6} if on_front else {"alpha": 0.7, "zorder": 2.5}
             if is_low and not on_front:
-                state |= {"alpha": 0.35, "markersize": drawing.line_width(LOW_MARK)}
-            axes.plot(part["speed"], part["value"], **look, **state)
+                state |= _low_mark(look["color"])
+            axes.plot(part["speed"], part["value"], **(look | state))
         front = mine[mine["front"]]
         bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4,
                                 "capsize": drawing.line_width(CAP), "capthick": drawing.line_width(0.8)}  # fmt: skip
         for axis, ends in _bar_lengths(front).items() if len(front) else ():
             axes.errorbar(front["speed"], front["value"], **{axis: ends}, fmt="none", **bars)
+
+
+def _low_mark(ink: str) -> dict[str, Any]:
+    """Return the style of a point without recall: a small dot in its mixer's ink, whatever its other levels."""
+    return {"marker": "o", "markersize": drawing.line_width(LOW_MARK), "markerfacecolor": ink, "markeredgewidth": 0,
+            "alpha": 0.45}  # fmt: skip
 
 
 def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:

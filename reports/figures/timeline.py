@@ -20,11 +20,12 @@ from .canvas.scales import round_long_numbers
 
 STATES = ("done", "running", "interrupted", "failed", "diverged")
 FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
-NAMES_SHARE = 0.37  # share of the figure's width that names of rows may take
+NAMES_SHARE = 0.45  # share of the figure's width that names of rows may take
 LINES_OF_NAMES = 2.4  # least distance of rows, in sizes of text, at which names may have two lines
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
+TOKENS = "train.tokens"
 MAX_NAME = 56  # characters of a cell's name that fit in a line of the key
 MAX_KEY_ENTRIES = 40
 """Largest number of cells that the key below the axes names; with more, it names only those with a bad end."""
@@ -108,11 +109,12 @@ def _cell_names(data: SweepData, slugs: Mapping[str, str]) -> tuple[dict[str, st
         levels = [(axis, cell_level(ends[cell], axis)) for axis in extra]
         short = [
             round_long_numbers(drawing.level_label(level, axis).removeprefix(f"{drawing.axis_label(axis)} "))
+            + (" tokens" if axis == TOKENS else "")
             for axis, level in levels
         ]
         names[cell] = ", ".join(filter(None, [labels[cell], *short]))
     if len({*names.values()}) == len(names) and all(0 < len(name) <= MAX_NAME for name in names.values()):
-        return names, extra
+        return names, [axis for axis in extra if axis != TOKENS]
     parts = distinct_name_parts(list(slugs.values()))
     return {cell: parts[slug] for cell, slug in slugs.items()}, []
 

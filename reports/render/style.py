@@ -230,7 +230,8 @@ def axis_label(axis: str) -> str:
 def mixer_inks(mixers: Iterable[str]) -> dict[str, str]:
     """Return the ink of each mixer; those of plug-ins take, in their order, inks that none of the others has."""
     names = list(dict.fromkeys(mixers))
-    free = [ink for name, ink in MIXER_INKS.items() if name not in names] or list(SERIES_INKS)
+    # the rarest mixers first, since a reader knows the inks of the others
+    free = [ink for name, ink in reversed(list(MIXER_INKS.items())) if name not in names] or list(SERIES_INKS)
     unlisted = [name for name in names if name not in MIXER_INKS]
     return {name: MIXER_INKS[name] if name in MIXER_INKS else free[unlisted.index(name) % len(free)] for name in names}
 

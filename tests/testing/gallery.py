@@ -44,7 +44,7 @@ LOOK = FigureOptions(width_mm=120.0, title=False)
 DOTS_PER_INCH = 170
 COLOURS = 256
 """Colours of a picture's palette, which makes its file a third as large."""
-TRUE_COLOUR = ("attention-map", "contours", "items", "passkey", "retention")
+TRUE_COLOUR = ("attention-map", "contours", "gate-dynamics", "items", "passkey", "retention")
 """Figures with heat maps, whose shades a palette would break into bands."""
 MAX_ROWS, MAX_COLUMNS = 6, 8
 """Rows and columns of a table that the page shows."""

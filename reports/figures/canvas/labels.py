@@ -75,14 +75,17 @@ def mark_better_corner(axes: Axes, x_sign: int, y_sign: int, *, above: bool = Fa
     drawing.note(axes, "better", corner, shift, **style)
 
 
-def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
-    """Write labels at the right of the axes, without overlaps. The axes must have their scales and limits.
+def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | None = None) -> None:
+    """Write labels at the right of the axes or of the ends of lines. The axes must have their scales and limits.
+
+    Labels of one call do not overlap.
 
     It runs the layout of the figure once.
 
     Args:
         axes: The axes.
         labels: (text, y of the line's end in data, colour) of each label.
+        x: x of the ends in data, right of which the labels stand; None: they stand at the right of the axes.
     """
     figure: Any = axes.figure
     figure.draw_without_rendering()
@@ -93,12 +96,12 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
         separate([min(max(dot, lowest), highest) for dot in dots], min_distance), min_distance, lowest, highest
     )
     for (text, y, colour), current, target in zip(labels, dots, moved, strict=True):
-        shift, coordinates = (4, (target - current) * 72 / figure.dpi), ("axes fraction", "data")
-        drawing.note(
-            axes, text, (1.0, y), shift, xycoords=coordinates, va="center", color=colour, annotation_clip=False
-        )
+        side, gap = ("axes fraction", 4.0) if x is None else ("data", 3.0 + drawing.line_width(MARK_RADIUS))
+        at, shift = (1.0 if x is None else x, y), (gap, (target - current) * 72 / figure.dpi)
+        drawing.note(axes, text, at, shift, xycoords=(side, "data"), va="center", color=colour, annotation_clip=False)
 
 
+MARK_RADIUS = 2.1  # points in the style `paper`, half the size of a mark at the end of a line
 DIRECTIONS = 24
 """Directions, evenly around a point, in which `label_rings` tries a label."""
 DISTANCES = (2.0, 5.0, 9.0, 14.0, 20.0, 27.0, 35.0, 45.0, 57.0, 72.0, 90.0)

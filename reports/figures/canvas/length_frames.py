@@ -257,7 +257,7 @@ def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels"
         near = HIDDEN_RANGE * (rows["value"].max() - rows["value"].min())
         levels = rows.drop_duplicates("line").set_index("line")[["first", "second"]]
         names = {
-            line: " ".join(
+            line: ", ".join(
                 drawing.level_label(level, axis) for axis, level in zip(axes, levels.loc[line], strict=False)
             )
             for line in table.columns
@@ -266,7 +266,8 @@ def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels"
             distances = (table[below] - table[above]).abs().dropna()
             hidden = int((distances <= near).sum())
             if hidden and hidden >= len(distances) / 2:
-                texts.append(f"{names[below]} and {names[above]} at {hidden} of {len(distances)} {of} ({panel})")
+                share = f"all {hidden} {of}" if hidden == len(distances) else f"{hidden} of {len(distances)} {of}"
+                texts.append(f"({names[below]}) and ({names[above]}) at {share} ({panel})")
     most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
     return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
 

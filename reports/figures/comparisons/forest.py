@@ -1,7 +1,8 @@
 """Forest plots: differences with their intervals, row by row, for the figures of effects and interactions.
 
-Better is right and has one colour, worse the other, whether more of the number is better or less: the axis of a loss
-runs backwards. A marker is filled if the difference is significant after the correction for its family.
+Better is right, whether more of the number is better or less: the axis of a loss runs backwards. All marks are black or
+grey, since the hues of figures are those of mixers. A marker is filled if the difference is significant after the
+correction for its family.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ SLACK = 0.12  # share of its range by which an axis may grow to end at a round n
 ROW = 0.15  # inches, height of a row in the style `paper`
 POINTS = ("points", "percentage points")
 """Unit of differences of shares in the data, and on an axis."""
-PALE = 0.4  # share of white in the ink of an average over strata that differ
+PALE = 0.55  # share of white in the ink of an average over strata that differ
 COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes
-BETTER, WORSE, NOT_SIGNIFICANT, MIXED = "better", "worse", "not significant", "pale: strata differ"
+BETTER = "better"
+SIGNIFICANT, NOT_SIGNIFICANT, MIXED = "significant", "not significant", "pale: strata differ"
 FLOOR = "no recall in either"
 
 
@@ -167,18 +169,12 @@ def difference_label(axis: str, level: str, reference: str) -> str:
 
 
 def effect_colour(row: Any) -> str:
-    """Return the colour of a difference: blue (better) or orange (worse) if it is significant.
-
-    It is grey if it is not significant, is zero, belongs to a number with no better side, or lies between two levels
-    at the floor.
+    """Return the colour of a difference: black if it is significant, else grey, as also between two levels at the floor.
 
     Args:
-        row: Row or dict with mean, better (1, -1 or 0), sure and, of effects, floor.
+        row: Row or dict with sure and, of effects, floor.
     """
-    side = row["mean"] * (row["better"] or 0)
-    if not row["sure"] or not side or row.get("floor", False):
-        return drawing.GREY
-    return drawing.GOOD if side > 0 else drawing.BAD
+    return drawing.INK if row["sure"] and not row.get("floor", False) else drawing.GREY
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: float = 1.0) -> None:
@@ -278,23 +274,19 @@ def three_ticks(low: float, high: float) -> list[float]:
     raise AssertionError("a hundredth of the range fits into it three times")
 
 
-def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
-    """Return legend handles by label: the better side, the worse side, "not significant", no recall, and pale ones.
-
-    A side is there if a significant difference has its colour. "not significant" (grey and hollow) is there if any row is not
-    significant.
+def legend_handles(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return legend handles by label of the marks that occur: significant, not significant, no recall, and pale ones.
 
     Args:
-        rows: Rows with mean, better, sure and mixed, as `effect_fields` gives them.
-        sides: Labels of the better and of the worse side; "not significant" stays.
+        rows: Rows with sure and mixed, as `effect_fields` gives them, and floor of effects.
     """
-    colours = {effect_colour(row) for _, row in rows.iterrows()}
-    pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)
-    handles = {label: drawing.key(color=colour, marker="o") for label, colour in pairs if colour in colours}
+    handles = {}
+    if rows["sure"].any():
+        handles[SIGNIFICANT] = drawing.key(color=drawing.INK, marker="o")
     if not rows["sure"].all():
         handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
     if "floor" in rows and rows["floor"].any():
         handles[FLOOR] = drawing.key(color=drawing.GREY, marker="x")
     if rows["mixed"].any():
-        handles[MIXED] = drawing.key(color=tint(drawing.GREY, PALE), marker="o")
+        handles[MIXED] = drawing.key(color=tint(drawing.INK, PALE), marker="o")
     return handles

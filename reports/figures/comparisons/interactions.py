@@ -34,7 +34,7 @@ from .forest import (
 
 MAX_ROWS = 6
 MAX_LABEL = 0.42  # share of the width of a panel that its labels may take
-SIDES = ("better than the sum", "worse than the sum")
+BETTER_SIDE = "better than the sum"
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -141,11 +141,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         set_panel_title(axes, str(rows["words"].iloc[0]), each)
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)
-        format_effect_axis(axes, rows, each, SIDES[0])
+        format_effect_axis(axes, rows, each, BETTER_SIDE)
         axes.set_yticks(heights, labels[name], linespacing=1.0)
         axes.set_ylim(tall - 0.4, -0.7)
         write_counts(axes, {float(y): [int(fours)] for y, fours in zip(heights, rows["fours"], strict=True)})
-    handles = legend_handles(pd.concat(list(parts.values())), SIDES)
+    handles = legend_handles(pd.concat(list(parts.values())))
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 
 

@@ -47,8 +47,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     of_layers = f"layer {traced[0]}" if len(traced) == 1 else f"layers {', '.join(map(str, traced))}"
     notes = [
         "Retention: share of earlier state that a token keeps. By channel: one point per gate, over all tokens. Traces: the most "
-        f"variable gate of {of_layers} in one text. Cumulative products: that gate and the least variable one (dashed; it may lie "
-        f"on the other), from {LOWEST:g} on. Panels of one kind share their scales."
+        f"variable gate of {of_layers} in one text. Products, from the first token on: that gate and the least variable one (dashed; it may lie "
+        f"on the other), down to {LOWEST:g}. Panels of one kind share their scales."
     ]
     if len(first) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
@@ -89,7 +89,7 @@ def _channels(data: SweepData, cell: str) -> int:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw four panels per cell: retention over positions, deviation over mean per channel, traces, and their products.
 
-    A layer has one colour in all panels. Highlighted cells of `look` are drawn instead of the first of each
+    A layer has one colour in all panels of lines and points; traces are heat maps. Highlighted cells of `look` are drawn instead of the first of each
     configuration, at most three.
     """
     cells = cells_to_draw(figure_data, look)[:MAX_DRAWN]
@@ -97,8 +97,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     layers = sorted(set(frame["layer"]))
     inks = _layer_inks(layers)
     limits = dict(iter(frame.groupby("part")))
-    kinds = ("by position", "by channel", "traces", "cumulative products")
-    titles = [f"{map_title(figure_data, look, cell)}: {kind}" for cell in cells for kind in kinds]
+    kinds = ("by position", "by channel", "traces", "products")
+    titles = [f"{map_title(figure_data, look, cell)}\n{kind}" for cell in cells for kind in kinds]
     figure = drawing.page(drawing.PANEL_HEIGHT * 2 * len(cells) + 0.35, drawing.width_of(2, 3.2))
     group = drawing.panels(figure, titles, columns=2)
     for index, cell in enumerate(cells):
@@ -114,21 +114,18 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         means = limits["position"]["value"]
         Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
         traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
-        _draw_lines(trace, _most_variable(traced), inks)
-        trace.set_ylim(-0.04, 1.04)
-        trace.set_ylabel("retention")
         products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
         _draw_lines(product, products[products["value"] >= LOWEST], inks)
         product.set_yscale("log")
         product.set_ylim(LOWEST / 1.5, 1.5)
-        product.set_ylabel("product of retention")
-        for axes in (trace, product):
-            axes.set_xlabel("token of the text")
-        for axes in (position, trace, product):
+        product.set_ylabel("cumulative product")
+        product.set_xlabel("token of the text")
+        for axes in (position, product):
             # round numbers, three or more of them in a column too
             ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in axes.lines]
             if ends:
                 Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
+        _draw_traces(figure, trace, _most_variable(traced))
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
     keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(1.2)) for layer in shown}
     if "trace" in limits:
@@ -159,6 +156,30 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
             is_steady = len(ordered) > 1 and series == spread.idxmin()
             style = LEAST_VARIABLE if is_steady else "-"
             axes.plot(line["x"], line["value"], color=inks[layer], linestyle=style, linewidth=drawing.line_width(1.0))
+
+
+def _draw_traces(figure: Figure, axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw retention as a heat map with a row per layer and a column per token, with its colour bar; nothing for no rows.
+
+    Lines of several layers would hide each other.
+
+    Args:
+        figure: The figure.
+        axes: The panel.
+        rows: Rows of one gate per layer, with layer, x and value.
+    """
+    if rows.empty:
+        return
+    table = rows.pivot_table(index="layer", columns="x", values="value", sort=True)
+    tokens, layers = [float(token) for token in table.columns], [int(layer) for layer in table.index]
+    extent = (tokens[0] - 0.5, tokens[-1] + 0.5, len(layers) - 0.5, -0.5)
+    image = drawing.heat(axes, table.to_numpy(dtype=float), drawing.linear(0, 1), extent=extent)
+    Scale(tokens[0], tokens[-1]).apply_to_axis(axes, "x")
+    axes.set_xlim(*extent[:2])
+    named = drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)
+    drawing.put_ticks(axes.yaxis, {index: f"layer {layers[index]}" for index in named})
+    axes.set_xlabel("token of the text")
+    drawing.colour_bar(figure, [axes], image, "retention", aspect=12, fraction=0.08, pad=0.02)
 
 
 def _most_variable(traced: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from ....results import metrics
 from ....results.console.text import counted
 from ....results.store.records import CellState
 from ....results.store.store import Store
-from ...render.style import abbreviations_note, memory_label, mixer_inks
+from ...render.style import DASHES, abbreviations_note, memory_label, mixer_inks
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, frame_origins
@@ -22,6 +22,8 @@ from ..response import level_as_number
 
 PROBE, METRIC, STATE = "mqar", "accuracy", "state_bytes"
 OFF = ("off", "none", "-", "")
+ATTENTION, MEMORY = "attention", "memory (recurrent state)"
+"""Labels of solid lines with filled marks, and of dashed lines with hollow ones."""
 CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
 SHOWN = ["cell", "attempt", "configuration", *GROUP, "size", "probe", "metric", "length", "value", "n", "low", "high"]
 UNITS: Mapping[int, str] = {1: "B", 1 << 10: "KB", 1 << 20: "MB", 1 << 30: "GB"}
@@ -127,22 +129,23 @@ def _missing_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw accuracy in % over bytes of state (logarithmic): a line per mixer, labelled at its end, and single cells.
 
+    Lines of memories are dashed, with hollow marks.
+
     The chance level is dotted. Highlighted cells of `look` are labelled.
     """
     frame = figure_data.frame
     means = line_means(frame)
     figure = drawing.page(3.2, 5.6)
     axes = figure.subplots()
-    ends = []
+    ends: dict[float, list[tuple[str, float, str]]] = {}
     lines = frame.drop_duplicates("line").to_dict("records")
     # attention in the mixer's ink, filled; memories in other inks, hollow
     keys = {str(row["line"]): str(row["first"] if row["second"] in OFF else row["line"]) for row in lines}
     inks = mixer_inks(keys.values())
-    for index, (name, ink) in enumerate(keys.items()):
-        style = drawing.marker_style(index, int(ink == name)) | {"color": inks[ink], "markeredgecolor": inks[ink]}
-        style["markerfacecolor"] = "white" if ink == name else inks[ink]
+    for name, ink in keys.items():
+        style = _line_style(inks[ink], is_memory=ink == name)
         points = means[means["line"] == name].sort_values("length")
-        line = {"linewidth": drawing.line_width(1.3), "markersize": drawing.line_width(4.2), **style}
+        line = {"linewidth": drawing.line_width(1.3), "markersize": drawing.line_width(4.2)} | style
         axes.plot(points["length"], 100 * points["value"], **line)
         _draw_intervals(axes, points, style["color"])
         cells = frame[frame["line"] == name]
@@ -150,16 +153,28 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             dots = {"color": style["color"], "alpha": 0.45, "markersize": 2.2}
             drawing.points(axes, cells["length"], 100 * cells["value"], **dots)
         last = points.iloc[-1]
-        ends.append((name, 100 * float(last["value"]), style["color"]))
+        ends.setdefault(float(last["length"]), []).append((name, 100 * float(last["value"]), style["color"]))
     for level in figure_data.draw_options["chance"]:
         axes.axhline(100 * level, **CHANCE | {"linewidth": drawing.line_width(CHANCE["linewidth"])}, zorder=0.9)
     _set_axes(axes, frame)
-    label_ends(axes, ends)
+    for length, labels in ends.items():
+        label_ends(axes, labels, length)
     highlighted = named_cells(figure_data, look)
     for row in frame[frame["cell"].isin(highlighted)].to_dict("records"):
         drawing.note(axes, highlighted[row["cell"]], (row["length"], 100 * row["value"]), (4, 3))
-    handles = {"chance level, a random value": drawing.key(**CHANCE)} if figure_data.draw_options["chance"] else {}
+    handles = {
+        label: drawing.key(**_line_style(drawing.GREY, is_memory=label == MEMORY))
+        for label in (ATTENTION, MEMORY)
+        if any((ink == name) == (label == MEMORY) for name, ink in keys.items())
+    }
+    handles |= {"chance level, a random value": drawing.key(**CHANCE)} if figure_data.draw_options["chance"] else {}
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
+
+
+def _line_style(ink: str, *, is_memory: bool) -> dict[str, Any]:
+    """Return the style of a line: solid with filled circles for attention, dashed with hollow ones for a memory."""
+    marks = {"marker": "o", "markerfacecolor": "white" if is_memory else ink, "markeredgecolor": ink}
+    return {"color": ink, "linestyle": DASHES[int(is_memory)]} | marks
 
 
 def _draw_intervals(axes: Axes, points: pd.DataFrame, colour: str) -> None:

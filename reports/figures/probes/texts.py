@@ -6,6 +6,8 @@ import pandas as pd
 
 from ....results.metrics import TEXT_SEPARATOR
 from ....results.store.store import Store
+from ...number_format import format_number
+from ...stats.significance.trial_intervals import CONSTANT_ACCURACY
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import (
@@ -21,10 +23,12 @@ from ..canvas.base import (
 )
 from ..canvas.length_frames import averaging_note, band_note, is_barred, length_frame, line_means, single_value
 from ..canvas.line_drawing import (
+    BASELINE,
     draw_lines_with_means,
     legend,
     line_styles,
     lines_of_cells,
+    mark_baseline,
     mark_out_of_range,
     mark_training_length,
     named_cells,
@@ -34,11 +38,11 @@ from ..canvas.line_drawing import (
 from .position_nll import position_frame
 
 MEASURES = {
-    "clean": ("nats", "loss by length"),
-    "position_nll": ("nats", "loss by position"),
-    "needle": ("digit_accuracy", "needle accuracy"),
+    "clean": ("nats", "loss\n(nats per token)", "context length (tokens)"),
+    "position_nll": ("nats", "loss\n(nats per token)", "position (tokens)"),
+    "needle": ("digit_accuracy", "needle accuracy\n(% of digits)", "context length (tokens)"),
 }
-"""Probe -> (metric, title of its panels)."""
+"""Probe -> (metric, labels of the y and x axis of its panels)."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -53,7 +57,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     trained = training_lengths(store, data)
     parts, names = [], sorted({name for _, name, _, _ in data.values if TEXT_SEPARATOR in name})
-    for probe, (metric, _) in MEASURES.items():
+    for probe, (metric, *_) in MEASURES.items():
         for name in names:
             if name.partition(TEXT_SEPARATOR)[0] != probe:
                 continue
@@ -79,11 +83,26 @@ def collect(store: Store, data: SweepData) -> FigureData:
         line=[", ".join(levels[cell]) for cell in frame["cell"]],
     )
     means = line_means(frame)
-    notes = [f"{averaging_note(data, means=means)}{band_note(means)}Full attention. A column is a text."]
+    constant = _constant_digit_scores(data)
+    notes = [f"{averaging_note(data, means=means)}{band_note(means)}Full attention. Each text has a title of its own."]
+    if constant:
+        shares = " to ".join(sorted({format_number(share, 1, percent=True) for share in constant.values()}, key=float))
+        notes.append(f"Dashed and dotted: constant-digit baseline on these trials, {shares} %.")
     return collected(
         store, data, "texts", "Loss and needle accuracy on further texts", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=axes),
+        constant=constant,
     )  # fmt: skip
+
+
+def _constant_digit_scores(data: SweepData) -> dict[str, float]:
+    """Return the share of the needle's digits that the best constant digit gets right, by text; the largest over lengths."""
+    scores: dict[str, float] = {}
+    for (_, name, metric, _), value in data.values.items():
+        probe, _, text = name.partition(TEXT_SEPARATOR)
+        if (probe, metric) == CONSTANT_ACCURACY and text and value.value is not None:
+            scores[text] = max(scores.get(text, 0.0), value.value)
+    return scores
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
@@ -100,10 +119,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         # a row would mix panels of several measures: each text gets a row
         order = [(probe, text) for text in texts for probe in measures]
         columns = len(measures)
-    group = drawing.panels(figure, [f"{text}, {MEASURES[probe][1]}" for probe, text in order], columns=columns)
+    constant = figure_data.draw_options["constant"]
+    group = drawing.panels(figure, [text for _, text in order], columns=columns)
     means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
     highlighted = named_cells(figure_data, look)
-    for axes, (probe, text) in zip(group, order, strict=True):
+    rows_of_measures = columns == len(texts) and len(texts) > 1
+    for index, (axes, (probe, text)) in enumerate(zip(group, order, strict=True)):
         of_probe = frame[frame["probe"].str.startswith(probe + TEXT_SEPARATOR)]
         rows, mean = (part[part["probe"] == f"{probe}{TEXT_SEPARATOR}{text}"] for part in (frame, means))
         is_share = probe == "needle"
@@ -112,8 +133,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _set_scales(axes, of_probe, means, trained, is_share=is_share)
         if not is_share:
             mark_out_of_range(axes, lines_of_cells(rows, mean), 1)
-    drawing.outer_labels(figure, "context length or position (tokens)", "loss (nats per token), or accuracy (%)")
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))
+        elif text in constant:
+            mark_baseline([axes], 100 * constant[text])
+        if not (rows_of_measures and index % columns):
+            axes.set_ylabel(MEASURES[probe][1])
+        if not rows_of_measures or index % columns == columns // 2:
+            axes.set_xlabel(MEASURES[probe][2])
+    more = [*training_key(trained), *([("constant digit", BASELINE)] if constant and "needle" in measures else [])]
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more))
 
 
 def _set_scales(axes: Axes, rows: pd.DataFrame, means: pd.DataFrame, trained: int | None, *, is_share: bool) -> None:

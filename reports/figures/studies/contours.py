@@ -28,6 +28,7 @@ FOLDS = 5  # parts of the trials that are left out in turn
 MAX_PANELS = 4
 """Largest number of pairs that are drawn."""
 MIN_WIDTH_OF_THREE = 4.2  # inches of width that three panels with a common y axis need side by side
+TITLE_SHARE = 0.8  # of the width of a column of panels, which a title may take
 MIN_SKILL = 0.2  # share of the variance of left-out trials that an interpolation must explain to be drawn
 STEPS = 80  # colours of a strip along its level, and of a map along each axis
 REACH = 0.15  # share of an axis from the nearest trial up to which colours are interpolated
@@ -134,12 +135,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else 2
     figure.set_size_inches(width, height * drawing.rows_of(len(pairs), columns))
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
+    letters = max(12, int(TITLE_SHARE * width / columns * 72 / (0.6 * drawing.size("xtick.labelsize"))))
     objective = settings.objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
         _draw_panel(axes, panel_rows, scales[x], scales[y], norm, chart)
+        axes.set_title(_pair_title(panel_rows, letters), fontsize=drawing.size("xtick.labelsize"))
         if is_shared and grid.index(axes) % columns:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
@@ -147,6 +150,19 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     return drawing.finished(
         figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
     )
+
+
+def _pair_title(panel_rows: pd.DataFrame, letters: int) -> str:
+    """Return the title of a panel: the names of both settings, and the share that the interpolation explains if drawn.
+
+    Args:
+        panel_rows: Rows of the pair.
+        letters: Characters that fit in a line.
+    """
+    pair = panel_rows.iloc[0]
+    first, second = (settings.setting_label(str(pair[side])) for side in ("y_name", "x_name"))
+    parts = [first, f"× {second}", *([f"{100 * pair['skill']:.0f} % explained"] if pair["skill"] >= MIN_SKILL else [])]
+    return "\n".join(line for part in parts for line in textwrap.wrap(part, letters, break_long_words=False))
 
 
 def _in_lines(label: str) -> str:
@@ -175,7 +191,6 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     """
     if panel_rows["skill"].iloc[0] >= MIN_SKILL and norm.vmin < norm.vmax:
         _draw_interpolation(axes, panel_rows, x, y, norm, chart)
-        axes.set_title(f"{100 * panel_rows['skill'].iloc[0]:.0f} % explained")
     across, up = (
         panel_rows[f"{side}_place"]
         + [
@@ -229,7 +244,7 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
     from scipy.spatial.distance import cdist
 
     coordinates, values = _averaged(panel_rows)
-    look: dict[str, Any] = {"cmap": chart, "norm": norm, "alpha": 0.75, "zorder": 1}
+    look: dict[str, Any] = {"cmap": chart, "norm": norm, "zorder": 1}
     if not (_level_positions(x) or _level_positions(y)):
         steps = np.linspace(0, 1, STEPS + 1)
         grid = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)

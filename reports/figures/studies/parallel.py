@@ -32,7 +32,7 @@ from .settings import (
 MIN_TRIALS = 2
 SPREAD = 0.7  # share of a level's space over which lines through it are spread
 TENTH = 0.1  # share of the trials, and at least three of them, whose lines are not faded
-FADED = 0.3  # opacity of the lines of the others
+FADED = 0.48  # opacity of the lines of the others
 KEY_WIDTH = 0.05  # width of the coloured axis of the objective, in distances between axes
 BEST_WIDTH = 2.6  # points in the style `paper`, width of the lines of the best trials
 BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.88, "pad": 0.6}
@@ -178,7 +178,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for number, points in placed.groupby("number")
     }
     ranked = ranked[::-1].assign(is_faded=np.arange(len(ranked)) >= max(3, math.ceil(TENTH * len(ranked))))[::-1]
-    thin = 0.9 * marker_scale(len(ranked))
+    thin = 0.8 * marker_scale(len(ranked))
     groups = (
         (ranked[~ranked["best"] & ranked["is_faded"]], thin, FADED),
         (ranked[~ranked["best"] & ~ranked["is_faded"]], 1.6 * thin, 1.0),

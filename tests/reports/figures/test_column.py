@@ -95,12 +95,12 @@ class TestTimeline:
             f"{mixer}, {memory}{tokens}"
             for mixer in ("PoLAR", "NoPE", "RoPE")
             for memory in ("", "with memory, ")
-            for tokens in ("65.5M", "131M")
+            for tokens in ("65.5M tokens", "131M tokens")
         }
         assert figure_data.notes[1] == "12 attempts, all done.", "no cross, no note on it"
         assert figure_data.notes[2].startswith("12 attempts shared a GPU, up to 12 of this sweep at one time.")
         figure = figure_of(figure_data)
-        assert "Last in each name: training tokens." in figure_data.notes
+        assert not any(note.startswith("Last in each name") for note in figure_data.notes), "names say their unit"
         mixers = ["NoPE", "PoLAR", "RoPE"]
         assert [text.get_text() for text in figure.legends[0].get_texts()] == [*mixers, "no memory", "with memory"]
         rows = [" ".join(label.get_text().split()) for label in figure.axes[0].get_yticklabels()]

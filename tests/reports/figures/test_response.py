@@ -128,7 +128,7 @@ def test_lines_that_coincide_are_listed(empty: Store, make: Any) -> None:
     offset_sweep(empty, make, {"old": 0.5, "new": 0.0}, memories=("on", "off"))
     notes = make_figure("response", empty, "apart").notes
     (listed,) = [note for note in notes if note.startswith("Lines that coincide: ")]
-    assert "PoLAR with memory and PoLAR no memory at 2 of 2 levels" in listed
+    assert "(PoLAR, with memory) and (PoLAR, no memory) at all 2 levels" in listed
 
 
 @pytest.mark.thorough

@@ -92,7 +92,7 @@ class TestSmall:
         small = {float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "o" and not is_average(line)}
         assert {memory.loc["attn_type=polar", "mean"], memory.loc["attn_type=nope", "mean"]} <= small
 
-    def test_better_has_same_colour_for_either_sign(self, grid: Store) -> None:
+    def test_marks_are_black_if_significant_else_grey(self, grid: Store) -> None:
         figure_data = make_figure("effects", grid)
         figure = figure_of(figure_data)
         seen = set()
@@ -100,12 +100,11 @@ class TestSmall:
             rows = figure_data.frame[(figure_data.frame["where"] == "") & (figure_data.frame["measure"] == name)]
             points = [line for line in axes.lines if is_average(line)]
             for line, (_, row) in zip(points, rows.iterrows(), strict=True):
-                gain = row["mean"] * (-1 if name == "Val" else 1)
-                expected = drawing.GREY if not row["sure"] else drawing.GOOD if gain > 0 else drawing.BAD
+                expected = drawing.INK if row["sure"] else drawing.GREY
                 expected = tint(expected, PALE) if row["mixed"] else expected
                 assert colors.same_color(line.get_color(), expected)
                 seen.add(expected)
-        assert seen >= {drawing.GREY, drawing.BAD, tint(drawing.GOOD, PALE)}
+        assert seen >= {drawing.GREY, drawing.INK, tint(drawing.INK, PALE)}
 
     @pytest.mark.thorough
     def test_the_interaction_itself_the_largest_first(self, grid: Store) -> None:
