@@ -100,7 +100,9 @@ def _slots(a: Any, d: int) -> LayerCost:
     slots = a.num_slots or round(key)
     parts = _linear(a.num_heads, key, slots), _linear(a.num_heads, slots, value)
     channels = a.num_heads * round(2 * key + value)
-    return LayerCost(sum(part.flops for part in parts), state=sum(part.state for part in parts), conv_channels=channels)
+    return LayerCost(
+        sum(part.flops or 0.0 for part in parts), state=sum(part.state for part in parts), conv_channels=channels
+    )
 
 
 def _full_heads(a: Any, d: int) -> LayerCost:

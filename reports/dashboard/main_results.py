@@ -208,7 +208,7 @@ def forest_json(
             or effect.confirmatory
         )
         if measure is not None and is_shown:
-            row = {
+            row: dict[str, Any] = {
                 "measure": measure,
                 "axis": axis_label(effect.axis),
                 "factor": effect.axis,
@@ -360,7 +360,12 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     ]
     bar_notes = [note for note in dict.fromkeys(BARS.get(row["interval"], "") for row in means) if note]
     note = f"Points: means over the cells of a line. Bars: {'; '.join(bar_notes)}." if bar_notes else ""
-    picture = {"panels": list(panels.values()), "trained": training_length, "ceiling": ceilings, "note": note}
+    picture: dict[str, Any] = {
+        "panels": list(panels.values()),
+        "trained": training_length,
+        "ceiling": ceilings,
+        "note": note,
+    }
     picture |= {"lengths": [int(length) for length in lengths], "top": _axis_top(panels.values())}
     ends = dict.fromkeys(f"{end(share for _, share in ceilings):.1f}" for end in (min, max)) if ceilings else {}
     picture["ceiling_text"] = f"{' to '.join(ends)} %" if ends else ""

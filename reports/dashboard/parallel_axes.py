@@ -58,7 +58,7 @@ def parallel_axes(data: SweepData, table: Table) -> list[dict[str, Any]]:
 
 
 def _level_headings(table: Table) -> list[str]:
-    return table.columns[: table.text_columns]
+    return list(table.columns[: table.text_columns])
 
 
 def _is_finite(text: str) -> bool:
