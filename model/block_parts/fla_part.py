@@ -81,7 +81,7 @@ class FlaPart(BlockPart):
     def __init__(self, model: ModelConfig, config: Any) -> None:
         """Build the layer with the network's width; `init` sets its last projection to zero where it does elsewhere."""
         super().__init__(model, config)
-        self.inner = _build(self.fla_name, model.d_model, model.n_layers, config.model_dump())
+        self.inner = build_layer(self.fla_name, model.d_model, model.n_layers, config.model_dump())
         for name in ENDS if model.init != "llama" else ():
             if isinstance(end := getattr(self.inner, name, None), nn.Linear):
                 nn.init.zeros_(end.weight)
@@ -106,7 +106,7 @@ class FlaPart(BlockPart):
             keys: tokens up to the current one, its own included, on average over a row.
         """
         with torch.device("meta"):
-            inner = _build(cls.fla_name, model.d_model, model.n_layers, config.model_dump())
+            inner = build_layer(cls.fla_name, model.d_model, model.n_layers, config.model_dump())
             flops = sum(_projection_flops(module) for module in inner.modules())
         cost = cost_of(cls.fla_name, config.model_dump(), model.d_model)
         return flops if cost is None else flops + (cost.total_flops(keys) or 0.0)
@@ -174,16 +174,16 @@ class FlaPart(BlockPart):
         return {self.fla_name: f"fla {fla_version()} (Triton {dispatch.version('triton')})"}
 
 
-def _build(name: str, width: int, layers: int, settings: Mapping[str, Any]) -> nn.Module:
+def build_layer(name: str, width: int, layers: int, settings: Mapping[str, Any]) -> nn.Module:
     """Return a layer of fla on the current device, with fla's initial values.
 
     Each layer is the first of its own cache.
 
     Args:
-        name: layer class.
-        width: width of the network.
-        layers: blocks of the network, by which RWKV-7 scales its initial values.
-        settings: arguments of the layer, and others, which are ignored.
+        name: Layer class.
+        width: Width of the network.
+        layers: Blocks of the network, by which RWKV-7 scales its initial values.
+        settings: Arguments of the layer, and others, which are ignored.
 
     Raises:
         ValueError: fla refuses the arguments; the text has its reason.
@@ -208,7 +208,7 @@ def _build(name: str, width: int, layers: int, settings: Mapping[str, Any]) -> n
 def _try_build(name: str, width: int, layers: int, settings: tuple[tuple[str, Any], ...]) -> None:
     """Build a layer on torch's meta device, once per process and arguments; ValueError if fla refuses them."""
     with torch.device("meta"):
-        _build(name, width, layers, dict(settings))
+        build_layer(name, width, layers, dict(settings))
 
 
 @contextlib.contextmanager
@@ -241,9 +241,9 @@ def _trial_error(
     """Run a layer once, forward and backward in bfloat16; return 0.0 if all results are finite, else NaN.
 
     Args:
-        name: layer class.
+        name: Layer class.
         settings: its arguments, as pairs.
-        width: width of the network.
+        width: Width of the network.
         device: GPU.
         seed: seed of weights and input.
 

@@ -120,7 +120,7 @@ def cached(name: str) -> dict[str, Any]:
     if name == "RodimusAttention":
         settings["mode"] = "fused_recurrent"
     width, tokens = 64, TOKENS
-    inner = fla_part._build(name, width, 2, settings).eval()
+    inner = fla_part.build_layer(name, width, 2, settings).eval()
     cache = importlib.import_module("fla.models.utils").LegacyFLACache(seen_tokens=0)
     mask = torch.ones(1, tokens, dtype=torch.long) if name in NEEDS_MASK else None
     with torch.no_grad():
