@@ -554,8 +554,8 @@ def _target_machine(cells: Sequence[Cell], timed: Sequence[TrainingTiming], gpu:
         return TargetMachine(local_gpus[0])
     measured = next((timing.gpu_name for timing in reversed(timed) if timing.gpu_name is not None), None)
     if measured is not None:
-        return TargetMachine(measured, "GPU of the attempts in the database; --gpu selects another")
-    return TargetMachine(ASSUMED_GPU, "assumed; --gpu selects another")
+        return TargetMachine(measured, "GPU of the attempts in the database; resources.gpu_type selects another")
+    return TargetMachine(ASSUMED_GPU, "assumed; resources.gpu_type selects another")
 
 
 def _full_gpu_name(word: str, timed: Sequence[TrainingTiming]) -> str:
