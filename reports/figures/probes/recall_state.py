@@ -23,7 +23,7 @@ from ..response import level_as_number
 PROBE, METRIC, STATE = "mqar", "accuracy", "state_bytes"
 OFF = ("off", "none", "-", "")
 ATTENTION, MEMORY = "attention", "memory (recurrent state)"
-"""Labels of solid lines with filled marks, and of dashed lines with hollow ones."""
+"""Labels of dashed lines with hollow marks, and of solid lines with filled ones."""
 CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
 SHOWN = ["cell", "attempt", "configuration", *GROUP, "size", "probe", "metric", "length", "value", "n", "low", "high"]
 UNITS: Mapping[int, str] = {1: "B", 1 << 10: "KB", 1 << 20: "MB", 1 << 30: "GB"}
@@ -129,7 +129,7 @@ def _missing_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw accuracy in % over bytes of state (logarithmic): a line per mixer, labelled at its end, and single cells.
 
-    Lines of memories are dashed, with hollow marks.
+    Lines of memories are solid, with filled marks, as wherever a memory is drawn; others are dashed, with hollow ones.
 
     The chance level is dotted. Highlighted cells of `look` are labelled.
     """
@@ -139,7 +139,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes = figure.subplots()
     ends: dict[float, list[tuple[str, float, str]]] = {}
     lines = frame.drop_duplicates("line").to_dict("records")
-    # attention in the mixer's ink, filled; memories in other inks, hollow
+    # attention in the mixer's ink, hollow; memories in other inks, filled
     keys = {str(row["line"]): str(row["first"] if row["second"] in OFF else row["line"]) for row in lines}
     inks = mixer_inks(keys.values())
     for name, ink in keys.items():
@@ -172,9 +172,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _line_style(ink: str, *, is_memory: bool) -> dict[str, Any]:
-    """Return the style of a line: solid with filled circles for attention, dashed with hollow ones for a memory."""
-    marks = {"marker": "o", "markerfacecolor": "white" if is_memory else ink, "markeredgecolor": ink}
-    return {"color": ink, "linestyle": DASHES[int(is_memory)]} | marks
+    """Return the style of a line: solid with filled circles for a memory, dashed with hollow ones for attention."""
+    marks = {"marker": "o", "markerfacecolor": ink if is_memory else "white", "markeredgecolor": ink}
+    return {"color": ink, "linestyle": DASHES[int(not is_memory)]} | marks
 
 
 def _draw_intervals(axes: Axes, points: pd.DataFrame, colour: str) -> None:
