@@ -203,7 +203,7 @@ class TestTables:
                     groups.setdefault((distractor, window), []).append(paper.value(cell.cell_id, *NDL).value)
             sds.append(math.sqrt(np.mean([np.var(group, ddof=1) for group in groups.values()])))
         assert f"{100 * expected_maximum(5) * sds[1]:.0f}" == "23", "points, were all five alike"
-        assert f"{102.9 * sds[0]:.1f} points in Ndl@64K (attn_type polar, memory on)" in chance
+        assert f"{102.9 * sds[0]:.1f} points in Ndl@64K (PoLAR, with memory)" in chance
 
     def test_json_and_csv_trace_contain_p_best(self, complete):
         values = [value for row in json.loads(render(complete, "json")) for value in row["values"]]
