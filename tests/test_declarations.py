@@ -34,7 +34,7 @@ DECLARATIONS = {
         '    rest_steps: Int = knob(0, "Steps between two rests.", identity=0, ge=0, le=MAX_TOKENS)\n',
     ),
     "reports/report_options.py": (
-        "    compare: Compare = None\n",
+        "    sweep: SweepName = None\n",
         '    quiet: Annotated[bool, typer.Option("--quiet", help="Print no notes.")] = False\n',
     ),
 }
