@@ -54,6 +54,7 @@ def test_run_page_names_page_line_and_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.slow
 def test_marked_commands_succeed(tmp_path: Path) -> None:
     prepare(tmp_path)
     assert failures(tmp_path, pages()) == []

@@ -91,6 +91,7 @@ def test_a_launch_speaks_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.thorough
+@pytest.mark.slow
 def test_a_launch_without_a_reader_trains(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     reader, writer = os.pipe()

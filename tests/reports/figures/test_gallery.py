@@ -45,6 +45,7 @@ def test_gallery_says_which_data_are_invented() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.slow
 def test_gallery_captions_are_those_of_the_figures() -> None:
     from gallery import Source, caption_of
 

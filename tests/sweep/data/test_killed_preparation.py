@@ -93,6 +93,7 @@ KILLED = [
 
 
 @pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("corpus", "make", "how", "settings", "deaths"), KILLED)
 def test_killed_preparation_resumes_to_same_corpus(
     tmp_path: Path, corpus: str, make: Callable[[Path], Path], how: Any, settings: Any, deaths: int

@@ -30,6 +30,7 @@ def test_plugin_probes_run_on_rank_0_by_default() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.slow
 def test_probes_on_ranks_give_the_same_numbers(subject_for: Callable[[str], CellSubject]) -> None:
     # downstream has no numbers without tasks
     cases = [(name, subject_for(name), lengths_of(name)) for name in PROBES if name != "downstream"]
