@@ -98,7 +98,9 @@ def _parse_filter(cells: Sequence[CellState], filter_text: str) -> tuple[str, fr
             f"--only {filter_text[:60]!r}: the sweep has no axis {axis[:40]!r}; {choices_hint(axis, axes)}"
         )
     levels_present = list(dict.fromkeys(level for cell in cells if (level := _level_of_cell(cell, axis)) is not None))
-    by_value = {_comparable_level(level): level for level in levels_present}
+    by_value: dict[str | float, set[str]] = {}
+    for level in levels_present:
+        by_value.setdefault(_comparable_level(level), set()).add(level)
     # a level may contain a comma
     levels = [text] if _comparable_level(text) in by_value else [level.strip() for level in text.split(",")]
     for level in levels:
@@ -106,7 +108,7 @@ def _parse_filter(cells: Sequence[CellState], filter_text: str) -> tuple[str, fr
             raise CellFilterError(
                 f"--only {filter_text[:60]!r}: no cell has {axis} {level[:40]!r}; {choices_hint(level, levels_present)}"
             )
-    return axis, frozenset(by_value[_comparable_level(level)] for level in levels)
+    return axis, frozenset(spelling for level in levels for spelling in by_value[_comparable_level(level)])
 
 
 def _comparable_level(text: str) -> str | float:

@@ -51,13 +51,13 @@ def printed_measurement(probe: str, metric: Metric, length: int, text: str) -> M
     """Return a printed number as a measurement, with a description if the package does not define the metric.
 
     Args:
-        probe: probe.
+        probe: name of the probe.
         metric: declaration of the metric.
         length: context length in tokens, 0 for none.
         text: printed number; a percentage for shares, which are stored as fractions with the same digits.
 
     Raises:
-        ValueError: the text is no number (decimal.InvalidOperation for a percentage).
+        ValueError: the text is no number; decimal.InvalidOperation, an ArithmeticError, for a percentage.
     """
     return Measurement(
         probe=probe,

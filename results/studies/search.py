@@ -29,6 +29,13 @@ class Interval:
     """Only low, low + step, ... are allowed; None for all numbers, or all integers if both ends are integers."""
 
     @property
+    def last_step(self) -> int | None:
+        """Index of the highest allowed number of a range with steps or of integers; None for a continuous range."""
+        step = self.step or (1 if self.is_integer else None)
+        # (0.3 - 0) / 0.1 is 2.9999999999999996
+        return None if step is None else math.floor((self.high - self.low) / step + 1e-9)
+
+    @property
     def is_integer(self) -> bool:
         """True if both ends are integers, so that all values are."""
         return isinstance(self.low, int) and isinstance(self.high, int)
@@ -39,11 +46,10 @@ class Interval:
         That is low + (high - low) share, or on a logarithmic scale low (high / low)^share. The result never exceeds
         `high`. It is a float or an int.
         """
-        offset = (self.high - self.low) * share
-        value = self.low * (self.high / self.low) ** share if self.log else self.low + offset
-        step = self.step or (1 if self.is_integer else None)
-        if step is not None:
-            value = self.low + step * min(round((value - self.low) / step), int((self.high - self.low) / step))
+        value = self.low * (self.high / self.low) ** share if self.log else self.low + (self.high - self.low) * share
+        if self.last_step is not None:
+            step = self.step or 1
+            value = self.low + step * min(round((value - self.low) / step), self.last_step)
         return min(value, self.high)
 
 

@@ -11,7 +11,7 @@ import re
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ EXIT_LOST = 75
 NODE_LOST = -1001
 """Pseudo exit code: the process was lost together with its node."""
 OOM_KILLED = -1002
-"""Pseudo exit code: the system of another node killed the process because memory ran out."""
+"""Pseudo exit code: SIGKILL by the system, because the memory of the machine ran out."""
 
 MAX_SAME_FAILURES = 3
 """Cells that fail in the same way, through an error in code or config, before the sweep stops."""
@@ -86,9 +86,7 @@ def classify_message(message: str) -> Failure:
     return "infrastructure" if _INFRASTRUCTURE.search(message) else "code"
 
 
-def classify_exit(
-    exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False, stop_requested: bool = False
-) -> ExitVerdict:
+def classify_exit(exit_code: int, log: Path, *, hung: bool = False, stop_requested: bool = False) -> ExitVerdict:
     """Classify the end of a process whose attempt is still recorded as running.
 
     The first that applies:
@@ -97,14 +95,13 @@ def classify_exit(
     - NODE_LOST (-1001): interrupted, "node_lost";
     - `stop_requested`: interrupted, no failure class, whatever the exit code;
     - `hung`: interrupted, "hang";
-    - SIGKILL with `oom_killed`, or OOM_KILLED (-1002): interrupted, "host_oom";
+    - OOM_KILLED (-1002): interrupted, "host_oom";
     - a crash (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT): interrupted, "infrastructure";
     - another signal: interrupted, "preempted";
     - any other exit code, 0 included: failed; "infrastructure" for 3 (EXIT_MACHINE), else by the last line of the log.
 
     - `exit_code`: negative for a signal; may be NODE_LOST or OOM_KILLED.
     - `log`: log file of the attempt; its last line enters the cause, and it may be missing.
-    - `oom_killed`: the system has killed a process for lack of memory meanwhile.
     - `hung`: the supervisor killed the process because it made no progress.
     - `stop_requested`: the process was asked to stop before it ended.
     """
@@ -112,23 +109,20 @@ def classify_exit(
         return ExitVerdict("interrupted", "stopped before training began", None)
     if exit_code == NODE_LOST:
         return ExitVerdict("interrupted", "its node was lost", "node_lost")
-    if exit_code == OOM_KILLED:
-        exit_code, oom_killed = -signal.SIGKILL, True
     if stop_requested:
-        return ExitVerdict(
-            "interrupted", f"ended with exit code {exit_code} after a stop request: {last_line(log)}", None
-        )
+        code = -signal.SIGKILL if exit_code == OOM_KILLED else exit_code
+        return ExitVerdict("interrupted", f"ended with exit code {code} after a stop request: {last_line(log)}", None)
     if hung:
         return ExitVerdict(
             "interrupted", "killed: it made no progress; its log ends with the stack of every thread", "hang"
         )
+    if exit_code == OOM_KILLED:
+        return ExitVerdict("interrupted", "killed by the system: the machine ran out of memory", "host_oom")
     if exit_code < 0:
         try:
             name = signal.Signals(-exit_code).name
         except ValueError:
             name = f"signal {-exit_code}"
-        if oom_killed and name == "SIGKILL":
-            return ExitVerdict("interrupted", "killed by the system: the machine ran out of memory", "host_oom")
         if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"):
             return ExitVerdict("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
         hint = " (out of memory, or killed by a user)" if name == "SIGKILL" else ""
@@ -176,6 +170,27 @@ def oom_kills(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
             lines = file.read_text().splitlines()
             kills = max([kills, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
     return kills
+
+
+class OomWatch:
+    """Tells a kill for lack of memory from other kills, by the growth of the system's count (see oom_kills)."""
+
+    def __init__(self) -> None:
+        self._kills = oom_kills()
+
+    def mark(self, codes: Mapping[int, int]) -> dict[int, int]:
+        """Return exit codes by attempt, in their order, with OOM_KILLED for SIGKILL if the count has grown.
+
+        The codes are those of all attempts that ended since the last call, since a growth may be the end of several.
+        It counts until a call with a SIGKILL.
+        """
+        if -signal.SIGKILL not in codes.values():
+            return dict(codes)
+        kills = oom_kills()
+        has_grown, self._kills = kills > self._kills, kills
+        return {
+            attempt: OOM_KILLED if has_grown and code == -signal.SIGKILL else code for attempt, code in codes.items()
+        }
 
 
 def last_line(log: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from ..attempt.failures import OOM_KILLED, oom_kills, record_start_failure
+from ..attempt.failures import OomWatch, record_start_failure
 from ..errors import MachineError
 from ..host import allocation, hardware, processes
 from ..host.locks import GpuLocks
@@ -70,7 +69,7 @@ class NodeAgent:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, AttemptExit] = {}
         self._locks = GpuLocks()
-        self._oom_kills = oom_kills()
+        self._oom_watch = OomWatch()
         self._polled = threading.Event()
         self._last_answer = clock()
         self._lease_end = self._last_answer + max(lease, FIRST_POLL_TIMEOUT_S)
@@ -243,14 +242,10 @@ class NodeAgent:
 
         A SIGKILL becomes OOM_KILLED if the system has killed a process for lack of memory since the last child ended.
         """
-        for attempt, child in list(self._children.items()):
-            code = child.poll()
-            if code is None:
-                continue
-            kills = oom_kills()
-            oom_killed, self._oom_kills = kills > self._oom_kills, kills
+        codes = {attempt: code for attempt, child in self._children.items() if (code := child.poll()) is not None}
+        for attempt, code in self._oom_watch.mark(codes).items():
             del self._children[attempt]
-            self._ended[attempt] = (attempt, OOM_KILLED if oom_killed and code == -signal.SIGKILL else code)
+            self._ended[attempt] = (attempt, code)
 
 
 def _find_processes(folders: Sequence[Path]) -> list[psutil.Process]:

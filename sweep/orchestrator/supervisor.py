@@ -19,7 +19,7 @@ from ...results.failure_classes import PREEMPTED, Failure
 from ...results.store import journal
 from ...results.store.records import DEAD_AFTER_S, Attempt, CellStanding, CellState, Owner, missing_requests, standing
 from ...results.store.store import Store
-from ..attempt.failures import EXIT_MACHINE, NODE_LOST, classify_exit, oom_kills
+from ..attempt.failures import EXIT_MACHINE, NODE_LOST, OOM_KILLED, OomWatch, classify_exit
 from ..attempt.job import Job
 from ..checkpoints.address import checkpoint_address
 from ..checkpoints.seal import sha256
@@ -151,7 +151,7 @@ class Supervisor:
         self._failed_tasks: dict[str, Task] = {}
         self._task_source: TaskSource | None = None
         self._signals = StopSignals()
-        self._oom_kills = oom_kills()
+        self._oom_watch = OomWatch()
         self._paused = self._finishing = False
         self._last_renewal = self._last_command_poll = 0.0
         self._last_reap = time.monotonic()
@@ -194,7 +194,7 @@ class Supervisor:
                 if not self._paused and not self._finishing:
                     self._start_ready_tasks(queue)
                 ended = self.executor.wait(POLL_S)
-                for attempt, code in ended:
+                for attempt, code in self._oom_watch.mark(dict(ended)).items():
                     self._finish_attempt(attempt, code, queue)
                 self._report_progress()
                 if not self._running and not ended:
@@ -440,11 +440,9 @@ class Supervisor:
         attempt = self.store.attempt(attempt_id)
         next_task = None
         if attempt.state == "running":
-            kills = oom_kills()
-            oom_killed, self._oom_kills = kills > self._oom_kills, kills
             log = self.runs / attempt.run_dir / "log.txt"
             was_requested = entry.is_stopping or self._signals.number is not None
-            verdict = classify_exit(code, log, oom_killed=oom_killed, hung=entry.is_hung, stop_requested=was_requested)
+            verdict = classify_exit(code, log, hung=entry.is_hung, stop_requested=was_requested)
             state, cause = verdict.state, verdict.cause
             if verdict.failure is not None:
                 next_task = self._retries.next_try(task, attempt, verdict.failure)
@@ -452,7 +450,7 @@ class Supervisor:
                     state, cause = "failed", f"{cause}; no further retries in this launch"
             with contextlib.suppress(LeaseLost):
                 self.store.finish_attempt(
-                    attempt_id, attempt.fence, state, cause=cause, exit_code=None if code <= NODE_LOST else code,
+                    attempt_id, attempt.fence, state, cause=cause, exit_code={NODE_LOST: None, OOM_KILLED: -signal.SIGKILL}.get(code, code),
                     failure=verdict.failure,
                 )  # fmt: skip
             attempt = self.store.attempt(attempt_id)
@@ -543,7 +541,7 @@ class Supervisor:
                 entry = self._running.get(attempt.id)
                 if entry is not None and not entry.is_stopping:
                     entry.is_stopping = self.executor.stop(attempt)
-            for attempt_id, code in self.executor.wait(POLL_S):
+            for attempt_id, code in self._oom_watch.mark(dict(self.executor.wait(POLL_S))).items():
                 self._finish_attempt(attempt_id, code, discarded)
         for attempt_id in self._running:
             attempt = self.store.attempt(attempt_id)

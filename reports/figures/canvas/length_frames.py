@@ -229,14 +229,18 @@ def band_note(means: pd.DataFrame, trials: str = BARS["trials"]) -> str:
 
 
 def fewer_cells_note(means: pd.DataFrame) -> list[str]:
-    """Return the note on means over fewer cells than their line has elsewhere, as a list; empty if all have as many."""
+    """Return the note naming the lengths at which a mean has fewer `cells` than its line's largest number, column `of`.
+
+    As a list of one note; empty if all means have as many.
+    """
     fewer = means[means["cells"] < means["of"]]
     if fewer.empty:
         return []
     parts = []
     for length, at in fewer.groupby("length"):
-        counts = sorted({f"{int(row['cells'])} of {int(row['of'])}" for row in at.to_dict("records")})
-        parts.append(f"{format_length(int(str(length)))} ({', '.join(counts[:3])}{', ...' if len(counts) > 3 else ''})")
+        counts = sorted({(int(row["cells"]), int(row["of"])) for row in at.to_dict("records")})
+        words = [f"{cells} of {of}" for cells, of in counts[:3]] + ["..."] * (len(counts) > 3)
+        parts.append(f"{format_length(int(str(length)))} ({', '.join(words)})")
     return [f"Some means are over fewer cells at {', '.join(parts)}."]
 
 

@@ -30,8 +30,8 @@ RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "
 MAX_LABEL_CHARS = 34  # characters per line of an upright label
 FULL_SIZE_TRIALS = 80
 """Number of trials beyond which markers shrink as the number grows."""
-MAX_INTEGER_TICKS = 6
-"""Largest number of integers of a range that all have a tick."""
+MAX_STEP_TICKS = 6
+"""Largest number of integers, or steps, of a range that all have a tick."""
 
 
 def scale_of(study: Study, path: str) -> Scale:
@@ -48,12 +48,12 @@ def scale_of(study: Study, path: str) -> Scale:
     if not isinstance(search_range, Interval):
         levels = map(level_text, study.levels(path))
         return Scale(levels=tuple(drawing.level_label(level) if path == "attn_type" else level for level in levels))
-    had = [value for trial in study.trials if (value := _number(trial.params.get(path))) is not None]
-    had = [value for value in had if value > 0] if search_range.log else had
-    low, high = min([search_range.low, *had]), max([search_range.high, *had])
-    step = search_range.step or (1 if search_range.is_integer else 0)
-    count = round((search_range.high - search_range.low) / step) + 1 if step else MAX_INTEGER_TICKS + 1
-    at = tuple(float(search_range.low + index * step) for index in range(count)) if count <= MAX_INTEGER_TICKS else ()
+    tried = [value for trial in study.trials if (value := _number(trial.params.get(path))) is not None]
+    tried = [value for value in tried if value > 0] if search_range.log else tried
+    low, high = min([search_range.low, *tried]), max([search_range.high, *tried])
+    step, last = search_range.step or 1, search_range.last_step
+    has_all_ticks = last is not None and last < MAX_STEP_TICKS
+    at = tuple(float(search_range.low + index * step) for index in range(last + 1)) if has_all_ticks else ()
     return Scale(low, high, log=search_range.log, integers_only=search_range.is_integer, at=at)
 
 

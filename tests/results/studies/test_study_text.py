@@ -42,6 +42,9 @@ def test_interval_values_respect_integers_and_steps() -> None:
     shares = [0.0, 0.3, 0.5, 0.99, 1.0]
     assert [Interval(2, 5).at(share) for share in shares] == [2, 3, 4, 5, 5]
     assert [Interval(0.0, 1.0, step=0.4).at(share) for share in shares] == pytest.approx([0, 0.4, 0.4, 0.8, 0.8])
+    # the highest step is allowed although (0.3 - 0) / 0.1 and (0.7 - 0.1) / 0.1 are below 3 and 6
+    tops = [Interval(0.0, 0.3, step=0.1), Interval(0.1, 0.7, step=0.1), Interval(0.0, 0.6, step=0.2)]
+    assert [top.at(1.0) for top in tops] == pytest.approx([0.3, 0.7, 0.6])
     assert [Interval(1.0, 100.0, log=True).at(share) for share in shares[::2]] == pytest.approx([1, 10, 100])
 
 

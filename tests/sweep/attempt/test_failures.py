@@ -11,10 +11,12 @@ from typing import Any, get_args
 import pytest
 import torch
 from atma_sweep.results.failure_classes import FAILURES, Failure
+from atma_sweep.sweep.attempt import failures
 from atma_sweep.sweep.attempt.failures import (
     EXIT_MACHINE,
     NODE_LOST,
     OOM_KILLED,
+    OomWatch,
     cause_pattern,
     classify_exception,
     classify_exit,
@@ -53,7 +55,6 @@ def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
         (1, {}, "failed", "code", "exit code 1: ImportError: no such thing"),
         (EXIT_MACHINE, {}, "failed", "infrastructure", "exit code 3: ImportError"),
         (-9, {}, "interrupted", "preempted", "killed by SIGKILL (out of memory, or killed by a user)"),
-        (-9, {"oom_killed": True}, "interrupted", "host_oom", "the machine ran out of memory"),
         (OOM_KILLED, {}, "interrupted", "host_oom", "the machine ran out of memory"),
         (-9, {"hung": True}, "interrupted", "hang", "it made no progress"),
         (NODE_LOST, {}, "interrupted", "node_lost", "its node was lost"),
@@ -98,6 +99,15 @@ def test_kernel_kills_are_counted(tmp_path: Path) -> None:
     assert oom_kills() >= 0
     (tmp_path / "memory.events").write_text("low 0\noom 7\noom_kill 99999\n")
     assert oom_kills(tmp_path) >= 99999
+
+
+def test_growth_of_the_count_marks_every_kill_that_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([5, 7, 7])
+    monkeypatch.setattr(failures, "oom_kills", lambda: next(counts))
+    watch = OomWatch()
+    assert watch.mark({1: 0, 2: 3}) == {1: 0, 2: 3}, "ends without a kill leave the count unread"
+    assert watch.mark({3: -9, 4: 0, 5: -9, 6: -15}) == {3: OOM_KILLED, 4: 0, 5: OOM_KILLED, 6: -15}
+    assert watch.mark({7: -9}) == {7: -9}
 
 
 def test_table_of_failure_classes_is_complete_and_documented() -> None:
