@@ -38,9 +38,9 @@ def sketch_draws(heads: int, size: int, columns: int, degree: int, draw: torch.G
 
 
 def half_sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
-    """Return features m [B, T, H, r] whose product m(q)·m(k) has the mean s^K over the draws, K = degree / 2.
+    """Return features m [B, T, H, r] whose product m(q)·m(k) has the mean (q·k)^K over the draws, K = degree / 2.
 
-    A column is the product of K projections, over sqrt(r); s is q·k. In x's dtype.
+    Each of the r columns is the product of K random projections, over sqrt(r). In x's dtype.
 
     Args:
         x_BTHX: Queries or keys.
@@ -53,7 +53,7 @@ def half_sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
 def sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
     """Return features m ⊗ m [B, T, H, r²] whose product is (m(q)·m(k))², with m of `half_sketch`.
 
-    The product is never negative. Its mean over the draws is s^degree plus the variance of m(q)·m(k), which falls as
+    The product is never negative. Its mean over the draws is (q·k)^degree plus the variance of m(q)·m(k), which falls as
     1/r.
     """
     return square(half_sketch(x_BTHX, draws_KHXR))

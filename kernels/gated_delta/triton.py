@@ -533,7 +533,9 @@ def _key_gradients(
     stats_ptr, parts_ptr, d_gate_ptr, T, N, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the head's share of dk, and d_log_gamma, of one chunk and head.
+    """Store the head's share of dk, and d_log_gamma (the gradient of the log decays), of one chunk and head.
+
+    dk includes the gradient of the normalisation of keys: it is projected off k, except where the norm is at its floor.
 
     Grid: (N, B H). Descriptors: q and dk [B, T, H X], k [B, T, J X], dP and E [B H N C, C], S and dS' [B H N X, X], u
     and dy [B H N X, C]; dk is written in k's dtype. `d_gate_ptr` is float32 [B, T, H], written; `parts_ptr` float32 [3,

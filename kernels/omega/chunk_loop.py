@@ -165,7 +165,10 @@ def readout(
 def _run_plain_chunk(
     q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, coefficients: ChunkCoefficients
 ) -> ChunkResult:
-    """Run one chunk without orthogonalisation, by masked products instead of a memory per token.
+    """Run one chunk without orthogonalisation, all tokens at once instead of one memory matrix per token.
+
+    The memory W after token c is decay_c W - momentum_weight_c M - sum_s pair_weight_cs grad_s, with M the momentum
+    before the chunk and grad_s the outer product of a pair's factors; only its products with the queries are formed.
 
     Args:
         q: Features of the queries [B, H, C, F].
@@ -179,16 +182,9 @@ def _run_plain_chunk(
     """
     pair_weights_BHCS, momentum_weight_BHC = coefficients.memory_weights()
     x, new_layers, new_momenta = q, [], []
-    for index, (layer, momentum, (output_factor, input_factor)) in enumerate(zip(layers, momenta, pairs, strict=True)):
-        y = readout(
-            x,
-            layer,
-            momentum,
-            (output_factor, input_factor),
-            coefficients.memory_decay,
-            pair_weights_BHCS,
-            momentum_weight_BHC,
-        )
+    for index, (layer, momentum, factors) in enumerate(zip(layers, momenta, pairs, strict=True)):
+        output_factor, input_factor = factors
+        y = readout(x, layer, momentum, factors, coefficients.memory_decay, pair_weights_BHCS, momentum_weight_BHC)
         new_layers.append(
             coefficients.memory_decay[..., -1, None, None] * layer - momentum_weight_BHC[..., -1, None, None] * momentum
             - (pair_weights_BHCS[..., -1, :, None] * output_factor).mT @ input_factor

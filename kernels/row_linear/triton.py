@@ -105,7 +105,7 @@ def _row_kernel(
         BN: constexpr, outputs of a program.
         BK: constexpr, inputs read at a time.
         EVEN: constexpr bool, True when BN divides N and BK divides K.
-        EARLY: constexpr bool, True to start before the kernel ahead has ended.
+        EARLY: constexpr bool, True for a dependent launch: weights are read before the previous kernel has ended.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -186,7 +186,9 @@ def _row_conv_kernel(
     BIAS: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Store BN channels of the gated convolution step of rms_norm(x) wᵀ + bias of one row.
+    """Store BN channels of c conv(b u) of one row, where [b | c | u] is rms_norm(x) wᵀ + bias.
+
+    conv has W taps, whose earlier inputs are the row's tail in the table; the tail moves on by one token.
 
     Grid: (cdiv(C, BN),).
 
@@ -207,7 +209,7 @@ def _row_conv_kernel(
         BN: constexpr, channels of a program.
         BK: constexpr, inputs read at a time.
         EVEN: constexpr bool, True when BN divides C and BK divides K.
-        EARLY: constexpr bool, True to start before the kernel ahead has ended.
+        EARLY: constexpr bool, True for a dependent launch: weights are read before the previous kernel has ended.
     """
     if EARLY:
         gdc_launch_dependents()

@@ -355,8 +355,9 @@ def _dkv_queries(
 
     The queries are start <= m < stop, the keys n0 <= n < n0 + BN of KV head j; v holds their values. q_desc and g_desc
     describe queries and the output's gradient [B, T, H X]. z_ptr is float32 [B, H, T, P] in units of log 2; lse and
-    delta (g·o) are float32 [B, H, T]. gate_count_ptr and remaining_ptr point at this tile's row states [B, H, T]. With
-    MASKED hidden pairs are masked. dk still lacks the factor ln 2 FACTOR.
+    delta (g·o) are float32 [B, H, T]. gate_count_ptr and remaining_ptr point at what `_dq` stored for this tile, [B, H,
+    T]: the sum of the gates between tile and query, and the gradient still to reach earlier gates. With MASKED hidden
+    pairs are masked. dk still lacks the factor ln 2 FACTOR.
 
     z holds a query's products with the vectors of all P whole positions; a key's position is the sum of the gates from
     it to the query. ds and dp are the gradients of scores and positions.
@@ -384,6 +385,7 @@ def _dkv_queries(
             dp = dl * slope
             ds = dl + _gate_gradients(dp, gate, remaining)
         else:
+            # every query is at the last position: z is constant, and gates get no gradient
             weight = tl.exp2(s + tl.load(row_ptr + P - 1)[:, None] - lse[:, None])
             if MASKED:
                 weight = tl.where(seen, weight, 0.0)
@@ -454,13 +456,13 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2).
+    """Return (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2) of contextual positions (CoPE).
 
     Args:
         q: Queries [B, T, H, X], contiguous like all inputs.
         k: Keys [B, T, J, X].
         v: Values [B, T, J, X].
-        z_BHTP: Unscaled queries times the position vectors, float32 in units of log 2; P is at most 128.
+        z_BHTP: log2(e) q·e_p with position vectors e_p, without the scale of q·k, float32; P is at most 128.
         factor: Factor of q·k that gives units of log 2.
         window: Attention window in keys, or None.
     """

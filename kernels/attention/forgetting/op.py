@@ -19,10 +19,10 @@ def forgetting_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gate_BTH: Tensor, *, scale: float | None = None,
     window: int | None = None, query_block: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return softmax of scale q·k_j + sum of log_gate over j < u <= i, times v: [B, T, H, X] of q's dtype.
+    """Return softmax over keys j <= i of scale q_i·k_j + (sum of log_gate_u over j < u <= i), times v.
 
-    A key's own gate does not act on it, the query's does. The sums of gates are float64, so that their differences are
-    exact where they are large. Causal and differentiable.
+    [B, T, H, X] of q's dtype, for query i. A key's own gate does not act on it, the query's does. Causal and
+    differentiable. The sums of gates are float64, whose differences stay exact where the sums are large.
 
     Args:
         q_BTHX: Queries; head h uses KV head h // (H / J).
@@ -46,7 +46,7 @@ def forgetting_attention(
     )
     if backend != "torch":
         factor = factor_in_log2(d, scale)
-        # the kernels divide by the factor
+        # the kernels divide by the factor; products with a query of 0 do without scale as well
         q, factor = (q_BTHX, factor) if factor else (q_BTHX * 0, 1.0)
         gate = log_gate_BTH if log_gate_BTH.dtype == torch.float64 else log_gate_BTH.float()
         window = cut(window, t)

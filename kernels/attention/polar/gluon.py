@@ -35,8 +35,10 @@ def polar_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]) by the Gluon kernel.
 
-    c is s / max(|s|, 1e-6) in q's dtype, mag = tanh(beta ln(1 + n_eff r)), lse that of the real keys in units of log 2.
-    Negative n_eff marks a row that the floor binds, negative inverse a row with |s| below 1e-6.
+    s is the softmax-weighted sum of the values, the null key's included, and r the weight of all real keys together. c
+    is s / max(|s|, 1e-6) in q's dtype, mag = tanh(beta ln(1 + n_eff r)), lse that of the real keys in units of log 2,
+    inverse 1 / |s|. Two signs are flags: negative n_eff marks a row that the floor binds, negative inverse a row with
+    |s| below 1e-6.
 
     Args:
         q: Contiguous queries [B, T, H, X] in 16 bits, scaled to units of log 2; X is 64 or 128.

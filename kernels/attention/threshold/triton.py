@@ -257,7 +257,7 @@ def _count(
 ):  # fmt: skip
     """Store the counts of survivors at the tiles of keys high - 1, ..., low, for one tile of queries of one head.
 
-    A count at a tile is the number of survivors nearer to the query than that tile. Grid: (cdiv(T, BM), B H).
+    A survivor is a visible key with a positive score. A count at a tile is the number of survivors nearer to the query than that tile. Grid: (cdiv(T, BM), B H).
     Descriptors: q [B, T, H X], k [B, T, J X]. count_ptr, float32 [B, H, T], holds the survivors in the tiles from
     `high` on, and is advanced in place by those of the tiles down to `low`. counts_ptr: float32 [high - low, B, H, T],
     whose tiles are `stride` elements apart, written for tiles that this tile of queries sees; the rest stays as it was.
@@ -265,8 +265,6 @@ def _count(
     T: tokens. window: attention window in keys, read only when WINDOWED. BM and BN: constexprs, queries and keys of a
     tile. Constexprs: H query heads, G query heads per KV head, X head size, WINDOWED True with a window, PRECISION
     input precision of products, FACTOR that brings q·k to units of log 2.
-
-    A survivor is a visible key with a positive score; its distance counts the survivors from it to the query.
     """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
