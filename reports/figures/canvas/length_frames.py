@@ -239,8 +239,8 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
     parts = []
     for length, at in fewer.groupby("length"):
         counts = sorted({(int(row["cells"]), int(row["of"])) for row in at.to_dict("records")})
-        words = [f"{cells} of {of}" for cells, of in counts[:3]] + ["..."] * (len(counts) > 3)
-        parts.append(f"{format_length(int(str(length)))} ({', '.join(words)})")
+        fractions = [f"{cells} of {of}" for cells, of in counts[:3]] + ["..."] * (len(counts) > 3)
+        parts.append(f"{format_length(int(str(length)))} ({', '.join(fractions)})")
     return [f"Some means are over fewer cells at {', '.join(parts)}."]
 
 

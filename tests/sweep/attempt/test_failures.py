@@ -101,7 +101,7 @@ def test_kernel_kills_are_counted(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) >= 99999
 
 
-def test_one_growth_of_the_count_marks_every_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_between_two_reads_are_all_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 7, 7])
     monkeypatch.setattr(failures, "oom_kills", lambda: next(counts))
     watch = OomWatch()
