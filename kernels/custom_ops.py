@@ -89,7 +89,7 @@ def differentiate(
             differentiable.
         zeros_like: None: autograd passes zeros for a result that is no part of the loss. An index into the saved
             tensors: autograd passes None instead, which saves a pass over zeros; only the first result's gradient is
-            then replaced by zeros, of the shape and dtype of that saved tensor.
+            then replaced by zeros, of the shape and dtype of that saved tensor; `backward` gets the others as None.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:

@@ -254,7 +254,9 @@ class Attention(nn.Module):
             step: slots, page tables and lengths of the sequences, the new token included.
         """
         y_BE, terms = self._mix_step(self._fused_projections(x_BD), x_BD, states, step)
-        return _sum(terms if self.proj is None or y_BE is None else [self.proj(y_BE), *terms])
+        if self.proj is not None and y_BE is not None:
+            terms = [self.proj(y_BE), *terms]
+        return _sum(terms)
 
     def fused_step(
         self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: LayerTensors, step: DecodeStep

@@ -764,11 +764,14 @@ def _standard_normal(like: Tensor, draw: torch.Generator) -> Tensor:
 def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, config: ModelConfig) -> None:
     """Fill one parameter in place with its initial values; leave it unchanged if its module's class is unknown.
 
-    `Linear` (weight and bias): uniform within 1/sqrt(inputs), or 0 where it ends a branch (`zero`) unless `init:
-    llama`. Conv filters: uniform within 1/sqrt(taps). RMS norm: 1. Tied head's bias: 0. Position tables: normal with
-    their own standard deviation. Embedding: N(0, 1); 0.02 N(0, 1) if tied; uniform within 0.01 for an untied `init:
-    llama`. Values are drawn on the CPU in float32.
-    Source: docs/reference/mechanisms.md, "Backbone".
+    - `Linear`, weight and bias: uniform within 1/sqrt(inputs). Those that end a branch (`zero`) are 0, but not with
+      `init: llama`.
+    - Conv filters: uniform within 1/sqrt(taps). RMS norm: 1. Tied head's bias: 0.
+    - Position tables: normal with their own standard deviation.
+    - Embedding: N(0, 1); 0.02 N(0, 1) if tied; uniform within 0.01 for an untied `init: llama`.
+
+    Values are drawn on the CPU in float32. Call it where autograd is off. Source: docs/reference/mechanisms.md,
+    "Backbone".
 
     Args:
         module: layer that owns the parameter; its class selects the distribution.

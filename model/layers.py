@@ -288,10 +288,10 @@ class Canon(nn.Module):
     def step(self, tails: list[Tensor], slots_B: Tensor, x_BE: Tensor, heads: tuple[int, int, int]) -> Tensor:
         """Return Canon's output for one new token per sequence: q, k and v concatenated, [B, (H + 2 J) X].
 
-        q and k are RMS-normed first (if `norm`); then each is n_t + conv(n)_t, with the earlier inputs from `tails`.
+        Each is n_t + conv(n)_t with n the RMS-normed q or k (if `norm`), and v as it is; earlier inputs are in `tails`.
 
         Args:
-            tails: from `open`; the rows of these slots are updated in place.
+            tails: from `open`, one tensor for q, k and v together; the rows of these slots are updated in place.
             slots_B: slots of the sequences.
             x_BE: outputs of the q (with gate), k and v projections, concatenated; the gate's channels are skipped.
             heads: (query heads H, KV heads J, channels from one query head to the next in x).

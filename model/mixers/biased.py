@@ -218,14 +218,14 @@ class Rel(QueryBlockMixer):
 
 
 def first_distances(reach: int, buckets: int) -> list[int]:
-    """Return the smallest distance of each bucket, ascending; the first is 0.
+    """Return the smallest distance of each bucket, ascending; the first is 0. Equal starts mean an empty bucket.
 
     The first half of the buckets (rounded down) holds one distance each: 0, 1, 2, ... Bucket s + m of the others, with
     s the size of the first half and n of the second, starts at the first whole number at or above s (reach / s)^(m /
-    n). The last bucket ends at `reach` and serves all greater distances.
+    n). The last bucket serves `reach` and all greater distances.
 
     Args:
-        reach: distance from which on all share the last bucket; at least `buckets`.
+        reach: distance of the formula, which lies in the last bucket; at least `buckets`.
         buckets: number of buckets, 2 or more.
     """
     num_single = buckets // 2

@@ -130,6 +130,7 @@ class StagingTables:
             ]
             return exists(select(1).where(*same)) & ~exists(select(1).where(*in_store))
 
+        # deleted is the measurement of the item's own metric, or every one of its probe at this length
         return self._move_rows(
             session, "example", ~present & ~was_deleted("probe", "length") & ~was_deleted("probe", "length", "metric")
         )

@@ -162,8 +162,8 @@ def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, 
 def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
     """Return the record of a published cell, with seed 0.
 
-    Its five levels are `attn_type` of `axes`, `memory` of `axes` (default off), and baseline, off and off for the
-    others.
+    Its five levels are `attn_type` and `memory` (default off) of `axes`, and baseline, off and off for reg_mode,
+    distractor and window.
 
     Args:
         sweep: name of the sweep, part of the cell's id.
@@ -172,8 +172,8 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
         config: known part of the config.
         tokens: number of training tokens; 0 for unknown.
     """
-    plain = dict(zip(AXES, (axes["attn_type"], "baseline", "off", "off", "off"), strict=True))
-    levels = plain | {"memory": axes.get("memory", "off")}
+    fixed = {"reg_mode": "baseline", "distractor": "off", "window": "off"}
+    levels = {axis: fixed.get(axis) or axes.get(axis, "off") for axis in AXES}
     return CellRecord(
         id=published_cell_id(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=axes, tokens=tokens
     )

@@ -544,8 +544,8 @@ class HubSource:
     def _dataset_arguments(self) -> tuple[str, str | None]:
         """Return (path or repository, config) for `datasets.load_dataset`.
 
-        A local copy may be the complete repository or the files of one config. The config is None unless the copy's
-        README.md declares it; the path is then that of the config's own folder, if there is one.
+        A local copy may be the complete repository or the files of one config. For a copy whose README.md declares the
+        config it is (copy, config); for any other the config's own folder, or else the copy, and None.
         """
         if self.path is None:
             return self.spec.repository, self.spec.config

@@ -98,7 +98,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def check_token() -> None:
-    """Raise MachineError if the cluster's token file is missing or readable by other users.
+    """Raise MachineError if the cluster's token file is missing or open to other users (group or others).
 
     Does nothing if RAY_AUTH_TOKEN holds a token or RAY_AUTH_MODE is not "token". The content of the file is not
     checked.

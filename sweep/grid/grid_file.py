@@ -375,7 +375,7 @@ def _objectives(value: Any) -> dict[str, Direction]:
         value: A name, a list of names, or a mapping from names to directions (None for the metric's own).
 
     Raises:
-        PydanticCustomError: For an unknown number, a repeated one, or one without any direction.
+        PydanticCustomError: For an unknown metric, a repeated one, or one without any direction.
     """
     names = list(value) if isinstance(value, list | Mapping) else [value]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
@@ -390,8 +390,8 @@ def _objectives(value: Any) -> dict[str, Direction]:
         if direction is None and target.metric.direction:
             direction = "minimize" if target.metric.direction < 0 else "maximize"
         if direction not in DIRECTIONS:
-            no = f"no direction {direction!r}" if direction is not None else "this metric has no default direction"
-            raise key_error(f"{no}; write objective: {{{target.text}: minimize}} or maximize", *where)
+            problem = f"no direction {direction!r}" if direction is not None else "this metric has no default direction"
+            raise key_error(f"{problem}; write objective: {{{target.text}: minimize}} or maximize", *where)
         objectives[target.text] = direction
     return objectives
 

@@ -336,8 +336,8 @@ class SameTail(DocumentProbe):
     def run_at(self, subject: Subject, length: int) -> Result | str:
         """Return `nats` (the mean loss) and `end` (position of the last scored token), or a reason.
 
-        Examples are the means of the documents (`item`). The reason is that `length` exceeds `end` or is shorter than
-        the scored tokens, that the model cannot read it, or that documents are missing or too short.
+        One example per document (`item`): its mean loss. Reasons for no result: `length` exceeds `end` or is below the
+        number of scored tokens, the model cannot read it, or documents are missing or too short.
         """
         import torch
 

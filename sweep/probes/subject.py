@@ -217,7 +217,7 @@ class CellSubject(Subject):
         return b"".join(map(self.tokenizer.token_bytes, tokens)).decode(errors="replace")
 
     def continue_prompt(self, prompt: np.ndarray, tokens: int, sampling: Sampling = GREEDY) -> Iterator[int]:
-        """Yield tokens after a prompt, at most `tokens`, up to an end-of-text token."""
+        """Yield at most `tokens` generated tokens after a prompt, int64 [n]; an end-of-text token ends them, unyielded."""
         for token in generate_tokens(
             self.model, torch.from_numpy(prompt), tokens=tokens, **asdict(sampling), vocabulary=self.tokenizer.vocabulary, stop=self.tokenizer.eot,
         ):  # fmt: skip

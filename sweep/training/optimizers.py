@@ -152,9 +152,9 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient, in place, by the rule of `Muon`; others are left alone.
+        """Update parameters and their momentum buffers in place by `update_shape`, in stacks of equal shape.
 
-        Momentum buffers are updated too. Weight decay applies only to parameters with a gradient.
+        Parameters without a gradient are left as they are, also by weight decay.
 
         Raises:
             ValueError: a closure is passed.
@@ -170,8 +170,8 @@ class Muon(torch.optim.Optimizer):
         """Update parameters of one shape and equal blocks, which all have gradients, with the settings of their group, in place.
 
         m <- mu m + (1 - mu) g; u = orthogonalise((1 - mu) g + mu m), block by block; p <- p (1 - lr wd) - lr
-        sqrt(max(1, rows / cols)) u, with the rows of a block. Creates missing momentum buffers (zeros) in `state`. The last two axes are the matrix; there may be more. Does
-        nothing without parameters.
+        sqrt(max(1, rows / cols)) u, with the rows of a block. Creates missing momentum buffers (zeros) in `state`. The
+        last two axes are the matrix; there may be more. Does nothing without parameters.
         """
         if not params:
             return
