@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ...number_format import Column
-from ...render.style import MEMORY_DASHES, mixer_inks
+from ...render.style import memory_look, mixer_inks
 from ...stats.noise.run_noise import STRATUM_AXES, noise_by_stratum
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -67,13 +67,4 @@ def stratum_styles(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
     marker and markeredgecolor.
     """
     inks = mixer_inks(stratum[0] for stratum in strata)
-    return {
-        (mixer, memory): {
-            "color": inks[mixer],
-            "linestyle": drawing.DASHES[MEMORY_DASHES.get(memory, 0)],
-            "marker": "o",
-            "markerfacecolor": "white" if memory == "off" else inks[mixer],
-            "markeredgecolor": inks[mixer],
-        }
-        for mixer, memory in strata
-    }
+    return {(mixer, memory): memory_look(inks[mixer], memory) for mixer, memory in strata}
