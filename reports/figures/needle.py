@@ -160,7 +160,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         name = "highlighted cell" if look.highlight else f"best of {frame['cell'].nunique()} cells{label}"
         keys.append((name, HIGHLIGHTED | {"color": drawing.GREY}))
     drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys, means=means))
 
 
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:

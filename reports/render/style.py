@@ -168,8 +168,9 @@ LONG_NAMES: Mapping[str, str] = {
     "memory": "a recurrent state beside attention",
     "window": "attention to the last tokens only, in training",
     "distractor loss": "an auxiliary loss on attention to random keys",
-    "regularizer": "a penalty on the distribution of activations, of one of several kinds",
+    "regularizer": "none, or a penalty on the distribution of activations (weak, strong, discrete, Zipfian)",
     "needle": "digits planted in a long text, to be repeated at its end",
+    "utilization": "operations of the network per second over the device's peak",
     "constant-digit baseline": "score of always answering the digit that is right most often",
 }
 """Long form of an abbreviated or technical name, for captions (`glossary`)."""

@@ -112,7 +112,8 @@ def _further_text(
     for length in LENGTHS:
         loss = level + 0.3 * (length / 512) ** -0.4 + slope * max(0.0, math.log2(length / TRAINED))
         _write(recorder, f"clean:{text}", length, DOCUMENTS * length, nats=loss)
-        share = _chance_of_digit(mixer, memory, length, 0.5) + 0.1 * shift + draw.gauss(0, 0.02)
+        share = _chance_of_digit(mixer, memory, length, 0.5) + 0.05 * shift + draw.gauss(0, 0.02)
+        share = min(1.0, max(0.04, share))
         _write(recorder, f"needle:{text}", length, TRIALS * DIGITS, digit_accuracy=share, constant_accuracy=CONSTANT)
 
 

@@ -13,9 +13,10 @@ from ...number_format import format_length
 from ...render import style
 from . import drawing
 from .base import Axes, FigureData, FigureOptions
-from .length_frames import LINE, coinciding_lines, has_band, is_banded_line
+from .length_frames import LINE, coinciding_lines, has_band, is_banded_line, is_barred
 
 BAR_STEP = 2.0  # points in the style `paper` by which neighbouring lines with bars stand apart
+BAR_KEY = 9.0  # points in the style `paper`, height of a bar in the legend
 INK_KEY = 4.5  # points in the style `paper`, width of a mixer's line in the legend
 BROAD, BROAD_MARK = 2.6, 1.45  # factors of the width and marks of a line that another one hides
 HALO_ZORDER = 2.9  # zorder of the halos of means
@@ -277,7 +278,9 @@ def _draw_highlighted(
         label_line_ends(axes, labels)
 
 
-def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+def legend(
+    styles: LineStyles, *more: tuple[str, Mapping[str, Any]], means: pd.DataFrame | None = None
+) -> dict[str, Any]:
     """Return the legend handles of the levels of each axis that distinguishes lines, by label.
 
     A level shows what its axis controls: the ink of a mixer or regularizer, dash and fill, or the marker. Handles are
@@ -286,6 +289,7 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
     Args:
         styles: Style by line, from `line_styles`.
         more: Further (label, properties of a line) entries, whose widths are those of the style `paper`.
+        means: Rows of `line_means`, for an entry of the intervals that are drawn; None: no entry.
     """
     handles: dict[str, Any] = {}
     axes = list(dict.fromkeys(axis for line in styles.values() for axis, _ in line.levels))
@@ -312,6 +316,10 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
                 # a circle carries the fill where another axis has the marker
                 look |= {"marker": "none"} if axis == "attn_type" else {"marker": style.MARKERS[0]}
             handles.setdefault(_legend_label(level, axis, levels), drawing.key(**look))
+    if means is not None and has_band(means).any():
+        bar: dict[str, Any] = {"color": style.GREY, "linestyle": "none", "marker": "|", "markersize": BAR_KEY}
+        band = drawing.patch(facecolor=style.FAINT, edgecolor="none", alpha=0.6)
+        handles["95 % interval"] = drawing.key(**_scaled(bar)) if is_barred(means) else band
     return handles | {label: drawing.key(**_scaled(properties)) for label, properties in more}
 
 

@@ -23,6 +23,12 @@ FLOOR_NOTE = (
 )
 
 
+def floor_key(**look: Any) -> dict[str, Any]:
+    """Return the legend entry of marks at the sampling error of trials; `look` has its properties besides the star."""
+    star: dict[str, Any] = {"linestyle": "none", "marker": "$*$", "color": drawing.GREY}
+    return {"lower bound: sampling error of the trials": drawing.key(**star | look)}
+
+
 def noise_columns(data: SweepData) -> list[Column]:
     """Return the numbers whose noise is shown: validation loss and needle accuracy among `default_columns`.
 

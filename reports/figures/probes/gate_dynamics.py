@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -116,13 +116,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for index, cell in enumerate(cells):
         rows = frame[frame["cell"] == cell]
         position, channel, trace, product = group[index :: len(cells)]
-        _draw_lines(position, rows[rows["part"] == "position"], inks)
+        _draw_lines(position, rows[rows["part"] == "position"], inks, set())
         Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
         _draw_channels(channel, rows[rows["part"] == "channel"], inks, float(limits["channel"]["value"].max()))
         Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
         traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
         products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
-        _draw_lines(product, products[products["value"] >= LOWEST], inks)
+        _draw_lines(product, products[products["value"] >= LOWEST], inks, _least_variable(traced))
         product.set_yscale("log")
         product.set_ylim(LOWEST / 1.5, 1.5)
         for axes in (position, product):
@@ -156,13 +156,11 @@ def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
     return {layer: to_hex(scale(0.72 * index / max(1, len(ordered) - 1))) for index, layer in enumerate(ordered)}
 
 
-def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
-    """Draw one line per layer and series: `value` over `x`. Of a layer with several series, the least variable is thin."""
-    spreads = rows.groupby(["layer", "series"])["value"].std().fillna(0.0)
-    for (layer, series), line in rows.groupby(["layer", "series"], sort=True):
-        is_steady = len(spreads[layer]) > 1 and series == spreads[layer].idxmin()
-        width = drawing.line_width(THIN if is_steady else THICK)
-        axes.plot(line["x"], line["value"], color=inks[int(layer)], linewidth=width)
+def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], thin: Collection[tuple[int, int]]) -> None:
+    """Draw one line per layer and series: `value` over `x`; those of `thin`, (layer, series), are thin."""
+    for key, line in rows.groupby(["layer", "series"], sort=True):
+        width = drawing.line_width(THIN if key in thin else THICK)
+        axes.plot(line["x"], line["value"], color=inks[int(key[0])], linewidth=width)
 
 
 def _draw_traces(axes: Axes, rows: pd.DataFrame) -> Any:
@@ -185,10 +183,20 @@ def _draw_traces(axes: Axes, rows: pd.DataFrame) -> Any:
     return image
 
 
+def _spreads(traced: pd.DataFrame) -> pd.Series:
+    """Return the standard deviation of the retention of each traced gate over the text, by (layer, series)."""
+    return traced.groupby(["layer", "series"])["value"].std().fillna(0.0)
+
+
+def _least_variable(traced: pd.DataFrame) -> set[tuple[int, int]]:
+    """Return the (layer, series) of the gate of each layer whose retention varies least, where several are traced."""
+    spreads = _spreads(traced).groupby("layer")
+    return {key for key, size in zip(spreads.idxmin(), spreads.size(), strict=True) if size > 1}
+
+
 def _most_variable(traced: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the gate of each layer whose retention varies most over the text."""
-    spreads = traced.groupby(["layer", "series"])["value"].std().fillna(0.0)
-    chosen = [(layer, spreads[layer].idxmax()) for layer in set(traced["layer"])]
+    chosen = list(_spreads(traced).groupby("layer").idxmax())
     return traced[pd.MultiIndex.from_frame(traced[["layer", "series"]]).isin(chosen)]
 
 

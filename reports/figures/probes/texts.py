@@ -162,8 +162,15 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.set_ylabel(MEASURES[probe][1])
         if not rows_of_measures or index % columns == columns // 2:
             axes.set_xlabel(MEASURES[probe][2])
-    more = [*training_key(trained), *([("constant digit", BASELINE)] if constant and "needle" in measures else [])]
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more))
+    more = [
+        *training_key(trained),
+        *(
+            [(f"constant digit ({format_number(max(constant.values()), 1, percent=True)} %)", BASELINE)]
+            if constant and "needle" in measures
+            else []
+        ),
+    ]
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more, means=means))
 
 
 def _set_scales(axes: Axes, rows: pd.DataFrame, means: pd.DataFrame, trained: int | None, *, is_share: bool) -> None:

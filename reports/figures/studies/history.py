@@ -22,7 +22,7 @@ STANDING_STYLES: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": STATE_INKS["done"]},
     "pruned": {"marker": "x", "color": drawing.GREY},
     "diverged": {"marker": "X", "color": STATE_INKS["diverged"]},
-    "failed": {"marker": "v", "color": STATE_INKS["failed"], "markerfacecolor": "white"},
+    "failed": {"marker": "v", "color": STATE_INKS["failed"]},
 }
 STANDING_LABELS = {"pruned": "pruned, last value", "diverged": "diverged", "failed": "failed"}
 STRIP = 0.1  # height of the strip of trials without a value, as a share of the range of values
