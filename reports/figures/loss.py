@@ -331,7 +331,9 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
         cells = sound.groupby(["first", "second"])["cell"].nunique()
         means = f"means over {over} (n = {count_range(cells)} per line)" if over and len(cells) else "means"
         thin = "Thin lines: single cells. " if cells_stand_out(frame, "val_loss") else ""
-        notes.append(f"{thin}{'Thick lines' if thin else 'Lines'}: {means}; numbers: mean final loss.")
+        notes.append(
+            f"{thin}{'Thick lines' if thin else 'Lines'}: {means}; marks tell lines apart; numbers: mean final loss."
+        )
         units = sound.groupby(["first", "second"])[["configuration", "cell"]].nunique().max(axis=1)
         if over and len(units) and units.max() >= MIN_UNITS_OF_BAND:
             across = "configurations" if sound["configuration"].nunique() > len(units) else "seeds"

@@ -170,6 +170,8 @@ LONG_NAMES: Mapping[str, str] = {
     "distractor loss": "an auxiliary loss on attention to random keys",
     "regularizer": "none, or a penalty on the distribution of activations (weak, strong, discrete, Zipfian)",
     "needle": "digits planted in a long text, to be repeated at its end",
+    "passkey": "digits planted at a depth of a long text, to be repeated at its end",
+    "near-replicates": "runs that differ only in a regularizer of negligible weight, so that they stand in for seeds",
     "utilization": "operations of the network per second over the device's peak",
     "constant-digit baseline": "score of always answering the digit that is right most often",
 }

@@ -316,11 +316,12 @@ def legend(
                 # a circle carries the fill where another axis has the marker
                 look |= {"marker": "none"} if axis == "attn_type" else {"marker": style.MARKERS[0]}
             handles.setdefault(_legend_label(level, axis, levels), drawing.key(**look))
+    handles |= {label: drawing.key(**_scaled(properties)) for label, properties in more}
     if means is not None and has_band(means).any():
         bar: dict[str, Any] = {"color": style.GREY, "linestyle": "none", "marker": "|", "markersize": BAR_KEY}
         band = drawing.patch(facecolor=style.FAINT, edgecolor="none", alpha=0.6)
         handles["95 % interval"] = drawing.key(**_scaled(bar)) if is_barred(means) else band
-    return handles | {label: drawing.key(**_scaled(properties)) for label, properties in more}
+    return handles
 
 
 def _scaled(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,9 @@ def _mark_notes(
     """
     notes = []
     if any(row["mixed"] for row in drawn):
-        notes.append("Diamonds: an average over strata that differ, so that it describes none of them.")
+        notes.append(
+            "Diamonds: an average over strata (levels of another factor) that differ, so that it describes none of them."
+        )
     if has_strata:
         notes.append("Grey names: strata of the average above them, drawn in the panels in which they differ.")
     if any(column.probe == "needle" for column in columns):

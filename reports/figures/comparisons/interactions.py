@@ -88,7 +88,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "reversed."
     ]
     if drawn["mixed"].any():
-        notes.append("Diamonds: an average over strata that differ, so that it describes none of them.")
+        notes.append(
+            "Diamonds: an average over strata (levels of a third factor) that differ, so that it describes none of them."
+        )
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_caption(data))
         notes.append("An accuracy near 0 % cannot fall further, which by itself makes interactions.")

@@ -60,7 +60,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has scores of downstream tasks; evaluate with --tasks")
     frame = pd.DataFrame(rows)
     notes = [
-        f"Tasks of lm-evaluation-harness: {'; '.join(task.facts for task in tasks)}. {_bar_note(frame)}",
+        f"Share of questions answered correctly, in tasks of lm-evaluation-harness: {'; '.join(task.facts for task in tasks)}. {_bar_note(frame)}",
         *external_model_notes(models, ()),
     ]
     return collected(store, data, "downstream", "Downstream tasks", frame, frame_origins(frame), notes=notes)

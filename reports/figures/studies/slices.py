@@ -48,7 +48,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
     notes = [
-        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), later quarters of the study are darker; no averaging over other settings."
+        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), coloured by its number in the study, later quarters darker; ringed: {settings.ring_label(study)}. No averaging over other settings."
     ]
     scales = {path: settings.scale_of(study, path) for path in study.search.ranges}
     if any(_is_of_levels(scale) for scale in scales.values()):
