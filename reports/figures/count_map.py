@@ -148,7 +148,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         handles[start] = line
     draws_alike = len(learned) > len(SERIES_INKS)
     for index, curve in enumerate(learned):
-        style = drawing.marker_style(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
+        style = drawing.marker_style(index) | {"linestyle": "-", "markevery": 12 + index % 5}
         if draws_alike:
             style = {"color": SERIES_INKS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **style)

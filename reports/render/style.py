@@ -76,7 +76,7 @@ MEMORY_DASHES: Mapping[str, int] = {
 """Index in DASHES and HATCHES by level of `memory`: solid and filled with memory, dashed and hollow without."""
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "----")
 """Fill of bars by the same index, in the notation of matplotlib."""
-OTHER_WIDTHS = (1.5, 0.7, 2.4, 1.0)
+FREE_WIDTHS = (1.5, 0.7, 2.4, 1.0)
 """Widths of lines, in points of a printed page, by level of an axis that has no look of its own."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 WINDOW_MARKERS: Mapping[str, int] = {"off": 0, "on": 1}
@@ -241,8 +241,8 @@ def glossary(text: str) -> list[str]:
 
     A name counts as a whole word, also with a capital first letter, or before a colon as in a list of names.
     """
-    found = [name for name in LONG_NAMES if re.search(rf"\b[{name[0]}{name[0].upper()}]{re.escape(name[1:])}\b", text)]
-    return [f"{'; '.join(f'{name}: {LONG_NAMES[name]}' for name in found)}."] if found else []
+    names = [name for name in LONG_NAMES if re.search(rf"\b[{name[0]}{name[0].upper()}]{re.escape(name[1:])}\b", text)]
+    return [f"{'; '.join(f'{name}: {LONG_NAMES[name]}' for name in names)}."] if names else []
 
 
 def memory_label(level: str) -> str:
@@ -264,7 +264,7 @@ def memory_look(ink: str, memory: str) -> dict[str, Any]:
     return {"color": ink, "linestyle": DASHES[MEMORY_DASHES.get(memory, 0)]} | marks
 
 
-def other_marker(index: int) -> int:
+def free_marker(index: int) -> int:
     """Return the index in MARKERS for a level of an axis that has no look of its own: one that no window has."""
     first = len(WINDOW_MARKERS)
     return first + index % (len(MARKERS) - first)

@@ -230,8 +230,8 @@ def _gate_dynamics(recorder: DatabaseRecorder, memory: str, draw: random.Random)
             examples += [Example(**fields, metric=name, item=layer, position=index, value=value)
                          for name, value in (("mean", mean), ("spread", spread))]  # fmt: skip
         for index in range(tokens // width):
-            kept = 1 - lost * (0.75 + 0.5 * math.exp(-index / 4)) + draw.gauss(0, 0.005)
-            examples.append(Example(**fields, metric="bin", item=layer, position=index, value=kept))
+            retained = 1 - lost * (0.75 + 0.5 * math.exp(-index / 4)) + draw.gauss(0, 0.005)
+            examples.append(Example(**fields, metric="bin", item=layer, position=index, value=retained))
         for rank, (index, token) in enumerate((index, token) for index in (0, 9) for token in range(tokens)):
             is_open = not index or draw.random() > 1.5 * lost
             value = 1 - abs(draw.gauss(0, 0.01 + 0.02 * lost)) if is_open else draw.uniform(0.3, 0.8)

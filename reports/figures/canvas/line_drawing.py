@@ -16,6 +16,7 @@ from .base import Axes, FigureData, FigureOptions
 from .length_frames import LINE, coinciding_lines, has_band, is_banded_line, is_barred
 
 BAR_STEP = 2.0  # points in the style `paper` by which neighbouring lines with bars stand apart
+INTERVAL = "95 % interval"
 BAR_KEY = 9.0  # points in the style `paper`, height of a bar in the legend
 INK_KEY = 4.5  # points in the style `paper`, width of a mixer's line in the legend
 BROAD, BROAD_MARK = 2.6, 1.45  # factors of the width and marks of a line that another one hides
@@ -57,7 +58,7 @@ class LineStyle:
         ink = self.inks[panel]
         fill = style.BACKGROUND if self.is_hollow else ink
         marks = {"marker": style.MARKERS[self.marker], "markerfacecolor": fill, "markeredgecolor": ink}
-        width = drawing.line_width(style.OTHER_WIDTHS[self.width % len(style.OTHER_WIDTHS)])
+        width = drawing.line_width(style.FREE_WIDTHS[self.width % len(style.FREE_WIDTHS)])
         return {"color": ink, "linestyle": style.DASHES[self.dash], "linewidth": width} | marks
 
 
@@ -85,7 +86,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
     inks = style.mixer_inks(map(str, every_mixer))
     has_window = "window" in columns and set(frame[columns["window"]]) <= set(style.WINDOW_MARKERS)
     fixed = {"attn_type", "memory", "reg_mode", *(["window"] if has_window else [])}
-    others = [axis for axis in columns if axis not in fixed]
+    free_axes = [axis for axis in columns if axis not in fixed]
     styles: dict[str, LineStyle] = {}
     for row in lines.to_dict("records"):
         levels = {axis: str(row[column]) for axis, column in columns.items()}
@@ -97,9 +98,9 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
             index = list(dict.fromkeys(frame[columns[axis]])).index(level)
             if axis == "window" and has_window:
                 marker = style.WINDOW_MARKERS[level]
-            elif axis in others[:1]:
-                marker, width = style.other_marker(index), index
-            elif axis in others:
+            elif axis in free_axes[:1]:
+                marker, width = style.free_marker(index), index
+            elif axis in free_axes:
                 dash = index % len(style.DASHES)
         own_inks = {panel: style.regularizer_ink(inks[str(own or panel)], shade) for panel in panels}
         if own is None and not set(panels) & set(style.MIXER_INKS):
@@ -195,8 +196,8 @@ def _hidden_levels(cells: pd.DataFrame, means: pd.DataFrame, styles: LineStyles)
     """Return the lengths at which a line of a panel lies below a later one of another ink, by line."""
     panel, order = str(cells["panel"].iloc[0]) if len(cells) else "", list(styles)
     hidden: dict[str, set[float]] = {}
-    for one, other, levels, _ in coinciding_lines(means) if len(means) else ():
-        below, above = sorted((one, other), key=order.index)
+    for first, second, levels, _ in coinciding_lines(means) if len(means) else ():
+        below, above = sorted((first, second), key=order.index)
         if styles[below].inks.get(panel) != styles[above].inks.get(panel):
             hidden.setdefault(below, set()).update(levels)
     return hidden
@@ -312,16 +313,20 @@ def legend(
                 # an ink alone, so that no mixer looks like a level of the other axis
                 look |= {"linestyle": "-", "marker": "none", "linewidth": drawing.line_width(INK_KEY)}
             if several and len(used_marks) > 1:
-                look |= {"linewidth": drawing.line_width(style.OTHER_WIDTHS[0])} if axis != "attn_type" else {}
+                look |= {"linewidth": drawing.line_width(style.FREE_WIDTHS[0])} if axis != "attn_type" else {}
                 # a circle carries the fill where another axis has the marker
                 look |= {"marker": "none"} if axis == "attn_type" else {"marker": style.MARKERS[0]}
             handles.setdefault(_legend_label(level, axis, levels), drawing.key(**look))
     handles |= {label: drawing.key(**_scaled(properties)) for label, properties in more}
     if means is not None and has_band(means).any():
-        bar: dict[str, Any] = {"color": style.GREY, "linestyle": "none", "marker": "|", "markersize": BAR_KEY}
-        band = drawing.patch(facecolor=style.FAINT, edgecolor="none", alpha=0.6)
-        handles["95 % interval"] = drawing.key(**_scaled(bar)) if is_barred(means) else band
+        handles[INTERVAL] = interval_key(is_bar=is_barred(means))
     return handles
+
+
+def interval_key(*, is_bar: bool) -> Any:
+    """Return the legend handle of INTERVAL: an upright bar, or a shaded patch."""
+    bar: dict[str, Any] = {"color": style.GREY, "linestyle": "none", "marker": "|", "markersize": BAR_KEY}
+    return drawing.key(**_scaled(bar)) if is_bar else drawing.patch(facecolor=style.FAINT, edgecolor="none", alpha=0.6)
 
 
 def _scaled(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "from the top: mean over the gates of a layer and all texts, by position; mean and standard deviation over tokens "
         "of each gate (a point); retention at each token of one text, of the most variable gate of "
         f"{of_layers}; share of the first state that is left after each token of it, the product of the retention so far, "
-        f"of that gate (thick) and of the least variable one (thin), down to {LOWEST:g}. First seed of each configuration; "
+        f"of that gate (thick) and of the least variable one (thin; where little is lost, lines coincide at the top), down to {LOWEST:g}. First seed of each configuration; "
         "no interval is shown."
     ]
     if len(first) > MAX_DRAWN:

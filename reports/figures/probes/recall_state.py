@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -16,13 +15,11 @@ from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 from ..canvas.labels import label_ends
 from ..canvas.length_frames import bar_note, line_means
-from ..canvas.line_drawing import named_cells, reference_line
+from ..canvas.line_drawing import INTERVAL, interval_key, named_cells, reference_line
 from ..response import level_as_number
 
 PROBE, METRIC, STATE = "mqar", "accuracy", "state_bytes"
 OFF = ("off", "none", "-", "")
-INTERVAL: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 9.0}
-"""Key of an upright bar."""
 SHOWN = ["cell", "attempt", "configuration", *GROUP, "size", "probe", "metric", "length", "value", "n", "low", "high"]
 UNITS: Mapping[int, str] = {1: "B", 1 << 10: "KB", 1 << 20: "MB", 1 << 30: "GB"}
 
@@ -172,7 +169,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         drawing.level_label(memory, "memory"): drawing.key(**memory_look(drawing.GREY, memory))
         for memory in sorted({"off" if row["second"] in OFF else str(row["second"]) for row in lines})
     }
-    handles |= {"95 % interval": drawing.key(color=drawing.GREY, **INTERVAL)} if means["low"].notna().any() else {}
+    handles |= {INTERVAL: interval_key(is_bar=True)} if means["low"].notna().any() else {}
     chance = figure_data.draw_options["chance"]
     handles |= {"chance level, a random value": drawing.key(**reference_line())} if chance else {}
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)

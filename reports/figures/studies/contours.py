@@ -83,7 +83,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and none farther than "
             f"{REACH:.0%} of an axis from every trial. Drawn: the {len(drawn)} of {len(pairs)} pairs of settings whose interpolation explains "
             f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first (share explained: above each panel, with the shares of an interpolation over each of its two settings "
-            "alone, in the order of the title). Hatched: no colour, since no trial is near."
+            "alone, in the order of the title). Where one setting alone explains as much as the pair, the other adds nothing. Hatched: no colour, since no trial is near."
         )
     else:
         notes.append(
@@ -297,9 +297,9 @@ def _hatch(axes: Axes, x: Scale, y: Scale) -> None:
         "linewidth": 0,
         "zorder": 0.5,
     }
-    for left, right in columns:
+    for start, stop in columns:
         for low, high in rows:
-            axes.add_patch(Rectangle((left, low), right - left, high - low, **look))
+            axes.add_patch(Rectangle((start, low), stop - start, high - low, **look))
 
 
 def _strip_edges(scale: Scale, positions: np.ndarray) -> list[tuple[float, float]]:
@@ -374,7 +374,7 @@ def _with_skill(rows: pd.DataFrame, x: Scale, y: Scale) -> pd.DataFrame:
     if rows.empty:
         return rows
     coordinates, values = _averaged(rows)
-    pair = _skill(coordinates, values, lambda known, own, at: interpolated_values(known, own, at, x, y))
+    pair = _skill(coordinates, values, lambda trials, own, at: interpolated_values(trials, own, at, x, y))
     return rows.assign(
         skill=pair,
         x_alone=_skill(coordinates[:, :1], values, _interpolated_alone),
@@ -401,6 +401,6 @@ def _skill(coordinates: np.ndarray, values: np.ndarray, predict: Predictor) -> f
 
 def _interpolated_alone(coordinates: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Return values [m] interpolated linearly over one setting: the mean of trials at its level, NaN outside of trials."""
-    places, which = np.unique(coordinates[:, 0], return_inverse=True)
+    positions, which = np.unique(coordinates[:, 0], return_inverse=True)
     means = np.bincount(which, weights=values) / np.bincount(which)
-    return np.interp(at[:, 0], places, means, np.nan, np.nan)
+    return np.interp(at[:, 0], positions, means, np.nan, np.nan)

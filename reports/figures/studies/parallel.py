@@ -32,7 +32,7 @@ from .settings import (
 MIN_TRIALS = 2
 SPREAD = 0.7  # share of a level's space over which lines through it are spread
 TENTH = 0.1  # share of the trials, and at least three of them, whose lines are not faded
-NEXT, OTHERS = "best tenth", "other trials"
+NEXT, REST = "best tenth", "other trials"
 FADED = 0.48  # opacity of the lines of the others
 CHART = "plasma"
 """Colour map of lines: none of its colours is a grey, which would look like a line in the background."""
@@ -202,7 +202,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     first = next(axis for axis in order if axis in units)
     _colour_axis(axes, order[first], scales[first], norm, chart)
     handles = {}
-    labels = (OTHERS, f"{NEXT} of the trials", figure_data.draw_options["thick"])
+    labels = (REST, f"{NEXT} of the trials", figure_data.draw_options["thick"])
     for label, (trials, width, alpha) in reversed(list(zip(labels, groups, strict=True))):
         if len(trials):
             ink = chart(float(norm(trials["value"].median())))
