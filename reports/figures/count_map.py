@@ -19,6 +19,7 @@ from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from .canvas.labels import label_ends
+from .canvas.line_drawing import reference_line
 
 MAX_COUNT = 1000
 EXAMPLES = (0.5, 2.0)
@@ -67,7 +68,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     learned = int(frame["cell"].nunique())
     note_text = (
         f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β is initialized to softplus(-1.5) = {BETA:.3f}. "
-        "m counts keys, so that curves have a meaning at whole numbers alone. Grey: growth of a sum of m identical keys "
+        "m counts keys, so that curves have a meaning at whole numbers alone. Dotted: growth of a sum of m identical keys "
         "(m) and of m independent keys (√m), scaled to meet the map at m = 1. "
     )
     if learned:
@@ -96,6 +97,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         frame,
         origins,
         notes=[note_text],
+        has_glossary=False,
         names=names,
     )
 
@@ -146,7 +148,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         handles[start] = line
     draws_alike = len(learned) > len(SERIES_INKS)
     for index, curve in enumerate(learned):
-        style = drawing.marker_style(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
+        style = drawing.marker_style(index) | {"linestyle": "-", "markevery": 12 + index % 5}
         if draws_alike:
             style = {"color": SERIES_INKS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **style)
@@ -178,7 +180,7 @@ def _curve_label(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
 
 
 def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
-    """Draw a grey line of first * m**power from m = 1 to where it leaves the axes at mag = 1, labelled there.
+    """Draw a dotted grey line of first * m**power from m = 1 to where it leaves the axes at mag = 1, labelled there.
 
     Args:
         axes: The axes, with ln(1 + m) as x.
@@ -189,13 +191,7 @@ def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
     m = np.geomspace(1, MAX_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1
-    line: dict[str, Any] = {
-        "color": drawing.GREY,
-        "linestyle": drawing.DASHES[1],
-        "zorder": 2,
-        "linewidth": drawing.line_width(0.8),
-    }
-    axes.plot(np.log1p(m[inside]), heights[inside], **line, label=f"_guide {label}")
+    axes.plot(np.log1p(m[inside]), heights[inside], **reference_line(), zorder=2, label=f"_guide {label}")
     style: dict[str, Any] = {
         "ha": "center",
         "va": "bottom",

@@ -135,4 +135,6 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         mark_training_length(axes, trained)
         mark_out_of_range(axes, lines_of_cells(panel_rows, mean), 1)
     drawing.outer_labels(figure, length_label(trained), "loss (nats per token)")
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained)))
+    return drawing.finished(
+        figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained), means=means)
+    )

@@ -25,6 +25,7 @@ from .canvas.length_frames import (
     BARS,
     MIN_UNITS_OF_BAND,
     averaged_axes,
+    coinciding_note,
     configuration_of,
     count_range,
     t_half_width,
@@ -109,6 +110,7 @@ def collect(
     if compare is not None:
         reference_frame, notes = _reference_curves(compare, store, x, axes)
         frame = pd.concat([own, reference_frame], ignore_index=True)
+    notes += _coinciding_note(own, axes) if x == "tokens" else []
     notes = [*_notes(frame, curves, averaged_axes(data, axes) if x == "tokens" else "", log), *notes]
     if x == "wall_s":
         notes.append(
@@ -329,13 +331,14 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
         cells = sound.groupby(["first", "second"])["cell"].nunique()
         means = f"means over {over} (n = {count_range(cells)} per line)" if over and len(cells) else "means"
         thin = "Thin lines: single cells. " if cells_stand_out(frame, "val_loss") else ""
-        notes.append(f"{thin}{'Thick lines' if thin else 'Lines'}: {means}; numbers: mean final loss.")
+        notes.append(
+            f"{thin}{'Thick lines' if thin else 'Lines'}: {means}; marks tell lines apart; numbers: mean final loss."
+        )
         units = sound.groupby(["first", "second"])[["configuration", "cell"]].nunique().max(axis=1)
         if over and len(units) and units.max() >= MIN_UNITS_OF_BAND:
             across = "configurations" if sound["configuration"].nunique() > len(units) else "seeds"
             notes.append(
-                f"Bands, narrower than the line where they are not seen: {BARS[across]}; in brackets: half of the last "
-                "interval, in units of the last digit."
+                f"Bands, narrower than the line where they are not seen: {BARS[across]}; ± half of the last interval."
             )
         notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
     else:
@@ -359,6 +362,20 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
     elif frame["step"].gt(0).any():
         notes.append("The y axis covers the last 80 % of the training.")
     return [note for note in notes if note]
+
+
+def _coinciding_note(frame: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """Return the note on mean lines of which one hides the other in what the y axis covers, as a list; empty without any.
+
+    Args:
+        frame: Points of curves.
+        axes: Axes of first and second.
+    """
+    means = mean_curves(frame[~frame["diverged"]], "val_loss")
+    means = means[means["tokens"] >= (1 - SHOWN_SHARE) * means["tokens"].max()] if len(means) else means
+    panels = means["first"].map(lambda level: drawing.level_label(level, axes[0]) if axes else level)
+    lines = means["first"] + ", " + means["second"]
+    return coinciding_note(means.assign(panel=panels, line=lines, length=means["tokens"]), axes, "points")
 
 
 def cells_stand_out(frame: pd.DataFrame, column: str) -> bool:
@@ -484,9 +501,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _end_label(loss: float, means: pd.DataFrame, key: tuple[str, str]) -> str:
-    """Return a mean final loss as text, with half of its interval in units of the last digit: "3.154(4)".
+    """Return a mean final loss as text, with half of its interval: "3.154 ± 0.004".
 
-    The brackets are left out without an interval.
+    The latter is left out without an interval.
 
     Args:
         loss: The loss.
@@ -498,7 +515,7 @@ def _end_label(loss: float, means: pd.DataFrame, key: tuple[str, str]) -> str:
         format_number(loss, END_DECIMALS),
         float(own["half"].to_numpy(dtype=float)[-1]) if len(own) else math.nan,
     )
-    return f"{text}({max(1, round(10**END_DECIMALS * half))})" if math.isfinite(half) else text
+    return f"{text} ± {max(10.0**-END_DECIMALS, half):.{END_DECIMALS}f}" if math.isfinite(half) else text
 
 
 def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[str, Any]]]) -> None:

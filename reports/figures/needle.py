@@ -71,6 +71,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     measured_ceilings = {length: value for length, value in ceilings.items() if value is not None}
     best = _best(frame)
     notes = [
+        "Share of planted digits that a network repeats at the end of a text, a panel per mixer. "
         f"{averaging_note(data, means=means)}{band_note(means)}{_ceiling_note(measured_ceilings)}",
         *_best_note(frame, best, data),
     ]
@@ -108,7 +109,7 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
         text = cell_labels(data)[best]
     return [
         f"Best cell: best at {format_length(int(ends['length'].iloc[0]))} ({text}) of {len(ends)} runs; subject to "
-        "selection bias."
+        "selection bias, so that it says nothing of its configuration."
     ]
 
 
@@ -160,7 +161,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         name = "highlighted cell" if look.highlight else f"best of {frame['cell'].nunique()} cells{label}"
         keys.append((name, HIGHLIGHTED | {"color": drawing.GREY}))
     drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys, means=means))
 
 
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:

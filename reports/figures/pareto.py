@@ -40,8 +40,9 @@ FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
 LOW_MARK = 2.2  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
 CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
-SHORT_LIST, LESS_HEIGHT = 4, 0.5
+SHORT_LIST, LESS_HEIGHT = 5, 0.5
 """Lines of the lists up to which panels side by side, with few labels, are lower; and by how many inches."""
+LIST_INDENT = 0.6  # inches from the left of a panel's space to the list below it
 LINE_SPACING = 1.25  # of the list below a panel
 MOST_NAMED = 12  # points of a front that the list below a panel has
 
@@ -164,7 +165,11 @@ def _configuration_labels(data: SweepData) -> dict[str, str]:
     labels_by_cell = {}
     for cell in data.cells:
         levels = [(axis, cell_level(cell, axis)) for axis in axes]
-        texts = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "-", "baseline")]
+        texts = [
+            drawing.level_label(level, axis) + " regularizer" * (axis == "reg_mode")
+            for axis, level in levels
+            if level not in ("off", "-", "baseline")
+        ]
         labels_by_cell[cell.cell_id] = ", ".join(texts) or drawing.level_label(cell.levels["attn_type"])
     return labels_by_cell
 
@@ -185,8 +190,8 @@ def _notes(
     runs = f"{low} run" if high == 1 else f"mean over {low} runs" if low == high else f"mean over {low} to {high} runs"
     each = ", ".join(map(str, dict.fromkeys(frame.groupby("quality", sort=False).size())))
     notes = [
-        f"One point per configuration ({each}, {runs} each). Ringed: on the Pareto front, where no other is as good in both and better in one."
-        f"{' Configurations are listed below each panel.' if frame['front'].any() else ''}"
+        f"One point per configuration ({each}, {runs} each). Ringed, joined by a grey line and listed below each panel: on "
+        "the Pareto front, where no other is as good in both and better in one."
     ]
     if frame["p_front"].notna().any():
         notes.append("In brackets: probability of being on the front, given the spread between runs.")
@@ -221,7 +226,7 @@ def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[st
         if low.empty:
             continue
         notes.append(
-            f"Dots: the {len(low)} configurations at or below the constant-digit baseline, which show no "
+            f"Small dots: the {len(low)} configurations at or below the constant-digit baseline, which show no "
             "recall and are on no front."
         )
     return notes
@@ -237,8 +242,6 @@ def _level_text(axis: str, level: str) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per quality: a point per configuration, ink by mixer, filled with memory, a square with a window.
 
-    A point with a distractor loss is a triangle, with a window too a diamond, if both levels occur.
-
     The front is stepped, ringed, numbered and listed below its panel. Highlighted cells of `look` have a diamond around
     their configuration and a label. The constant-digit baseline is a line.
     """
@@ -252,7 +255,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if across == 1:
         # stacked panels, since labels next to points need width
         figure.set_size_inches(width, STACKED_PANEL_HEIGHT * len(names) * look.scale)
-    letters = int(72 * width / min(across, len(names)) / (0.66 * drawing.size("small")))
+    letters = int(72 * (width / min(across, len(names)) - LIST_INDENT) / (0.6 * drawing.size("small")))
     texts = {
         name: "\n".join(line for entry in entries for line in textwrap.wrap(entry, letters, subsequent_indent="   "))
         for name, entries in lists.items()
@@ -274,7 +277,6 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if level is not None:
             mark_baseline([axes], 100 * level)
         _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality])
-        labels.mark_better_corner(axes, 1, 1 if quality.startswith("Ndl") else -1, above=True)
         # below the axis label, wherever the layout puts it
         below = ("axes fraction", axes.xaxis.label)
         drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
@@ -303,7 +305,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> list[str]:
-    """Return "number levels (probability)" of each configuration of a front, at most twelve and how many follow.
+    """Return "number levels (probability)" of each configuration of a front below a head, at most twelve and how many follow.
 
     Args:
         panel_rows: Rows of one quality, with front, front_number, slug and p_front.
@@ -315,7 +317,8 @@ def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> 
         + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
         for row in front.to_dict("records")
     ]
-    return entries[:MOST_NAMED] + [f"and {len(entries) - MOST_NAMED} more"] * (len(entries) > MOST_NAMED)
+    head = ["on the front" + (" (probability)" if front["p_front"].notna().any() else "") + ":"] * bool(entries)
+    return head + entries[:MOST_NAMED] + [f"and {len(entries) - MOST_NAMED} more"] * (len(entries) > MOST_NAMED)
 
 
 def _front_line() -> dict[str, Any]:
@@ -333,72 +336,33 @@ def _bar_key() -> Any:
     return drawing.key(color=style.INK, linestyle="none", marker=bar, markersize=size, markeredgewidth=width)
 
 
-PointStyles = Mapping[tuple[str, str, str, str], dict[str, Any]]
-"""Marker style by (mixer, memory, window, distractor)."""
-BOTH = (
-    ("with window", "on", "off"),
-    ("with distractor loss", "off", "on"),
-    ("with both", "on", "on"),
-)
-"""Label, window and distractor of the markers in the legend if both vary; that of neither is the circle of mixers."""
-POINTED = {"o": "^", "s": "D"}
-"""Marker of a configuration with distractor loss by the marker of the same window without it."""
+PointStyles = Mapping[tuple[str, str, str], dict[str, Any]]
+"""Marker style by (mixer, memory, window)."""
+LOOKS = ("attn_type", "memory", "window")
+"""Axes that a point shows; the list below a panel names the other levels of the front."""
 
 
-def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str, str, str], dict[str, Any]]:
-    """Return the marker style of each (mixer, memory, window, distractor) that occurs, pointed with distractor loss."""
-    inks = style.mixer_inks(frame["attn_type"])
-    hollow = "off" if frame["memory"].nunique() > 1 else None
-    styles = {}
-    for mixer, memory, window, distractor in dict.fromkeys(_looks(frame)):
-        fill = style.BACKGROUND if memory == hollow else inks[mixer]
-        marks = {
-            "color": inks[mixer],
-            "marker": _marker(frame, window, distractor),
-            "markerfacecolor": fill,
-            "markeredgecolor": inks[mixer],
-        }
-        styles[mixer, memory, window, distractor] = marks | {
-            "linestyle": "none",
-            "markeredgewidth": drawing.line_width(0.8),
-        }
-    return styles
-
-
-def _looks(frame: pd.DataFrame) -> list[tuple[str, str, str, str]]:
-    """Return (mixer, memory, window, distractor) of each row."""
-    return list(zip(frame["attn_type"], frame["memory"], frame["window"], frame["distractor"], strict=True))
-
-
-def _marker(frame: pd.DataFrame, window: str, distractor: str) -> str:
-    """Return the marker of a window and a distractor loss: pointed with it, if it varies in the figure."""
-    marker = style.MARKERS[style.WINDOW_MARKERS.get(window, 0)]
-    return POINTED[marker] if distractor == "on" and frame["distractor"].nunique() > 1 else marker
+def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the marker style of each (mixer, memory, window) that occurs; no point is hollow if no memory varies."""
+    inks, varies = style.mixer_inks(frame["attn_type"]), frame["memory"].nunique() > 1
+    return {
+        (mixer, memory, window): style.memory_look(inks[mixer], memory if varies else "on")
+        | {"marker": style.MARKERS[style.WINDOW_MARKERS.get(window, 0)], "linestyle": "none"}
+        | {"markeredgewidth": drawing.line_width(0.8)}
+        for mixer, memory, window in dict.fromkeys(frame[list(LOOKS)].itertuples(index=False, name=None))
+    }
 
 
 def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the legend handles by label: mixers by ink, memories by fill, windows and distractor loss by marker.
-
-    Each is there if it varies. With both a window and a distractor loss the marker is that of both.
-    """
-    inks = style.mixer_inks(frame["attn_type"])
+    """Return the legend handles by label: mixers by ink, memories by fill, windows by marker, of the last two if they vary."""
     point: dict[str, Any] = {"linestyle": "none", "marker": "o"}
+    inks = style.mixer_inks(frame["attn_type"])
     handles = {drawing.level_label(mixer): drawing.key(color=ink, **point) for mixer, ink in inks.items()}
-    for level in sorted(set(frame["memory"]), key=drawing.off_first) if frame["memory"].nunique() > 1 else ():
-        fill = style.BACKGROUND if level == "off" else style.GREY
-        handles[drawing.level_label(level, "memory")] = drawing.key(
-            **point | {"color": style.GREY, "markerfacecolor": fill}
-        )
-    varying = [axis for axis in ("window", "distractor") if frame[axis].nunique() > 1]
-    grey: dict[str, Any] = point | {"color": style.GREY}
-    if len(varying) == 1:
-        (axis,) = varying
-        for level in sorted(set(frame[axis]), key=drawing.off_first):
-            window, distractor = (level, "off") if axis == "window" else ("off", level)
-            look = grey | {"marker": _marker(frame, window, distractor)}
+    for axis in LOOKS[1:]:
+        for level in sorted(set(frame[axis]), key=drawing.off_first) if frame[axis].nunique() > 1 else ():
+            look = style.memory_look(style.GREY, level if axis == "memory" else "on") | {"linestyle": "none"}
+            look |= {"marker": style.MARKERS[style.WINDOW_MARKERS.get(level, 0)]} if axis == "window" else {}
             handles[drawing.level_label(level, axis)] = drawing.key(**look)
-    for name, window, distractor in BOTH if len(varying) == 2 else ():
-        handles[name] = drawing.key(**grey | {"marker": _marker(frame, window, distractor)})
     return handles
 
 
@@ -408,10 +372,10 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
     Args:
         axes: The panel.
         panel_rows: Rows of its quality.
-        styles: Marker style by (mixer, memory, window, distractor).
+        styles: Marker style by (mixer, memory, window).
         baseline: Value up to which points are pale and small, since they show no recall.
     """
-    keys = _looks(panel_rows)
+    keys = list(panel_rows[list(LOOKS)].itertuples(index=False, name=None))
     for key, look in styles.items():
         mine = panel_rows[[own == key for own in keys]]
         for (on_front, is_low), part in mine.groupby(["front", mine["value"] <= baseline], sort=False):
@@ -500,9 +464,12 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str) -> 
     unit = "%" if share else "nats per token"
     if share:
         name = f"{name} at {quality.partition('@')[2]}" if "@" in quality else name
-    axes.set_ylabel(f"{name} ({unit})")
+    axes.set_ylabel(f"{name}\n({unit}; {'more' if share else 'less'} is better)")
     speed = str(panel_rows["speed_name"].iloc[0])
-    axes.set_xlabel({"MFU": "model FLOP/s utilization (%)", "tokens/s": "training speed (tokens/s)"}.get(speed, speed))
+    axes.set_xlabel(
+        {"MFU": "model FLOP/s utilization (%)", "tokens/s": "training speed (tokens/s)"}.get(speed, speed)
+        + "\nmore is better"
+    )
     axes.locator_params(axis="x", nbins=5)
     short_numbers(axes.xaxis)
 

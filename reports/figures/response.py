@@ -358,7 +358,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for axes, title in zip(grid, titles, strict=True):
         panel_rows, mean = (rows[rows["panel"] == title].reset_index(drop=True) for rows in (frame, means))
         _draw_panel(axes, panel_rows, mean, styles, highlighted, barred=is_barred(means))
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, means=means))
 
 
 def is_geometric(levels: Sequence[float]) -> bool:

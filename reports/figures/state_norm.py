@@ -16,6 +16,7 @@ from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
 from .canvas.labels import label_ends
 from .canvas.length_frames import count_fewer, fewer_cells_note, length_frame, length_label, single_value
+from .canvas.line_drawing import reference_line
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_LABELS = {
@@ -30,6 +31,12 @@ COINCIDING = 0.03  # share by which norms may differ from a guide that they foll
 SHORTEST, LONGEST = 64, 65536  # tokens, range of the norms before training
 STEPS_PER_OCTAVE = 4  # lengths of the norms before training
 START = "before training"
+NORM_STYLES: dict[str, dict[str, Any]] = {
+    "delta": {"color": drawing.INK, "marker": drawing.MARKERS[2]},
+    "hebbian": {"color": drawing.GREY, "marker": drawing.MARKERS[3]},
+}
+"""Look by writes; lines without decay are thin, since hue, dash and fill are those of mixers and their memory."""
+THICK, THIN = 2.0, 0.9  # points in the style `paper`, widths of lines with and without decay
 INITIAL_GATES = ", γ ≈ 0.98"
 """Retention of the gates before training, as the labels of lines with decay have it."""
 MIN_ALTERNATING = 5  # points of a line from which on every second one has a mark
@@ -60,9 +67,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "state_norm"
         )
     note_text = (
-        f"From the formulas of the delta-rule memory, for independent keys and values in heads of size {HEAD_SIZE} and "
+        f"Size of the recurrent state of one head after reading N tokens, from the formulas of the delta-rule memory, for independent keys and values in heads of size {HEAD_SIZE} and "
         "gates as initialized in the published networks: γ about 0.98, β about 0.5; the trained weights "
-        "are not available. Hebbian: the same writes without erasing. γ = 1: no decay. "
+        "are not available. Delta rule: a write replaces what its key had stored. Hebbian: the same writes without erasing. γ = 1, thin lines: no decay. "
     )
     frame = _initial_norms(min(trained.values(), default=2048))
     origins = [(cell.cell_id, None) for cell in remembering]
@@ -75,11 +82,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         frame,
         origins,
         notes=[note_text + GUIDE_NOTE, *_coinciding_note(frame)],
+        has_glossary=False,
         trained=None,
     )
 
 
-GUIDE_NOTE = "Grey: growth without forgetting, as N for a repeated write and as √N for independent writes, from the first value at γ = 1."
+GUIDE_NOTE = "Dotted: growth without forgetting, as N for a repeated write and as √N for independent writes, from the first value at γ = 1."
 
 
 def _coinciding_note(frame: pd.DataFrame) -> list[str]:
@@ -91,7 +99,7 @@ def _coinciding_note(frame: pd.DataFrame) -> list[str]:
     for label, power in GUIDES.items():
         guide = first["value"] * (free["length"] / first["length"]) ** power
         if ((free["value"] / guide - 1).abs() < COINCIDING).all():
-            return [f"The guide {label} coincides with {NORM_LABELS[NORMS[-1]]}."]
+            return [f"The dotted line {label} and {NORM_LABELS[NORMS[-1]]} coincide."]
     return []
 
 
@@ -101,8 +109,8 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
     In the latter case the column panel of `frame` is changed in place.
     """
     note_text = (
-        "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values "
-        "and gates, written without erasing. γ = 1: no decay. "
+        "Mean Frobenius norm of the recurrent state over documents, layers, heads and cells. Hebbian: the memory's keys, values "
+        "and gates, written without erasing. γ = 1, thin lines: no decay. "
     )
     memory = {cell.cell_id: cell.levels["memory"] for cell in data.cells}
     if len({memory[cell] for cell in frame["cell"]} - {"off"}) > 1:
@@ -198,11 +206,12 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
     """
     for index, metric in enumerate(NORMS):
         part = panel_rows[panel_rows["metric"] == metric]
-        style = drawing.marker_style(index % 2, index // 2)
+        style = NORM_STYLES[metric.partition("_")[0]]
+        style = style | {"linewidth": drawing.line_width(THIN if metric.endswith("_kept") else THICK)}
         if part["cell"].nunique() > 1:
-            thin = {name: style[name] for name in ("color", "linestyle")}
+            faint: dict[str, Any] = {"color": style["color"], "linewidth": drawing.line_width(0.5), "alpha": 0.35}
             for _, cell in part.groupby("cell", sort=False):
-                axes.plot(cell["length"], cell["value"], linewidth=drawing.line_width(0.5), alpha=0.35, **thin)
+                axes.plot(cell["length"], cell["value"], **faint)
         mean = means[means["metric"] == metric].sort_values("length")
         if len(mean):
             step = STEPS_PER_OCTAVE if mean["cells"].max() and panel_rows["cell"].isna().all() else 1
@@ -229,7 +238,7 @@ def _set_y_axis(axes: Axes, values: pd.Series) -> None:
 
 
 def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
-    """Draw grey labelled lines that grow as N and as its root, from the first mean without decay and erasing.
+    """Draw dotted grey labelled lines that grow as N and as its root, from the first mean without decay and erasing.
 
     Where that is missing they start at the first of all means. With a single length or a start at 0 nothing is drawn.
     The y limits stay.
@@ -248,8 +257,9 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
         visible = y <= high
-        thin: dict[str, Any] = {"color": drawing.GREY, "linewidth": drawing.line_width(0.8), "zorder": 1}
-        axes.plot(x[visible], y[visible], **thin, label=f"_guide {label}")
+        axes.plot(
+            x[visible], y[visible], **reference_line() | {"color": drawing.INK}, zorder=3.5, label=f"_guide {label}"
+        )
         # the label of the steeper line is above its end, that of the other below its middle
         steep = power == max(GUIDES.values())
         index = int(np.flatnonzero(visible)[-1]) if steep else len(x) // 2

@@ -127,7 +127,10 @@ def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
         tenants: Number of other attempts on the GPU of each attempt that shared one, over its life; empty: none did.
     """
     states = frame["state"].value_counts()
-    notes = (
+    notes = [
+        "A bar per attempt (a training or evaluation of a cell), from its start to its end; attempts at the same time lie one above the other."
+    ]
+    notes += (
         [f"{counted(len(frame), 'attempt')}, {'all ' if len(frame) > 1 else ''}{states.index[0]}."]
         if len(states) == 1
         else []

@@ -1,12 +1,14 @@
 """Visual language of figures, dashboard and LaTeX: colours, dashes, markers, names of levels, sizes and fonts.
 
-Hue is the mixer, dash and fill the memory, marker the attention window, lightness the regularizer. Every ink has a
+Hue is the mixer, dash and fill the memory, marker the attention window, lightness the regularizer; another axis has
+further markers and widths. Dotted grey lines are no results of runs, and a ring is around what a key names. Every ink has a
 contrast of at least 4.5:1 on white, so that text may have it; `tint` gives the lighter variant for areas. Plain data
 and small functions: the module imports nothing of the package and no drawing library.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +76,8 @@ MEMORY_DASHES: Mapping[str, int] = {
 """Index in DASHES and HATCHES by level of `memory`: solid and filled with memory, dashed and hollow without."""
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "----")
 """Fill of bars by the same index, in the notation of matplotlib."""
+FREE_WIDTHS = (1.5, 0.7, 2.4, 1.0)
+"""Widths of lines, in points of a printed page, by level of an axis that has no look of its own."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 WINDOW_MARKERS: Mapping[str, int] = {"off": 0, "on": 1}
 """Index in MARKERS by level of `window`: a circle for full attention, a square for a window."""
@@ -139,6 +143,10 @@ AXIS_NAMES: Mapping[str, str] = {
 """Name of an axis; others lose what stands before the last dot ("train.warmup" -> "warmup")."""
 
 LONG_NAMES: Mapping[str, str] = {
+    "PoLAR": "polar attention (direction and magnitude are separate outputs)",
+    "NoPE": "softmax attention without positions",
+    "RoPE": "rotary positions",
+    "Wall": "attention with a forget gate per channel",
     "ALiBi": "linear biases",
     "TRA": "threshold relative attention",
     "FoX": "forgetting attention",
@@ -147,10 +155,27 @@ LONG_NAMES: Mapping[str, str] = {
     "REL": "relative position biases",
     "SSMax": "scalable softmax",
     "PaTH": "accumulated Householder transformations",
+    "PolySketch": "polynomial attention by random features",
     "APE": "absolute positions",
     "Label": "randomized positions",
+    "KDA": "Kimi delta attention, a recurrent memory",
+    "DeltaNet": "delta-rule memory without decay",
+    "ATLAS": "memory that fits a window of past tokens by Muon steps",
+    "MQAR": "multi-query associative recall",
+    "ASHA": "asynchronous successive halving",
+    "TPE": "tree-structured Parzen estimator",
+    "fANOVA": "functional analysis of variance",
+    "memory": "a recurrent state beside attention",
+    "window": "attention to the last tokens only, in training",
+    "distractor loss": "an auxiliary loss on attention to random keys",
+    "regularizer": "none, or a penalty on the distribution of activations (weak, strong, discrete, Zipfian)",
+    "needle": "digits planted in a long text, to be repeated at its end",
+    "passkey": "digits planted at a depth of a long text, to be repeated at its end",
+    "near-replicates": "runs that differ only in a regularizer of negligible weight, so that they stand in for seeds",
+    "utilization": "operations of the network per second over the device's peak",
+    "constant-digit baseline": "score of always answering the digit that is right most often",
 }
-"""Long form of an abbreviated name of a level, for captions."""
+"""Long form of an abbreviated or technical name, for captions (`glossary`)."""
 
 SANS_FONTS = ("Arial", "Helvetica", "Liberation Sans", "Nimbus Sans", "TeX Gyre Heros", "DejaVu Sans")
 PORTABLE_FONTS = ("DejaVu Sans",)
@@ -211,10 +236,13 @@ def _short_integer(level: str) -> str:
     return f"{float(f'{int(level) / 10**size:.3g}'):g}{'KMBT'[size // 3 - 1]}"
 
 
-def abbreviations_note(names: Iterable[str]) -> list[str]:
-    """Return the sentence that spells out the abbreviations among level names, as a list; empty without any."""
-    texts = [f"{name}: {LONG_NAMES[name]}" for name in dict.fromkeys(names) if name in LONG_NAMES]
-    return [f"{'; '.join(texts)}."] if texts else []
+def glossary(text: str) -> list[str]:
+    """Return the sentence that explains each name of LONG_NAMES that the text has, as a list; empty without any.
+
+    A name counts as a whole word, also with a capital first letter, or before a colon as in a list of names.
+    """
+    names = [name for name in LONG_NAMES if re.search(rf"\b[{name[0]}{name[0].upper()}]{re.escape(name[1:])}\b", text)]
+    return [f"{'; '.join(f'{name}: {LONG_NAMES[name]}' for name in names)}."] if names else []
 
 
 def memory_label(level: str) -> str:
@@ -225,6 +253,21 @@ def memory_label(level: str) -> str:
 def axis_label(axis: str) -> str:
     """Return the name of an axis, such as "mixer" for attn_type; one without a name from its last dot on, spaced."""
     return AXIS_NAMES.get(axis, axis.rpartition(".")[2].replace("_", " "))
+
+
+def memory_look(ink: str, memory: str) -> dict[str, Any]:
+    """Return the look of a line or mark in an ink by its level of `memory`, as keyword arguments of matplotlib.
+
+    Keys: color, linestyle, marker, markerfacecolor (white without a memory) and markeredgecolor.
+    """
+    marks = {"marker": MARKERS[0], "markerfacecolor": BACKGROUND if memory == "off" else ink, "markeredgecolor": ink}
+    return {"color": ink, "linestyle": DASHES[MEMORY_DASHES.get(memory, 0)]} | marks
+
+
+def free_marker(index: int) -> int:
+    """Return the index in MARKERS for a level of an axis that has no look of its own: one that no window has."""
+    first = len(WINDOW_MARKERS)
+    return first + index % (len(MARKERS) - first)
 
 
 def mixer_inks(mixers: Iterable[str]) -> dict[str, str]:

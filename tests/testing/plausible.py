@@ -16,7 +16,6 @@ from typing import Any
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
-from probed import gate_dynamics
 from sweeps import cell
 
 NAME = "invented"
@@ -51,13 +50,13 @@ def fill_plausible(store: Store) -> None:
         for text, shift in TEXTS.items():
             own = random.Random(f"{mixer} {memory} {seed} {text}")
             _position_nll(recorder, mixer, memory, own, f"position_nll:{text}", shift)
-            _further_text(recorder, mixer, memory, text, shift)
+            _further_text(recorder, mixer, memory, text, shift, own)
         for length in LENGTHS:
             _recall(recorder, mixer, memory, length, draw)
         _attention_map(recorder, mixer, draw)
         _gates(recorder, mixer, memory, draw)
         if mixer in GATED:
-            gate_dynamics(recorder, float(memory == "on"), channels=8, heads=HEADS, layers=LAYERS, tokens=64, bin=4)
+            _gate_dynamics(recorder, memory, draw)
         _memory_recall(recorder, mixer, memory, draw)
         _downstream(recorder, mixer, memory, draw)
         store.finish_attempt(attempt.id, 1, "done")
@@ -104,13 +103,17 @@ def _write(recorder: DatabaseRecorder, probe: str, length: int, n: int, **values
     )
 
 
-def _further_text(recorder: DatabaseRecorder, mixer: str, memory: str, text: str, shift: float) -> None:
+def _further_text(
+    recorder: DatabaseRecorder, mixer: str, memory: str, text: str, shift: float, draw: random.Random
+) -> None:
     """Loss and needle accuracy by length on a further text, which RoPE leaves beyond the training length."""
     slope = {"fox": -0.03, "rope": 0.3}[mixer] * (0.3 if memory == "on" else 1)
+    level = LOSS[mixer] + shift - 0.06 * (memory == "on") + draw.gauss(0, 0.012)
     for length in LENGTHS:
-        loss = LOSS[mixer] + shift + 0.3 * (length / 512) ** -0.4 + slope * max(0.0, math.log2(length / TRAINED))
+        loss = level + 0.3 * (length / 512) ** -0.4 + slope * max(0.0, math.log2(length / TRAINED))
         _write(recorder, f"clean:{text}", length, DOCUMENTS * length, nats=loss)
-        share = _chance_of_digit(mixer, memory, length, 0.5)
+        share = _chance_of_digit(mixer, memory, length, 0.5) + 0.05 * shift + draw.gauss(0, 0.02)
+        share = min(1.0, max(0.04, share))
         _write(recorder, f"needle:{text}", length, TRIALS * DIGITS, digit_accuracy=share, constant_accuracy=CONSTANT)
 
 
@@ -213,6 +216,37 @@ def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Ran
         mean = sum(float(example.value or 0) for example in examples) / len(examples)
         _write(recorder, "gates", 0, len(examples), **{metric: mean})
     _write(recorder, "gates", 0, 1, channels=1.0)
+
+
+def _gate_dynamics(recorder: DatabaseRecorder, memory: str, draw: random.Random) -> None:
+    """Gates that keep more in later layers and with a memory; of two traces a layer, one closes at some tokens."""
+    fields: dict[str, Any] = {"probe": "gate_dynamics"}
+    channels, tokens, width, examples = 8, 64, 4, []
+    for order, layer in enumerate(LAYERS):
+        lost = (0.24 - 0.05 * order) * (0.75 if memory == "on" else 1)
+        for index in range(HEADS * channels):
+            mean = 1 - 2.2 * lost * draw.betavariate(1.3, 2.2)
+            spread = math.sqrt(mean * (1 - mean)) * draw.uniform(0.25, 0.75)
+            examples += [Example(**fields, metric=name, item=layer, position=index, value=value)
+                         for name, value in (("mean", mean), ("spread", spread))]  # fmt: skip
+        for index in range(tokens // width):
+            retained = 1 - lost * (0.75 + 0.5 * math.exp(-index / 4)) + draw.gauss(0, 0.005)
+            examples.append(Example(**fields, metric="bin", item=layer, position=index, value=retained))
+        for rank, (index, token) in enumerate((index, token) for index in (0, 9) for token in range(tokens)):
+            is_open = not index or draw.random() > 1.5 * lost
+            value = 1 - abs(draw.gauss(0, 0.01 + 0.02 * lost)) if is_open else draw.uniform(0.3, 0.8)
+            detail = {"head": index // channels, "channel": index % channels, "token": token}
+            examples.append(Example(**fields, metric="trace", item=layer, position=rank, value=value, detail=detail))
+    recorder.examples(examples)
+    numbers = {
+        "mean": 0.9,
+        "spread": 0.1,
+        "always_on": 0.1,
+        "bin": float(width),
+        "trace": float(tokens),
+        "evictable": 0.4,
+    }
+    _write(recorder, "gate_dynamics", 0, 100, **numbers, channels=float(channels))
 
 
 def _memory_recall(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:

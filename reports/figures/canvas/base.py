@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ....renamed import old_names
 from ....results.store.records import AXES
 from ....results.store.store import Store
+from ...render.style import glossary
 from ...render.trace import attempts_by_cell, attempts_by_source, shown_beyond
 from ...sweep_data import SweepData, cell_level
 from ...table_builder import filter_suffix
@@ -82,6 +83,7 @@ def collected(
     *,
     notes: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
+    has_glossary: bool = True,
     **draw_options: Any,
 ) -> FigureData:
     """Return the figure of a frame, with its trace; the last note gets the sweep, its revision and cell filters.
@@ -95,6 +97,7 @@ def collected(
         origins: (cell id, attempt id or None) pairs that the numbers come from.
         notes: Notes below the figure.
         options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
+            has_glossary: The notes explain technical names: those of the title, the notes, and the levels of the cells.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)
@@ -106,10 +109,23 @@ def collected(
     } | shown_beyond(data)
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
+    notes = tuple(notes)
+    names = glossary(" ".join([title, *notes, *_level_names(data, set(cells))])) if has_glossary else []
     source = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}."
     return FigureData(
-        name=name, title=title, frame=frame, notes=(*notes, source), trace=trace, draw_options=draw_options
+        name=name, title=title, frame=frame, notes=(*notes, *names, source), trace=trace, draw_options=draw_options
     )
+
+
+def _level_names(data: SweepData, cells: Collection[str]) -> list[str]:
+    """Return the names of the mixers of these cells, and of the other axes that vary among them with their levels."""
+    drawn = [cell for cell in data.cells if cell.cell_id in cells]
+    names: list[str] = []
+    for axis in (*AXES, *data.extra_axes()):
+        levels = dict.fromkeys(cell_level(cell, axis) for cell in drawn)
+        if axis == "attn_type" or len(levels) > 1:
+            names += [drawing.axis_label(axis), *(drawing.level_label(level, axis) for level in levels)]
+    return names
 
 
 def axes_of_lines(data: SweepData) -> tuple[str, ...]:

@@ -150,6 +150,13 @@ def line_width(points: float) -> float:
     return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLE_PRESETS["paper"].stroke
 
 
+def marker_size() -> float:
+    """Return the size of markers in points in the current style."""
+    import matplotlib
+
+    return float(matplotlib.rcParams["lines.markersize"])
+
+
 def diverging() -> Any:
     """Return the colour map from purple for bad (0) over light grey (0.5) to green for good (1)."""
     return colours("good", BAD, NEUTRAL, GOOD)

@@ -50,28 +50,19 @@ def separate_within(positions: Sequence[float], min_distance: float, lowest: flo
     return np.minimum(moved, highest - (len(positions) - 1 - rank) * min_distance).tolist()
 
 
-def mark_better_corner(axes: Axes, x_sign: int, y_sign: int, *, above: bool = False) -> None:
-    """Draw an arrow with the word "better" into the corner of the better ends of both axes, or above the panel.
+def mark_better_corner(axes: Axes, x_sign: int, y_sign: int) -> None:
+    """Draw an arrow with the word "better" into the corner of the better ends of both axes.
 
     Args:
         axes: The panel.
         x_sign: 1 if more of x is better, else -1.
         y_sign: 1 if more of y is better, else -1.
-        above: Draw it above the upper right corner, off all points; only the direction then shows the better ends.
     """
-    from matplotlib.transforms import offset_copy
-
-    figure: Any = axes.figure
     corner = (0.985 if x_sign > 0 else 0.015, 0.98 if y_sign > 0 else 0.02)
     style: dict[str, Any] = {"xycoords": "axes fraction", "color": drawing.GREY, "va": "center"}
     style |= {"ha": "left" if x_sign < 0 else "right"}
     style |= {"arrowprops": {"arrowstyle": "->", "color": drawing.GREY, "shrinkA": 1, "shrinkB": 0}}
     shift = (-14 * x_sign, -12 * y_sign)
-    if above:
-        # the tip at the upper or lower end of the strip above the panel
-        tip = offset_copy(axes.transAxes, figure, 0, 8 + 4 * y_sign, units="points")
-        corner, shift = (1.0, 1.0), (-14 * x_sign, -8 * y_sign)
-        style |= {"xycoords": tip, "annotation_clip": False}
     drawing.note(axes, "better", corner, shift, **style)
 
 

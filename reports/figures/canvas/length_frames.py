@@ -244,11 +244,31 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
     return [f"Some means are over fewer cells at {', '.join(parts)}."]
 
 
-def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels") -> list[str]:
-    """Return the note on pairs of lines of which one hides the other, as a list; empty without such a pair.
+def coinciding_lines(rows: pd.DataFrame) -> list[tuple[str, str, list[float], int]]:
+    """Return the pairs of lines of a panel of which one hides the other.
 
-    Two lines of a panel count if at half of the levels that both have, or more, they differ by at most `HIDDEN_RANGE`
-    of the range of the panel's means.
+    Two lines count if at half of the levels that both have, or more, they differ by at most `HIDDEN_RANGE` of the range
+    of the panel's means.
+
+    Args:
+        rows: Means of the lines of one panel, with line, length and value.
+
+    Returns:
+        (line, later line, levels at which they coincide, number of levels that both have) of each pair.
+    """
+    table = rows.pivot_table(index="length", columns="line", values="value", sort=False)
+    near = HIDDEN_RANGE * (rows["value"].max() - rows["value"].min())
+    pairs = []
+    for below, above in combinations(table.columns, 2):
+        distances = (table[below] - table[above]).abs().dropna()
+        hidden = [float(level) for level in distances.index[distances <= near]]
+        if hidden and len(hidden) >= len(distances) / 2:
+            pairs.append((str(below), str(above), hidden, len(distances)))
+    return pairs
+
+
+def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels") -> list[str]:
+    """Return the note on pairs of lines of which one hides the other (`coinciding_lines`), as a list; empty without any.
 
     Args:
         means: Means of the lines, with panel, first, second, line, length and value.
@@ -257,21 +277,14 @@ def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels"
     """
     texts = []
     for panel, rows in means.groupby("panel", sort=False):
-        table = rows.pivot_table(index="length", columns="line", values="value", sort=False)
-        near = HIDDEN_RANGE * (rows["value"].max() - rows["value"].min())
         levels = rows.drop_duplicates("line").set_index("line")[["first", "second"]]
-        names = {
-            line: ", ".join(
-                drawing.level_label(level, axis) for axis, level in zip(axes, levels.loc[line], strict=False)
-            )
-            for line in table.columns
-        }
-        for below, above in combinations(table.columns, 2):
-            distances = (table[below] - table[above]).abs().dropna()
-            hidden = int((distances <= near).sum())
-            if hidden and hidden >= len(distances) / 2:
-                share = f"all {hidden} {of}" if hidden == len(distances) else f"{hidden} of {len(distances)} {of}"
-                texts.append(f"({names[below]}) and ({names[above]}) at {share} ({panel})")
+        for below, above, hidden, total in coinciding_lines(rows):
+            names = [
+                ", ".join(drawing.level_label(level, axis) for axis, level in zip(axes, levels.loc[line], strict=False))
+                for line in (below, above)
+            ]
+            share = f"all {total} {of}" if len(hidden) == total else f"{len(hidden)} of {total} {of}"
+            texts.append(f"({names[0]}) and ({names[1]}) at {share} ({panel})")
     most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
     return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
 

@@ -13,17 +13,21 @@ from ...number_format import format_length
 from ...render import style
 from . import drawing
 from .base import Axes, FigureData, FigureOptions
-from .length_frames import LINE, has_band, is_banded_line
+from .length_frames import LINE, coinciding_lines, has_band, is_banded_line, is_barred
 
 BAR_STEP = 2.0  # points in the style `paper` by which neighbouring lines with bars stand apart
+INTERVAL = "95 % interval"
+BAR_KEY = 9.0  # points in the style `paper`, height of a bar in the legend
 INK_KEY = 4.5  # points in the style `paper`, width of a mixer's line in the legend
+BROAD, BROAD_MARK = 2.6, 1.45  # factors of the width and marks of a line that another one hides
 HALO_ZORDER = 2.9  # zorder of the halos of means
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
 MARKS_PER_LINE = 12  # approximate number of markers on a line of more than twice as many points
 MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
-TRAINED_LINE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1)), "linewidth": 0.8}
+REFERENCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
+"""Style of a line that no run drew, wherever it stands: the training length, a chance level, a law of growth."""
 HIGHLIGHTED: dict[str, Any] = {"linewidth": 0.9, "marker": "*", "markersize": 5.5, "markeredgewidth": 0}
 """Style of a highlighted cell: thinner than a mean, with stars."""
 BASELINE: dict[str, Any] = {"color": style.INK, "linestyle": (0, (3, 1.4, 1, 1.4)), "linewidth": 0.7}
@@ -31,15 +35,18 @@ BASELINE: dict[str, Any] = {"color": style.INK, "linestyle": (0, (3, 1.4, 1, 1.4
 
 @dataclass(frozen=True, kw_only=True)
 class LineStyle:
-    """Style of a line: its ink by panel, and indices in the tables of dashes and markers.
+    """Style of a line: its ink by panel, and indices in the tables of dashes, markers and widths.
 
-    `levels` are (axis, level) pairs, the mixer first if lines of one panel differ in it.
+    `levels` are (axis, level) pairs, the mixer first if lines of one panel differ in it. `is_hollow` is for lines
+    without a memory.
     """
 
     inks: Mapping[str, str]
     levels: tuple[tuple[str, str], ...]
     dash: int = 0
     marker: int = 0
+    width: int = 0
+    is_hollow: bool = False
 
     @property
     def label(self) -> str:
@@ -49,9 +56,10 @@ class LineStyle:
     def line(self, panel: str) -> dict[str, Any]:
         """Return the keyword arguments of matplotlib for the line in a panel."""
         ink = self.inks[panel]
-        fill = ink if self.dash != style.MEMORY_DASHES["off"] else style.BACKGROUND
+        fill = style.BACKGROUND if self.is_hollow else ink
         marks = {"marker": style.MARKERS[self.marker], "markerfacecolor": fill, "markeredgecolor": ink}
-        return {"color": ink, "linestyle": style.DASHES[self.dash]} | marks
+        width = drawing.line_width(style.FREE_WIDTHS[self.width % len(style.FREE_WIDTHS)])
+        return {"color": ink, "linestyle": style.DASHES[self.dash], "linewidth": width} | marks
 
 
 LineStyles = Mapping[str, LineStyle]
@@ -62,7 +70,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
     """Return the style of each line, ordered by levels with "off" first, as reports/render/style.py declares them.
 
     The ink is that of the line's mixer, in the lightness of its regularizer; dash and fill show the memory, the marker
-    the window. Another axis takes the dashes if the memory does not need them, else the marker.
+    the window. Another axis has the markers that no window has, and widths; a second one has dashes.
 
     Args:
         frame: Rows with the columns panel, line, first and second.
@@ -76,32 +84,31 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
     )
     every_mixer = frame[columns["attn_type"]] if "attn_type" in columns else pd.Series([mixer] if mixer else panels)
     inks = style.mixer_inks(map(str, every_mixer))
-    # a second such axis takes the markers
-    free = [axis for axis in columns if axis not in ("attn_type", "memory", "reg_mode") and "memory" not in columns]
-    dashed = next(
-        (axis for axis in free if axis != "window" or not set(frame[columns[axis]]) <= set(style.WINDOW_MARKERS)), ""
-    )
+    has_window = "window" in columns and set(frame[columns["window"]]) <= set(style.WINDOW_MARKERS)
+    fixed = {"attn_type", "memory", "reg_mode", *(["window"] if has_window else [])}
+    free_axes = [axis for axis in columns if axis not in fixed]
     styles: dict[str, LineStyle] = {}
     for row in lines.to_dict("records"):
         levels = {axis: str(row[column]) for axis, column in columns.items()}
         own = levels.get("attn_type", mixer)
         shade = levels.get("reg_mode", "baseline")
-        dash, marker = style.MEMORY_DASHES.get(levels.get("memory", "on"), 0), 0
+        memory = levels.get("memory", "on")
+        dash, marker, width = style.MEMORY_DASHES.get(memory, 0), 0, 0
         for axis, level in levels.items():
             index = list(dict.fromkeys(frame[columns[axis]])).index(level)
-            if axis == "window" and level in style.WINDOW_MARKERS:
+            if axis == "window" and has_window:
                 marker = style.WINDOW_MARKERS[level]
-            elif axis == dashed:
+            elif axis in free_axes[:1]:
+                marker, width = style.free_marker(index), index
+            elif axis in free_axes:
                 dash = index % len(style.DASHES)
-            elif axis not in ("attn_type", "memory"):
-                marker = index % len(style.MARKERS)
         own_inks = {panel: style.regularizer_ink(inks[str(own or panel)], shade) for panel in panels}
         if own is None and not set(panels) & set(style.MIXER_INKS):
             # panels that are not mixers, such as tasks: lines differ in ink, too
             own_inks = dict.fromkeys(panels, style.SERIES_INKS[len(styles) % len(style.SERIES_INKS)])
         styles[str(row["line"])] = LineStyle(
             inks=own_inks,
-            levels=tuple(levels.items()), dash=dash, marker=marker,
+            levels=tuple(levels.items()), dash=dash, marker=marker, width=width, is_hollow=memory == "off",
         )  # fmt: skip
     return styles
 
@@ -118,7 +125,8 @@ def draw_lines_with_means(
 ) -> None:
     """Draw the means of lines with a white halo, with their intervals, or their cells thin without any.
 
-    All halos lie below all lines, so that no line erases its neighbour. The caller sets the limits of the axes and
+    All halos lie below all lines, so that no line erases its neighbour, and a line that another one of another ink
+    hides is broader. The caller sets the limits of the axes and
     marks what leaves them. A line of a single cell has no thin line; a line without rows in `means` is not drawn.
     Intervals over fewer than three configurations or seeds are not drawn. Bands of lines with hollow markers have a
     dashed edge.
@@ -136,6 +144,7 @@ def draw_lines_with_means(
 
     highlighted = highlighted or {}
     shifts = _sideways(axes, len(styles)) if barred else [axes.transData] * len(styles)
+    hidden = _hidden_levels(cells, means, styles)
     for rank, (name, line_style) in enumerate(styles.items()):
         line = means[means["line"] == name].sort_values("length")
         if line.empty:
@@ -153,6 +162,8 @@ def draw_lines_with_means(
         halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(3.0), "zorder": HALO_ZORDER}
         axes.plot(line["length"], scale * line["value"], transform=shifts[rank], **halo)
         axes.plot(line["length"], scale * line["value"], zorder=above, **look)
+        if name in hidden:
+            _draw_hidden(axes, line, hidden[name], look, scale)
         if len(banded) and barred:
             _draw_bars(axes, banded, scale, look["color"], shifts[rank])
         elif len(banded):
@@ -163,6 +174,33 @@ def draw_lines_with_means(
             width = drawing.line_width(0.4) if hollow else 0
             axes.fill_between(banded["length"], low, high, **shade, linewidth=width)
     _draw_highlighted(axes, cells[cells["cell"].isin(list(highlighted))], styles, scale, highlighted)
+
+
+def _draw_hidden(axes: Axes, line: pd.DataFrame, hidden: Collection[float], look: dict[str, Any], scale: float) -> None:
+    """Draw the part of a line that another one hides broadly below it, so that both are seen.
+
+    Args:
+        axes: The axes.
+        line: Rows of the line, ascending, with length and value.
+        hidden: Lengths at which it is hidden.
+        look: Style of the line.
+        scale: Factor from values to units of the y axis.
+    """
+    broad = look | {"linewidth": BROAD * look["linewidth"], "markersize": BROAD_MARK * drawing.marker_size()}
+    axes.plot(
+        line["length"], scale * line["value"].where(line["length"].isin(hidden)), zorder=HALO_ZORDER + 0.05, **broad
+    )
+
+
+def _hidden_levels(cells: pd.DataFrame, means: pd.DataFrame, styles: LineStyles) -> dict[str, set[float]]:
+    """Return the lengths at which a line of a panel lies below a later one of another ink, by line."""
+    panel, order = str(cells["panel"].iloc[0]) if len(cells) else "", list(styles)
+    hidden: dict[str, set[float]] = {}
+    for first, second, levels, _ in coinciding_lines(means) if len(means) else ():
+        below, above = sorted((first, second), key=order.index)
+        if styles[below].inks.get(panel) != styles[above].inks.get(panel):
+            hidden.setdefault(below, set()).update(levels)
+    return hidden
 
 
 def _sideways(axes: Axes, count: int) -> list[Any]:
@@ -241,7 +279,9 @@ def _draw_highlighted(
         label_line_ends(axes, labels)
 
 
-def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+def legend(
+    styles: LineStyles, *more: tuple[str, Mapping[str, Any]], means: pd.DataFrame | None = None
+) -> dict[str, Any]:
     """Return the legend handles of the levels of each axis that distinguishes lines, by label.
 
     A level shows what its axis controls: the ink of a mixer or regularizer, dash and fill, or the marker. Handles are
@@ -250,6 +290,7 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
     Args:
         styles: Style by line, from `line_styles`.
         more: Further (label, properties of a line) entries, whose widths are those of the style `paper`.
+        means: Rows of `line_means`, for an entry of the intervals that are drawn; None: no entry.
     """
     handles: dict[str, Any] = {}
     axes = list(dict.fromkeys(axis for line in styles.values() for axis, _ in line.levels))
@@ -272,10 +313,20 @@ def legend(styles: LineStyles, *more: tuple[str, Mapping[str, Any]]) -> dict[str
                 # an ink alone, so that no mixer looks like a level of the other axis
                 look |= {"linestyle": "-", "marker": "none", "linewidth": drawing.line_width(INK_KEY)}
             if several and len(used_marks) > 1:
+                look |= {"linewidth": drawing.line_width(style.FREE_WIDTHS[0])} if axis != "attn_type" else {}
                 # a circle carries the fill where another axis has the marker
                 look |= {"marker": "none"} if axis == "attn_type" else {"marker": style.MARKERS[0]}
             handles.setdefault(_legend_label(level, axis, levels), drawing.key(**look))
-    return handles | {label: drawing.key(**_scaled(properties)) for label, properties in more}
+    handles |= {label: drawing.key(**_scaled(properties)) for label, properties in more}
+    if means is not None and has_band(means).any():
+        handles[INTERVAL] = interval_key(is_bar=is_barred(means))
+    return handles
+
+
+def interval_key(*, is_bar: bool) -> Any:
+    """Return the legend handle of INTERVAL: an upright bar, or a shaded patch."""
+    bar: dict[str, Any] = {"color": style.GREY, "linestyle": "none", "marker": "|", "markersize": BAR_KEY}
+    return drawing.key(**_scaled(bar)) if is_bar else drawing.patch(facecolor=style.FAINT, edgecolor="none", alpha=0.6)
 
 
 def _scaled(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,15 +371,20 @@ def _write_line_ends(axes: Axes, labels: Iterable[tuple[float, float, str]]) -> 
         note.set_position((2, min(costs, key=costs.__getitem__)))
 
 
+def reference_line() -> dict[str, Any]:
+    """Return the keyword arguments of matplotlib for a line of REFERENCE in the present style."""
+    return _scaled(REFERENCE)
+
+
 def mark_training_length(axes: Axes, trained: int | None) -> None:
     """Draw a dotted vertical line at the training length in tokens, which `training_key` explains; None draws none."""
     if trained is not None:
-        axes.axvline(trained, **_scaled(TRAINED_LINE), zorder=0.9)
+        axes.axvline(trained, **reference_line(), zorder=0.9)
 
 
 def training_key(trained: int | None) -> list[tuple[str, dict[str, Any]]]:
     """Return the legend entry of the training length as a list; empty for None."""
-    return [] if trained is None else [(f"training length ({format_length(trained)})", TRAINED_LINE)]
+    return [] if trained is None else [(f"training length ({format_length(trained)})", REFERENCE)]
 
 
 def mark_baseline(group: Sequence[Axes], level: float) -> None:

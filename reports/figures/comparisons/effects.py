@@ -84,7 +84,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
         f"Mean difference over {forest.unit_range([row['pairs'] for row in drawn])} matched pairs of configurations "
-        "(n: pairs of the row) with its 95% interval; a single level: with minus without it. "
+        "(n: pairs of the row) that agree in all other factors, with its 95% interval. A name alone: with minus without "
+        "it (of a regularizer: minus none). "
         f"{forest.methods_note(methods, 'all tests of its number and axis')} Better is right; loss axes are reversed.",
     ]
     notes += _mark_notes(data, drawn, columns, has_strata=any(row.is_stratum for row in shown))
@@ -99,7 +100,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _mark_notes(
     data: SweepData, drawn: Sequence[dict[str, Any]], columns: Sequence[Column], *, has_strata: bool
 ) -> list[str]:
-    """Return the notes on pale marks, rows of strata, the baseline of needle accuracy and crosses.
+    """Return the notes on diamonds, rows of strata, the baseline of needle accuracy and rows without recall.
 
     Args:
         data: The sweep.
@@ -109,15 +110,16 @@ def _mark_notes(
     """
     notes = []
     if any(row["mixed"] for row in drawn):
-        notes.append("Pale: an average over strata that differ (those of a stratum are not drawn).")
+        notes.append(
+            "Diamonds: an average over strata (levels of another factor) that differ, so that it describes none of them."
+        )
     if has_strata:
-        notes.append("Grey names: strata of the average above them, drawn for the numbers in which they differ.")
+        notes.append("Grey names: strata of the average above them, drawn in the panels in which they differ.")
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
     if any(row["floor"] for row in drawn):
         notes.append(
-            "Crosses: both levels are at or below the constant-digit baseline, so that the difference says nothing about "
-            "recall."
+            "No recall: both levels are at or below the constant-digit baseline, so that their difference says nothing."
         )
     return notes
 

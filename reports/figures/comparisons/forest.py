@@ -1,8 +1,8 @@
 """Forest plots: differences with their intervals, row by row, for the figures of effects and interactions.
 
 Better is right, whether more of the number is better or less: the axis of a loss runs backwards. All marks are black or
-grey, since the hues of figures are those of mixers. A marker is filled if the difference is significant after the
-correction for its family.
+grey, since the hues of figures are those of mixers. A dot is a difference that is significant after the correction for
+its family, an upright tick one that is not, a diamond an average over strata that differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...number_format import CLEAN, NEEDLE, Column, format_length
-from ...render.style import tint
 from ...result_columns import extra_metrics, plain_name
 from ...stats.effects.effects import EffectEstimate, measures
 from ...sweep_data import SweepData
@@ -32,11 +31,11 @@ SLACK = 0.12  # share of its range by which an axis may grow to end at a round n
 ROW = 0.15  # inches, height of a row in the style `paper`
 POINTS = ("points", "percentage points")
 """Unit of differences of shares in the data, and on an axis."""
-PALE = 0.55  # share of white in the ink of an average over strata that differ
 COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes
 BETTER = "better"
-SIGNIFICANT, NOT_SIGNIFICANT, MIXED = "significant", "not significant", "pale: strata differ"
-FLOOR = "no recall in either"
+SIGNIFICANT, NOT_SIGNIFICANT, MIXED = "significant", "not significant", "average of strata that differ"
+FLOOR = "no recall"
+"""Text in place of a difference in needle accuracy between levels that are all at the constant-digit baseline."""
 
 
 def default_columns(data: SweepData) -> list[Column]:
@@ -117,7 +116,8 @@ def methods_note(methods: Iterable[str], family: str) -> str:
     intervals = (
         f"Intervals: {' or '.join(names)}, not corrected, not seen where shorter than the mark. " if names else ""
     )
-    return f"{intervals}Filled: p < 0.05 after correction for {family} ({' or '.join(used) or 'Holm'})."
+    corrected = f"p < 0.05 after correction for {family} ({' or '.join(used) or 'Holm'})"
+    return f"{intervals}Black: significant, {corrected}; grey: not significant."
 
 
 def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]]) -> None:
@@ -168,20 +168,11 @@ def difference_label(axis: str, level: str, reference: str) -> str:
     return f"{drawing.axis_label(axis)} {level} − {reference}"
 
 
-def effect_colour(row: Any) -> str:
-    """Return the colour of a difference: black if it is significant, else grey, as also between two levels at the floor.
-
-    Args:
-        row: Row or dict with sure and, of effects, floor.
-    """
-    return drawing.INK if row["sure"] and not row.get("floor", False) else drawing.GREY
-
-
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: float = 1.0) -> None:
-    """Draw a marker and an interval for every row at its height, in the colour of `effect_colour`.
+    """Draw a marker and an interval for every row at its height, black if it is significant, else grey.
 
-    A marker is filled if the row is significant. A row that averages strata that differ is pale; one without an
-    interval has the marker alone.
+    The marker is a diamond for an average over strata that differ, a dot for another significant difference, and a tick
+    for others. A row without an interval has the marker alone, one whose levels all lack recall the word for it.
 
     Args:
         axes: The panel.
@@ -190,15 +181,31 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: fl
         size: Factor for the size of markers and lines.
     """
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
-        ink = effect_colour(row)
-        colour = tint(ink, PALE) if row["mixed"] else ink
+        if row.get("floor", False):
+            _write_floor(axes, y)
+            continue
+        colour = drawing.INK if row["sure"] else drawing.GREY
         if not np.isnan(row["low"]):
             axes.hlines(y, row["low"], row["high"], color=colour, linewidth=drawing.line_width(1.3 * size))
-        fill = colour if row["sure"] else "white"
-        marker = "x" if row.get("floor", False) else "o"
-        drawing.points(
-            axes, row["mean"], y, marker, color=colour, markerfacecolor=fill, zorder=3, markersize=3.4 * size
-        )
+        marker, scale = _marker(bool(row["mixed"]), bool(row["sure"]))
+        drawing.points(axes, row["mean"], y, marker, color=colour, zorder=3, markersize=scale * size)
+
+
+def _marker(is_mixed: bool, is_significant: bool) -> tuple[str, float]:
+    """Return the marker of a difference and its size in points in the style `paper`."""
+    return ("D", 3.4) if is_mixed else ("o", 3.6) if is_significant else ("|", 5.5)
+
+
+def _write_floor(axes: Axes, height: float) -> None:
+    """Write that a row has no recall beside the zero line, on the side with more space, once the limits are set."""
+    note = drawing.note(axes, FLOOR, (0, height), (3, 0), va="center", color=drawing.GREY)
+
+    def turn() -> None:
+        """Move the text to the left of the zero line if that has more space."""
+        if axes.transAxes.inverted().transform(axes.transData.transform((0, 0)))[0] > 0.5:
+            note.set(position=(-3, 0), ha="right")
+
+    drawing.after_layout(axes.figure, turn)  # type: ignore[arg-type]
 
 
 def set_panel_title(axes: Axes, title: str, width: float) -> None:
@@ -275,18 +282,19 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 
 def legend_handles(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return legend handles by label of the marks that occur: significant, not significant, no recall, and pale ones.
+    """Return legend handles by label of the marks that occur: significant, not significant, and averages of strata.
 
     Args:
         rows: Rows with sure and mixed, as `effect_fields` gives them, and floor of effects.
     """
     handles = {}
-    if rows["sure"].any():
-        handles[SIGNIFICANT] = drawing.key(color=drawing.INK, marker="o")
-    if not rows["sure"].all():
-        handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
-    if "floor" in rows and rows["floor"].any():
-        handles[FLOOR] = drawing.key(color=drawing.GREY, marker="x")
-    if rows["mixed"].any():
-        handles[MIXED] = drawing.key(color=tint(drawing.INK, PALE), marker="o")
+    rows = rows[~rows["floor"]] if "floor" in rows else rows
+    single = rows[~rows["mixed"].astype(bool)]["sure"].astype(bool)
+    for label, is_shown, ink, marker in (
+        (SIGNIFICANT, single.any(), drawing.INK, _marker(False, True)[0]),
+        (NOT_SIGNIFICANT, not single.all(), drawing.GREY, _marker(False, False)[0]),
+        (MIXED, len(single) < len(rows), drawing.INK, _marker(True, True)[0]),
+    ):
+        if is_shown:
+            handles[label] = drawing.key(color=ink, marker=marker)
     return handles

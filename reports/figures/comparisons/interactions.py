@@ -82,20 +82,22 @@ def collect(store: Store, data: SweepData) -> FigureData:
     most = int(frame["measure"].value_counts().max())
     drawn = frame.groupby("measure", sort=False).head(MAX_ROWS)
     notes = [
-        f"Differences of differences over {unit_range(list(drawn['fours']))} matched quadruples of configurations (n: "
+        f"A × B: by how much the difference A changes with B. Differences of differences over {unit_range(list(drawn['fours']))} matched quadruples of configurations (n: "
         "quadruples of the row) with their 95% intervals, the largest first: the joint effect of two differences beyond "
         f"the sum of both. {methods_note(methods, 'all tests of its number and axes')} Better is right; loss axes are "
         "reversed."
     ]
     if drawn["mixed"].any():
-        notes.append("Pale: an average over strata that differ.")
+        notes.append(
+            "Diamonds: an average over strata (levels of a third factor) that differ, so that it describes none of them."
+        )
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_caption(data))
         notes.append("An accuracy near 0 % cannot fall further, which by itself makes interactions.")
     if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
         notes.append("Differences between three levels depend on each other: each is a sum of the other two.")
     if drawn["floor"].any():
-        notes.append("Crosses: all four levels are at or below the constant-digit baseline.")
+        notes.append("No recall: all four combinations are at or below the constant-digit baseline.")
     notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
         notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")

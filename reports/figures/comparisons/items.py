@@ -53,7 +53,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [
         f"Share of a trial's digits recalled correctly at {', '.join(length_labels)} tokens. Rows: cells, grouped "
         "by mixer and memory, the best on top. Columns: trials, those that most cells answer at the left. "
-        f"Right: mean of a {'cell' if frame['cell'].nunique() <= MAX_NAMED_CELLS else 'group'} and its standard error, "
+        f"Lowest row: mean over all rows. Right: mean of a {'cell' if frame['cell'].nunique() <= MAX_NAMED_CELLS else 'group'} and its standard error, "
         "from the spread of its trials."
     ]
     if len(frame) < frame["cell"].nunique() * frame["trial"].nunique() * frame["length"].nunique():

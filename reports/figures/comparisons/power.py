@@ -9,6 +9,7 @@ import pandas as pd
 from scipy.special import chdtri
 
 from ....results.store.store import Store
+from ...render.style import memory_look
 from ...stats.noise.run_noise import detectable
 from ...stats.power_analysis import PowerAnalysis, power_analyses
 from ...sweep_data import ReportError, SweepData
@@ -20,6 +21,7 @@ from .strata import (
     AT_FLOOR,
     FLOOR_NOTE,
     Stratum,
+    floor_key,
     noise_columns,
     ordered_strata,
     strata_of,
@@ -81,7 +83,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame(rows)
     if (frame["pairs"] == frame["design"]).any():
         notes.append(
-            "Rings: the most pairs that this grid has within one mixer and memory; averages over several have more."
+            "Marks: the most pairs that this grid has within one mixer and memory; averages over several have more."
         )
     notes += _coinciding_note(frame)
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
@@ -152,10 +154,10 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per number and a line per stratum, labelled at its end, with rings at the pairs of the design.
+    """Draw a panel per number and a line per stratum, labelled at its end, with marks at the pairs of the design.
 
     Both axes are logarithmic. Of more than ten strata only the five of least and the five of most noise are labelled;
-    the other lines are thin and grey, without a ring. `look` is not used.
+    the other lines are thin and grey, without a mark. `look` is not used.
     """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
@@ -165,9 +167,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     named = {title: _named_line_ends(frame[frame["measure"] == title]) for title in titles}
     for axes, title in zip(grid, titles, strict=True):
         _draw_panel(axes, frame[frame["measure"] == title], styles, set(named[title]["stratum"]))
-    ring = drawing.key(linestyle="none", marker="o", color=drawing.GREY, markerfacecolor="white")
-    rings = {"pairs in this grid, within a mixer and memory": ring} if (frame["pairs"] == frame["design"]).any() else {}
-    finished = drawing.finished(figure, figure_data.title, figure_data.notes, rings)
+    handles: dict[str, Any] = {}
+    for memory in sorted(set(frame["memory"]), key=drawing.off_first) if frame["memory"].nunique() > 1 else ():
+        handles[drawing.level_label(memory, "memory")] = drawing.key(
+            **memory_look(drawing.GREY, memory) | {"marker": ""}
+        )
+    if (frame["pairs"] == frame["design"]).any():
+        handles["pairs in this grid"] = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
+    if (frame["run_sd"] < frame["floor"]).any():
+        handles |= floor_key()
+    finished = drawing.finished(figure, figure_data.title, figure_data.notes, handles)
     for axes, title in zip(grid, titles, strict=True):
         names = [
             (
@@ -199,7 +208,7 @@ def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
     """Draw the lines of a number, labelled ones in colour over the others, which are thin and grey.
 
-    It sets title, scales, limits, ticks and axis labels too. Labelled lines have a ring at the pairs of the design.
+    It sets title, scales, limits, ticks and axis labels too. Labelled lines have a mark at the pairs of the design.
 
     Args:
         axes: The panel.
@@ -220,8 +229,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
         axes.plot(
             line["pairs"], line["detectable"], color=style["color"], linestyle=style["linestyle"], zorder=3, **look
         )
-        ring = line[line["pairs"] == line["design"]]
-        drawing.points(axes, ring["pairs"], ring["detectable"], color=style["color"], markerfacecolor="white", zorder=4)
+        of_design = line[line["pairs"] == line["design"]]
+        axes.plot(of_design["pairs"], of_design["detectable"], **style | {"linestyle": "none"}, zorder=4)
     _write_design_point(axes, panel_rows, unit, styles)
     axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xscale("log", base=2)
@@ -262,7 +271,7 @@ def _draw_range_bar(axes: Axes, df: int) -> None:
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str, styles: dict[Stratum, dict[str, Any]]) -> None:
-    """Write next to the highest ring, in its colour, how small a difference the pairs of the design detect; nothing without a ring."""
+    """Write next to the highest mark, in its colour, how small a difference the pairs of the design detect; nothing without a mark."""
     rings = panel_rows[panel_rows["pairs"] == panel_rows["design"]].sort_values("detectable")
     if rings.empty:
         return

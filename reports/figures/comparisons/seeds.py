@@ -26,6 +26,7 @@ from .strata import (
     AT_FLOOR,
     FLOOR_NOTE,
     Stratum,
+    floor_key,
     noise_columns,
     ordered_strata,
     strata_of,
@@ -87,7 +88,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [
         "Each mark is a run, shown as its difference from the mean of its line; a line joins "
         f"{kinds}. n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one "
-        "standard deviation to either side, pooled over the groups of a row (number at the right).",
+        "standard deviation to either side, pooled over the groups of a row (number at the right). Hollow marks: no memory.",
     ]
     notes += _group_note(data, frame)
     if frame.duplicated(["measure", "stratum", "group", "difference"]).any():
@@ -184,7 +185,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
     grid[0].set_yticks(range(len(order)), [names[stratum] for stratum in order])
     grid[0].set_ylim(len(order) - 0.45, -0.55)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
+    dots = drawing.key(color=drawing.GREY, marker="o", linewidth=drawing.line_width(0.7))
+    handles = {
+        "runs of one group": dots,
+        "± 1 standard deviation": drawing.patch(facecolor=drawing.FAINT, edgecolor="none"),
+    }
+    handles |= floor_key() if (frame["sd"] < frame["floor"]).any() else {}
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
 def _draw_panel(

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ...number_format import Column
-from ...render.style import MEMORY_DASHES, mixer_inks
+from ...render.style import memory_look, mixer_inks
 from ...stats.noise.run_noise import STRATUM_AXES, noise_by_stratum
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -21,6 +21,12 @@ FLOOR_NOTE = (
     "*: the runs differ by less than the sampling error of their trials, which is shown (half a right and half a wrong "
     "trial added, so that 0 % has an error too): a lower bound."
 )
+
+
+def floor_key(**look: Any) -> dict[str, Any]:
+    """Return the legend entry of marks at the sampling error of trials; `look` has its properties besides the star."""
+    star: dict[str, Any] = {"linestyle": "none", "marker": "$*$", "color": drawing.GREY}
+    return {"lower bound: sampling error of the trials": drawing.key(**star | look)}
 
 
 def noise_columns(data: SweepData) -> list[Column]:
@@ -67,13 +73,4 @@ def stratum_styles(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
     marker and markeredgecolor.
     """
     inks = mixer_inks(stratum[0] for stratum in strata)
-    return {
-        (mixer, memory): {
-            "color": inks[mixer],
-            "linestyle": drawing.DASHES[MEMORY_DASHES.get(memory, 0)],
-            "marker": "o",
-            "markerfacecolor": "white" if memory == "off" else inks[mixer],
-            "markeredgecolor": inks[mixer],
-        }
-        for mixer, memory in strata
-    }
+    return {(mixer, memory): memory_look(inks[mixer], memory) for mixer, memory in strata}

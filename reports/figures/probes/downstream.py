@@ -24,20 +24,22 @@ from ...tables.task_tables import (
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 from ..canvas.length_frames import MIN_UNITS_OF_BAND, t_half_width
+from ..canvas.line_drawing import reference_line
 from .panels import row_labels
 
 PROBE = "downstream"
 ROW_HEIGHT = 0.17  # inches, height of a row in the style `paper`
+RUNS_BELOW = 0.32  # rows by which the ticks of single runs stand below their mean
+RUN: dict[str, Any] = {"marker": 2, "markersize": 3.0, "markeredgewidth": 0.8}
 MODEL = "open-weight model"
 """Mixer in the frame for a model that was not trained here."""
-CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the main scores of all tasks.
 
     One row per cell and task: cell, attempt, row (configuration, or name of a model), mixer ("open-weight model" for a
-    model), task (heading), probe, metric, unit, chance (NaN if unknown), value, mean (over seeds), seeds, low and high
+    model), memory (its level), task (heading), probe, metric, unit, chance (NaN if unknown), value, mean (over seeds), seeds, low and high
     (95 % interval of the row: over the questions for one seed, over seeds for three or more; NaN for none). Shares are
     fractions.
 
@@ -51,23 +53,21 @@ def collect(store: Store, data: SweepData) -> FigureData:
     rows: list[dict[str, Any]] = []
     for task in tasks:
         for cells in groups:
-            rows += _rows(data, cells, task, labels[cells[0].cell_id], cells[0].levels["attn_type"])
+            rows += _rows(data, cells, task, labels[cells[0].cell_id], cells[0])
         for model in models:
-            rows += _rows(model.data, [model.cell], task, str(model.model.get("name")), MODEL)
+            rows += _rows(model.data, [model.cell], task, str(model.model.get("name")), None)
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has scores of downstream tasks; evaluate with --tasks")
     frame = pd.DataFrame(rows)
-    names = [word for label in dict.fromkeys(frame["row"]) for word in label.split(", ")]
     notes = [
-        f"Tasks of lm-evaluation-harness: {'; '.join(task.facts for task in tasks)}. {_bar_note(frame)}",
+        f"Share of questions answered correctly, in tasks of lm-evaluation-harness: {'; '.join(task.facts for task in tasks)}. {_bar_note(frame)}",
         *external_model_notes(models, ()),
-        *style.abbreviations_note(names),
     ]
     return collected(store, data, "downstream", "Downstream tasks", frame, frame_origins(frame), notes=notes)
 
 
 def _rows(
-    data: SweepData, cells: Sequence[CellState], task: DownstreamTask, label: str, mixer: str
+    data: SweepData, cells: Sequence[CellState], task: DownstreamTask, label: str, drawn: CellState | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of each measured cell of a configuration, as `collect` documents them.
 
@@ -76,7 +76,7 @@ def _rows(
         cells: Seeds of one configuration.
         task: The task.
         label: Name of the configuration or model.
-        mixer: Level of attn_type, or MODEL.
+        drawn: Cell whose mixer and memory the row shows; None for a model.
     """
     entry, column = downstream_entry(data, cells, task), task.column
     low, high = entry.low, entry.high
@@ -87,7 +87,8 @@ def _rows(
         value = data.values.get((cell.cell_id, *column.key))
         if value is not None and value.value is not None:
             yield {
-                "cell": cell.cell_id, "attempt": value.attempt_id, "row": label, "mixer": mixer,
+                "cell": cell.cell_id, "attempt": value.attempt_id, "row": label,
+                "mixer": drawn.levels["attn_type"] if drawn else MODEL, "memory": drawn.levels["memory"] if drawn else "on",
                 "task": column.heading, "probe": PROBE, "metric": column.metric, "unit": column.unit,
                 "chance": math.nan if task.chance is None else task.chance, "value": value.value, "mean": entry.value,
                 "seeds": entry.seeds, "low": math.nan if low is None else low, "high": math.nan if high is None else high,
@@ -104,11 +105,21 @@ def _bar_note(frame: pd.DataFrame) -> str:
     ]
     parts = [
         f"{counted(frame['row'].nunique(), 'row')}"
-        + ("; points: means over seeds, small dots: single runs." if not single.all() else "."),
-        *([f"Bars: 95 % intervals {' or '.join(bars)}."] if bars else []),
-        *(["Dotted: chance level."] if frame["chance"].notna().any() else []),
+        + (
+            f"; points: means over {_seed_range(frame)} seeds, ticks below them: single runs."
+            if not single.all()
+            else "."
+        ),
+        *([f"Bars: 95 % intervals {' or '.join(bars)}, not seen where shorter than the mark."] if bars else []),
+        *(["Hollow: no memory."] if frame["memory"].nunique() > 1 else []),
     ]
     return " ".join(parts)
+
+
+def _seed_range(frame: pd.DataFrame) -> str:
+    """Return the number of seeds behind means over several, such as "3" or "2 to 3"."""
+    counts = frame["seeds"][frame["seeds"] > 1]
+    return str(counts.min()) if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
@@ -131,7 +142,18 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         # panels that share their rows have labels at the left alone
         for label, text in zip(axes.get_yticklabels(), labels, strict=False):
             label.set_fontweight("bold" if text in bold else "normal")
-    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
+    return drawing.finished(figure, figure_data.title, figure_data.notes, _legend(frame))
+
+
+def _legend(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the legend handles of the marks that occur: mean, interval, single run and chance level."""
+    grey = {"color": drawing.GREY, "linestyle": "none"}
+    has_seeds = bool((frame["seeds"] > 1).any())
+    handles = {"mean over seeds" if has_seeds else "score": drawing.key(marker="o", **grey)}
+    bar = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(1.3))
+    handles |= {"95 % interval": bar} if frame["low"].notna().any() else {}
+    handles |= {"single run": drawing.key(**RUN | grey)} if has_seeds else {}
+    return handles | ({"chance level": drawing.key(**reference_line())} if frame["chance"].notna().any() else {})
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, labels: Sequence[str], inks: Any) -> None:
@@ -149,13 +171,13 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, labels: Sequence[str], inks: Any
         y, first = labels.index(str(label)), runs.iloc[0]
         ink = inks[first["mixer"]]
         if len(runs) > 1:
-            dots: dict[str, Any] = {"markersize": 2.4, "alpha": 0.5, "color": ink, "markeredgewidth": 0}
-            drawing.points(axes, scale * runs["value"], [y] * len(runs), **dots)
+            drawing.points(axes, scale * runs["value"], [y + RUNS_BELOW] * len(runs), **RUN | {"color": ink})
         if not math.isnan(first["low"]):
             axes.hlines(y, scale * first["low"], scale * first["high"], color=ink, linewidth=drawing.line_width(1.3))
-        drawing.points(axes, scale * first["mean"], y, color=ink, markersize=4.6, zorder=3)
+        look = style.memory_look(ink, str(first["memory"])) | {"linestyle": "none", "zorder": 3}
+        axes.plot(scale * first["mean"], y, **look, markersize=drawing.line_width(4.6))
     if not math.isnan(chance := float(rows["chance"].iloc[0])):
-        axes.axvline(scale * chance, zorder=0.9, **CHANCE | {"linewidth": drawing.line_width(CHANCE["linewidth"])})
+        axes.axvline(scale * chance, zorder=0.9, **reference_line())
     axes.set_ylim(len(labels) - 0.4, -0.6)
     drawing.put_ticks(axes.yaxis, {float(y): label for y, label in enumerate(labels)})
     drawing.rows_alone(axes)

@@ -71,8 +71,6 @@ def collect(store: Store, data: SweepData) -> FigureData:
         is_trained = single_value(list(frame["trained"])) == lengths[0]
         phrase = "at the training length of" if is_trained else "in windows of"
         title, own = f"Perplexity {phrase} {format_length(lengths[0])} tokens", _single_length_notes(frame)
-        names = [word for label in row_labels(data, set(frame["cell"])).values() for word in label.split(", ")]
-        own += style.abbreviations_note(names)
     else:
         line_axes = axes if "attn_type" in axes else ("attn_type", *axes)
         own = [

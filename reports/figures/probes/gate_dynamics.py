@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +22,15 @@ MAX_DRAWN = 3
 """Largest number of cells that are drawn, with four panels each."""
 MAX_KEYED_LAYERS = 6
 """Largest number of layers in the legend; of more, evenly spaced ones are named."""
-LEAST_VARIABLE = (0, (3, 1.5))
-"""Dashes of the least variable gate of a layer."""
+THICK, THIN = 1.5, 0.6
+"""Widths, in points of the style `paper`, of the most and the least variable gate of a layer."""
+KINDS = {
+    "by position": ("position (tokens)", "mean retention"),
+    "by gate": ("mean retention", "standard deviation"),
+    "token by token": ("token of the text", ""),
+    "state left": ("token of the text", "share of the state"),
+}
+"""Labels of the x and y axis by the title of a row of panels."""
 LOWEST = 1e-4
 """Lowest cumulative product that is drawn."""
 
@@ -46,9 +54,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
     traced = sorted(set(frame.loc[frame["part"] == "trace", "layer"]))
     of_layers = f"layer {traced[0]}" if len(traced) == 1 else f"layers {', '.join(map(str, traced))}"
     notes = [
-        "Retention: share of earlier state that a token keeps. By channel: one point per gate, over all tokens. Traces: the most "
-        f"variable gate of {of_layers} in one text. Products, from the first token on: that gate and the least variable one (dashed; it may lie "
-        f"on the other), down to {LOWEST:g}. Panels of one kind share their scales."
+        "Retention: share of the earlier state that a gate keeps at a token (1: all of it). A column per configuration; rows "
+        "from the top: mean over the gates of a layer and all texts, by position; mean and standard deviation over tokens "
+        "of each gate (a point); retention at each token of one text, of the most variable gate of "
+        f"{of_layers}; share of the first state that is left after each token of it, the product of the retention so far, "
+        f"of that gate (thick) and of the least variable one (thin; where little is lost, lines coincide at the top), down to {LOWEST:g}. First seed of each configuration; "
+        "no interval is shown."
     ]
     if len(first) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
@@ -87,9 +98,9 @@ def _channels(data: SweepData, cell: str) -> int:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw four panels per cell: retention over positions, deviation over mean per channel, traces, and their products.
+    """Draw a column of four panels per cell: retention over positions, per gate, token by token, and its products.
 
-    A layer has one colour in all panels of lines and points; traces are heat maps. Highlighted cells of `look` are drawn instead of the first of each
+    A layer has one colour in all panels of lines and points; retention by token is a heat map. Highlighted cells of `look` are drawn instead of the first of each
     configuration, at most three.
     """
     cells = cells_to_draw(figure_data, look)[:MAX_DRAWN]
@@ -97,41 +108,40 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     layers = sorted(set(frame["layer"]))
     inks = _layer_inks(layers)
     limits = dict(iter(frame.groupby("part")))
-    kinds = ("by position", "by channel", "traces", "products")
-    titles = [f"{map_title(figure_data, look, cell)}\n{kind}" for cell in cells for kind in kinds]
-    figure = drawing.page(drawing.PANEL_HEIGHT * 2 * len(cells) + 0.35, drawing.width_of(2, 3.2))
-    group = drawing.panels(figure, titles, columns=2)
+    names = [map_title(figure_data, look, cell) for cell in cells]
+    figure = drawing.page(1.65 * len(KINDS) + 0.3, drawing.width_of(2, 3.2))
+    group = drawing.panels(figure, [f"{name}\n{kind}" for kind in KINDS for name in names], columns=len(cells))
+    shared, means = limits["channel"]["x"], limits["position"]["value"]
+    traces = []
     for index, cell in enumerate(cells):
         rows = frame[frame["cell"] == cell]
-        position, channel, trace, product = group[4 * index : 4 * index + 4]
-        _draw_lines(position, rows[rows["part"] == "position"], inks)
-        position.set_xlabel("position (tokens)")
-        position.set_ylabel("mean retention")
-        channels = rows[rows["part"] == "channel"]
-        _draw_channels(channel, channels, inks, float(limits["channel"]["value"].max()))
-        shared = limits["channel"]["x"]
-        Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
-        means = limits["position"]["value"]
+        position, channel, trace, product = group[index :: len(cells)]
+        _draw_lines(position, rows[rows["part"] == "position"], inks, set())
         Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
+        _draw_channels(channel, rows[rows["part"] == "channel"], inks, float(limits["channel"]["value"].max()))
+        Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
         traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
         products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
-        _draw_lines(product, products[products["value"] >= LOWEST], inks)
+        _draw_lines(product, products[products["value"] >= LOWEST], inks, _least_variable(traced))
         product.set_yscale("log")
         product.set_ylim(LOWEST / 1.5, 1.5)
-        product.set_ylabel("cumulative product")
-        product.set_xlabel("token of the text")
         for axes in (position, product):
             # round numbers, three or more of them in a column too
             ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in axes.lines]
             if ends:
                 Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
-        _draw_traces(figure, trace, _most_variable(traced))
+        if not traced.empty:
+            traces.append((trace, _draw_traces(trace, _most_variable(traced))))
+        for axes, (x_label, y_label) in zip((position, channel, trace, product), KINDS.values(), strict=True):
+            axes.set_xlabel(x_label)
+            axes.set_ylabel(y_label if index == 0 else "")
+    if traces:
+        drawing.colour_bar(figure, [axes for axes, _ in traces], traces[0][1], "retention", aspect=12, pad=0.02)
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
     keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(1.2)) for layer in shown}
     if "trace" in limits:
-        keys["least variable gate"] = drawing.key(
-            color="#444444", linestyle=LEAST_VARIABLE, linewidth=drawing.line_width(1.2)
-        )
+        for label, width in (("most variable gate", THICK), ("least variable gate", THIN)):
+            keys[label] = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(width))
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 
@@ -146,30 +156,22 @@ def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
     return {layer: to_hex(scale(0.72 * index / max(1, len(ordered) - 1))) for index, layer in enumerate(ordered)}
 
 
-def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
-    """Draw one line per layer and series: `value` over `x`. Of a layer's series, the first is dashed if there are two."""
-    for layer in sorted(set(rows["layer"].astype(int))):
-        of_layer = rows[rows["layer"] == layer]
-        ordered = list(dict.fromkeys(of_layer["series"]))
-        spread = of_layer.groupby("series")["value"].std().fillna(0.0)
-        for series, line in of_layer.groupby("series", sort=True):
-            is_steady = len(ordered) > 1 and series == spread.idxmin()
-            style = LEAST_VARIABLE if is_steady else "-"
-            axes.plot(line["x"], line["value"], color=inks[layer], linestyle=style, linewidth=drawing.line_width(1.0))
+def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], thin: Collection[tuple[int, int]]) -> None:
+    """Draw one line per layer and series: `value` over `x`; those of `thin`, (layer, series), are thin."""
+    for key, line in rows.groupby(["layer", "series"], sort=True):
+        width = drawing.line_width(THIN if key in thin else THICK)
+        axes.plot(line["x"], line["value"], color=inks[int(key[0])], linewidth=width)
 
 
-def _draw_traces(figure: Figure, axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw retention as a heat map with a row per layer and a column per token, with its colour bar; nothing for no rows.
+def _draw_traces(axes: Axes, rows: pd.DataFrame) -> Any:
+    """Draw retention as a heat map with a row per layer and a column per token, and return its image.
 
     Lines of several layers would hide each other.
 
     Args:
-        figure: The figure.
         axes: The panel.
         rows: Rows of one gate per layer, with layer, x and value.
     """
-    if rows.empty:
-        return
     table = rows.pivot_table(index="layer", columns="x", values="value", sort=True)
     tokens, layers = [float(token) for token in table.columns], [int(layer) for layer in table.index]
     extent = (tokens[0] - 0.5, tokens[-1] + 0.5, len(layers) - 0.5, -0.5)
@@ -178,21 +180,28 @@ def _draw_traces(figure: Figure, axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xlim(*extent[:2])
     named = drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)
     drawing.put_ticks(axes.yaxis, {index: f"layer {layers[index]}" for index in named})
-    axes.set_xlabel("token of the text")
-    drawing.colour_bar(figure, [axes], image, "retention", aspect=12, fraction=0.08, pad=0.02)
+    return image
+
+
+def _spreads(traced: pd.DataFrame) -> pd.Series:
+    """Return the standard deviation of the retention of each traced gate over the text, by (layer, series)."""
+    return traced.groupby(["layer", "series"])["value"].std().fillna(0.0)
+
+
+def _least_variable(traced: pd.DataFrame) -> set[tuple[int, int]]:
+    """Return the (layer, series) of the gate of each layer whose retention varies least, where several are traced."""
+    spreads = _spreads(traced).groupby("layer")
+    return {key for key, size in zip(spreads.idxmin(), spreads.size(), strict=True) if size > 1}
 
 
 def _most_variable(traced: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the gate of each layer whose retention varies most over the text."""
-    spreads = traced.groupby(["layer", "series"])["value"].std().fillna(0.0)
-    chosen = [(layer, spreads[layer].idxmax()) for layer in set(traced["layer"])]
+    chosen = list(_spreads(traced).groupby("layer").idxmax())
     return traced[pd.MultiIndex.from_frame(traced[["layer", "series"]]).isin(chosen)]
 
 
 def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], high: float) -> None:
     """Draw the standard deviation of each gate over its mean, on an axis up to a bit above `high`."""
     colours = [inks[layer] for layer in rows["layer"]]
-    axes.scatter(rows["x"], rows["value"], s=6, c=colours, linewidths=0, rasterized=len(rows) > 2000)
+    axes.scatter(rows["x"], rows["value"], s=7, c=colours, alpha=0.8, linewidths=0, rasterized=len(rows) > 2000)
     axes.set_ylim(-0.04 * max(high, 1e-3), 1.1 * max(high, 1e-3))
-    axes.set_xlabel("mean retention")
-    axes.set_ylabel("standard deviation")

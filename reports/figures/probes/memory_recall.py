@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from ....results.store.store import Store
@@ -11,6 +9,7 @@ from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
 from ..canvas.length_frames import averaging_note, band_note, configuration_of, line_means, t_half_width
+from ..canvas.line_drawing import REFERENCE, reference_line
 from .item_frames import item_detail_rows
 from .panels import draw_panels
 
@@ -18,7 +17,6 @@ PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}
 """Title of a metric's panel."""
 BAND = "95% t intervals across the heads of all layers (in context: across rows) of a single cell"
-CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
 COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
 NUMBERS = ["probe", "metric", "pairs", "chance", "value", "n", "low", "high"]
 SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]
@@ -124,10 +122,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
         """Set the scales and limits of a panel and draw its chance level; `last` has no effect."""
         chance = 100 * panel_rows.groupby("length")["chance"].mean()
-        axes.plot(chance.index, chance, **CHANCE | {"linewidth": drawing.line_width(CHANCE["linewidth"])}, zorder=0.9)
+        axes.plot(chance.index, chance, **reference_line(), zorder=0.9)
         drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)
 
     labels = "key-value pairs", "keys answered correctly, %"
-    keys = [("chance level, a random value", CHANCE)]
+    keys = [("chance level, a random value", REFERENCE)]
     return draw_panels(figure_data, look, frame, line_means(frame), dress, labels, scale=100, keys=keys)

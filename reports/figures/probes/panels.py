@@ -135,4 +135,6 @@ def draw_panels(
         draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted, barred=is_barred(means))
         format_panel(axes, panel_rows, name == names[-1])
     drawing.outer_labels(figure, *labels)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained), *keys))
+    return drawing.finished(
+        figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained), *keys, means=means)
+    )

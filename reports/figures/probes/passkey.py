@@ -54,9 +54,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     constants = frame["constant"].dropna()
     seeds = frame.groupby(["configuration", "length", "depth"], sort=False)["cell"].nunique()
     notes = [
-        f"Share of digits recalled; each square: mean over {_count_range_text(seeds)} "
+        f"Share of the digits of a passkey that are recalled (colour and number, in %); each square: mean over {_count_range_text(seeds)} "
         f"{'seed' if seeds.max() == 1 else 'seeds'} of a configuration, {_count_range_text(frame['trials'])} trials per "
-        f"seed.{_error_note(frame)} Depth: share of the text before the value."
+        f"seed.{_error_note(frame)} Depth: share of the text that precedes the digits."
     ]
     if len(constants):
         percentages = list(

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
 from ....results import metrics
-from ....results.console.text import counted
 from ....results.store.records import CellState
 from ....results.store.store import Store
-from ...render.style import DASHES, abbreviations_note, memory_label, mixer_inks
+from ...render.style import memory_label, memory_look, mixer_inks
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 from ..canvas.labels import label_ends
 from ..canvas.length_frames import bar_note, line_means
-from ..canvas.line_drawing import named_cells
+from ..canvas.line_drawing import INTERVAL, interval_key, named_cells, reference_line
 from ..response import level_as_number
 
 PROBE, METRIC, STATE = "mqar", "accuracy", "state_bytes"
 OFF = ("off", "none", "-", "")
-ATTENTION, MEMORY = "attention", "memory (recurrent state)"
-"""Labels of dashed lines with hollow marks, and of solid lines with filled ones."""
-CHANCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
 SHOWN = ["cell", "attempt", "configuration", *GROUP, "size", "probe", "metric", "length", "value", "n", "low", "high"]
 UNITS: Mapping[int, str] = {1: "B", 1 << 10: "KB", 1 << 20: "MB", 1 << 30: "GB"}
 
@@ -48,17 +43,24 @@ def collect(store: Store, data: SweepData) -> FigureData:
     means = line_means(frame)
     chance = _chance_levels(data, frame)
     notes = [
-        f"{counted(means['line'].nunique(), 'line')}; a point per size (means over seeds), dots: single cells. "
-        f"{bar_note(means, 'Bars')}State: bytes that decoding stores for one row, in the types in which they are stored "
-        "(keys and values, memories and the tails of convolutions).",
+        f"Share of queries of MQAR that a network answers with the value of their key, over the bytes that decoding stores "
+        f"for one sequence (keys and values, memories and the tails of convolutions, in their stored types). "
+        f"A line per kind of network ({means['line'].nunique()}), a point per head size{_dots_note(frame, means)}. "
+        f"{bar_note(means, 'Bars')}".strip(),
         *_missing_note(data, frame),
-        *abbreviations_note(dict.fromkeys(frame["line"])),
     ]
     names = {str(row["cell"]): f"{row['line']} {row['size']}".strip() for row in frame.to_dict("records")}
     return collected(
         store, data, "recall-state", "Associative recall by size of the state", frame, frame_origins(frame),
         notes=notes, chance=chance, names=names,
     )  # fmt: skip
+
+
+def _dots_note(frame: pd.DataFrame, means: pd.DataFrame) -> str:
+    """Return what the note says of points that are means over seeds; "" if every point is a single cell."""
+    if len(frame) == len(means):
+        return ", each of a single cell"
+    return ": a mean over seeds, with a small dot per cell"
 
 
 def _frame(data: SweepData) -> pd.DataFrame:
@@ -129,7 +131,7 @@ def _missing_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw accuracy in % over bytes of state (logarithmic): a line per mixer, labelled at its end, and single cells.
 
-    Lines of memories are solid, with filled marks, as wherever a memory is drawn; others are dashed, with hollow ones.
+    Dashes and fill show the memory, as in every figure.
 
     The chance level is dotted. Highlighted cells of `look` are labelled.
     """
@@ -139,11 +141,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes = figure.subplots()
     ends: dict[float, list[tuple[str, float, str]]] = {}
     lines = frame.drop_duplicates("line").to_dict("records")
-    # attention in the mixer's ink, hollow; memories in other inks, filled
+    # lines without a memory in the mixer's ink, memories in other inks
     keys = {str(row["line"]): str(row["first"] if row["second"] in OFF else row["line"]) for row in lines}
     inks = mixer_inks(keys.values())
-    for name, ink in keys.items():
-        style = _line_style(inks[ink], is_memory=ink == name)
+    for row in lines:
+        name = str(row["line"])
+        style = memory_look(inks[keys[name]], "off" if row["second"] in OFF else str(row["second"]))
         points = means[means["line"] == name].sort_values("length")
         line = {"linewidth": drawing.line_width(1.3), "markersize": drawing.line_width(4.2)} | style
         axes.plot(points["length"], 100 * points["value"], **line)
@@ -155,7 +158,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         last = points.iloc[-1]
         ends.setdefault(float(last["length"]), []).append((name, 100 * float(last["value"]), style["color"]))
     for level in figure_data.draw_options["chance"]:
-        axes.axhline(100 * level, **CHANCE | {"linewidth": drawing.line_width(CHANCE["linewidth"])}, zorder=0.9)
+        axes.axhline(100 * level, **reference_line(), zorder=0.9)
     _set_axes(axes, frame)
     for length, labels in ends.items():
         label_ends(axes, labels, length)
@@ -163,18 +166,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for row in frame[frame["cell"].isin(highlighted)].to_dict("records"):
         drawing.note(axes, highlighted[row["cell"]], (row["length"], 100 * row["value"]), (4, 3))
     handles = {
-        label: drawing.key(**_line_style(drawing.GREY, is_memory=label == MEMORY))
-        for label in (ATTENTION, MEMORY)
-        if any((ink == name) == (label == MEMORY) for name, ink in keys.items())
+        drawing.level_label(memory, "memory"): drawing.key(**memory_look(drawing.GREY, memory))
+        for memory in sorted({"off" if row["second"] in OFF else str(row["second"]) for row in lines})
     }
-    handles |= {"chance level, a random value": drawing.key(**CHANCE)} if figure_data.draw_options["chance"] else {}
+    handles |= {INTERVAL: interval_key(is_bar=True)} if means["low"].notna().any() else {}
+    chance = figure_data.draw_options["chance"]
+    handles |= {"chance level, a random value": drawing.key(**reference_line())} if chance else {}
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
-
-
-def _line_style(ink: str, *, is_memory: bool) -> dict[str, Any]:
-    """Return the style of a line: solid with filled circles for a memory, dashed with hollow ones for attention."""
-    marks = {"marker": "o", "markerfacecolor": ink if is_memory else "white", "markeredgecolor": ink}
-    return {"color": ink, "linestyle": DASHES[int(not is_memory)]} | marks
 
 
 def _draw_intervals(axes: Axes, points: pd.DataFrame, colour: str) -> None:
@@ -192,8 +190,8 @@ def _set_axes(axes: Axes, frame: pd.DataFrame) -> None:
     powers = [1 << power for power in range(low.bit_length() - 1, high.bit_length() + 1)]
     ticks = drawing.thin_evenly([power for power in powers if low / 1.25 <= power <= high * 1.25] or [low], 7)
     drawing.put_ticks(axes.xaxis, {tick: _bytes_label(tick) for tick in ticks})
-    axes.set_xlabel("state per sequence (bytes, logarithmic)")
-    axes.set_ylabel("MQAR accuracy (%)")
+    axes.set_xlabel("state per sequence (bytes, log scale)")
+    axes.set_ylabel("associative recall (% of queries)")
     axes.set_ylim(-3, 103)
 
 

@@ -50,7 +50,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has measured gates; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
     notes = [
-        "Half-life: tokens until half of what a token wrote to the state is left, from the mean log of each gate over "
+        "A square per gate (head and layer), coloured on a logarithmic scale, brighter is longer. Half-life: tokens until half of what a token wrote to the state is left, from the mean log of each gate over "
         "tokens."
     ]
     if (frame["channel"] > 0).any():

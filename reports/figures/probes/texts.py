@@ -21,7 +21,15 @@ from ..canvas.base import (
     frame_origins,
     training_lengths,
 )
-from ..canvas.length_frames import averaging_note, band_note, is_barred, length_frame, line_means, single_value
+from ..canvas.length_frames import (
+    averaging_note,
+    band_note,
+    coinciding_note,
+    is_barred,
+    length_frame,
+    line_means,
+    single_value,
+)
 from ..canvas.line_drawing import (
     BASELINE,
     draw_lines_with_means,
@@ -84,7 +92,22 @@ def collect(store: Store, data: SweepData) -> FigureData:
     )
     means = line_means(frame)
     constant = _constant_digit_scores(data)
-    notes = [f"{averaging_note(data, means=means)}{band_note(means)}Full attention. Each text has a title of its own."]
+    rows = {"clean": "mean over the first tokens of documents", "position_nll": "by position in the longest documents"}
+    rows |= {"needle": "needle accuracy, by context length"}
+    named = [
+        rows[probe]
+        for probe in MEASURES
+        if any(name.startswith(probe + TEXT_SEPARATOR) for name in set(frame["probe"]))
+    ]
+    notes = [
+        f"A column per text; rows from the top: {'; '.join(named)}. {averaging_note(data, axes, means=means)}"
+        f"{band_note(means)}Full attention."
+    ]
+    titled = [
+        f"{text}, {name.partition(TEXT_SEPARATOR)[0].replace('_nll', '')}"
+        for text, name in zip(means["panel"], means["probe"], strict=True)
+    ]
+    notes += coinciding_note(means.assign(panel=titled), axes, "points")
     if constant:
         shares = " to ".join(sorted({format_number(share, 1, percent=True) for share in constant.values()}, key=float))
         notes.append(f"Dashed and dotted: constant-digit baseline on these trials, {shares} %.")
@@ -139,8 +162,15 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.set_ylabel(MEASURES[probe][1])
         if not rows_of_measures or index % columns == columns // 2:
             axes.set_xlabel(MEASURES[probe][2])
-    more = [*training_key(trained), *([("constant digit", BASELINE)] if constant and "needle" in measures else [])]
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more))
+    more = [
+        *training_key(trained),
+        *(
+            [(f"constant digit ({format_number(max(constant.values()), 1, percent=True)} %)", BASELINE)]
+            if constant and "needle" in measures
+            else []
+        ),
+    ]
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more, means=means))
 
 
 def _set_scales(axes: Axes, rows: pd.DataFrame, means: pd.DataFrame, trained: int | None, *, is_share: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Callable
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ MIN_TRIALS = 4
 MAX_SETTINGS = 4
 """Largest number of settings that are drawn against each other."""
 BANDS = 10
+HATCH = "//////"  # of positions far from every trial
 SPREAD = 0.5
 FOLDS = 5  # parts of the trials that are left out in turn
 MAX_PANELS = 4
@@ -48,7 +50,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     Columns: number, cell, attempt, x and y (dotted paths of the settings), x_name, y_name (short names), x_place and
     y_place (position along their axes, 0 to 1), value (shares in %), skill (share of the variance of left-out trials
-    that the interpolation explains), best (True for the best trial by final values, or for all of the Pareto front).
+    that the interpolation explains), x_alone and y_alone (share that interpolation over that setting alone explains), best
+    (True for the best trial by final values, or for all of the Pareto front).
 
     Raises:
         ReportError: The sweep is no study, fewer than four trials are finished, or fewer than two settings vary.
@@ -77,9 +80,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if predictive:
         notes.append(
             "Between marks, colours are interpolated linearly (triangles of neighbours, smoothed over "
-            f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and blank farther than "
+            f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and none farther than "
             f"{REACH:.0%} of an axis from every trial. Drawn: the {len(drawn)} of {len(pairs)} pairs of settings whose interpolation explains "
-            f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first (share explained: above each panel)."
+            f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first (share explained: above each panel, with the shares of an interpolation over each of its two settings "
+            "alone, in the order of the title). Where one setting alone explains as much as the pair, the other adds nothing. Hatched: no colour, since no trial is near."
         )
     else:
         notes.append(
@@ -147,9 +151,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
     settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
-    return drawing.finished(
-        figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
-    )
+    handles = {figure_data.draw_options["ring"]: settings.ring_key()}
+    if (frame["skill"] >= MIN_SKILL).any() and norm.vmin < norm.vmax:
+        handles["no trial near"] = drawing.patch(facecolor="white", edgecolor=drawing.FAINT, hatch=HATCH)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
 def _pair_title(panel_rows: pd.DataFrame, letters: int) -> str:
@@ -161,7 +166,10 @@ def _pair_title(panel_rows: pd.DataFrame, letters: int) -> str:
     """
     pair = panel_rows.iloc[0]
     first, second = (settings.setting_label(str(pair[side])) for side in ("y_name", "x_name"))
-    parts = [first, f"× {second}", *([f"{100 * pair['skill']:.0f} % explained"] if pair["skill"] >= MIN_SKILL else [])]
+    parts = [first, f"× {second}"]
+    if pair["skill"] >= MIN_SKILL:
+        alone = " and ".join(f"{100 * max(0.0, pair[side]):.0f} %" for side in ("y_alone", "x_alone"))
+        parts += [f"{100 * pair['skill']:.0f} % explained,", f"alone {alone}"]
     return "\n".join(line for part in parts for line in textwrap.wrap(part, letters, break_long_words=False))
 
 
@@ -210,7 +218,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     best: Any = (across[panel_rows["best"]], up[panel_rows["best"]])
     halo = settings.RING | {"markeredgecolor": "white", "markeredgewidth": drawing.line_width(2.6), "zorder": 3.9}
     for ring in (halo, settings.RING | {"zorder": 4}):
-        axes.plot(*best, markersize=drawing.line_width(8), **ring)
+        axes.plot(*best, markersize=drawing.line_width(settings.RING_SIZE), **ring)
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
         at_levels = _level_positions(scale)
@@ -244,6 +252,7 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
     from scipy.spatial.distance import cdist
 
     coordinates, values = _averaged(panel_rows)
+    _hatch(axes, x, y)
     look: dict[str, Any] = {"cmap": chart, "norm": norm, "zorder": 1}
     if not (_level_positions(x) or _level_positions(y)):
         steps = np.linspace(0, 1, STEPS + 1)
@@ -257,10 +266,10 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
             levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
             hull = coordinates[ConvexHull(coordinates).vertices]
             away = cdist(grid, coordinates).min(axis=1).reshape(table.shape)
-            for drawn in (
-                axes.contourf(steps, steps, table.clip(norm.vmin, norm.vmax), levels=levels, **look),
-                axes.contourf(steps, steps, away, levels=[REACH, 2.0], colors=["white"], zorder=1.1),
-            ):
+            field = axes.contourf(steps, steps, table.clip(norm.vmin, norm.vmax), levels=levels, **look)
+            gaps = axes.contourf(steps, steps, away, levels=[REACH, 2.0], colors=["white"], hatches=[HATCH], zorder=1.1)
+            gaps.set(edgecolor=drawing.FAINT, linewidth=0)
+            for drawn in (field, gaps):
                 drawn.set_clip_path(Path(hull, closed=False), axes.transData)
         return
     edges = [_strip_edges(scale, coordinates[:, side]) for side, scale in enumerate((x, y))]
@@ -273,6 +282,24 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
             own = own[[y_edges[0] <= at <= y_edges[1] or not _level_positions(y) for at in own[:, 1]]]
             if np.isfinite(value).all() and cdist(point, own).min() <= REACH:
                 axes.pcolormesh(x_edges, y_edges, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
+
+
+def _hatch(axes: Axes, x: Scale, y: Scale) -> None:
+    """Hatch the searched range of both settings, below the colours: that of each level where a setting has levels."""
+    from matplotlib.patches import Rectangle
+
+    ends = np.array([0.0, 1.0])
+    (columns, rows) = (_strip_edges(scale, ends) if _level_positions(scale) else [(0.0, 1.0)] for scale in (x, y))
+    look: dict[str, Any] = {
+        "facecolor": "white",
+        "edgecolor": drawing.FAINT,
+        "hatch": HATCH,
+        "linewidth": 0,
+        "zorder": 0.5,
+    }
+    for start, stop in columns:
+        for low, high in rows:
+            axes.add_patch(Rectangle((start, low), stop - start, high - low, **look))
 
 
 def _strip_edges(scale: Scale, positions: np.ndarray) -> list[tuple[float, float]]:
@@ -335,10 +362,9 @@ def interpolated_values(coordinates: np.ndarray, values: np.ndarray, at: np.ndar
 
 
 def _with_skill(rows: pd.DataFrame, x: Scale, y: Scale) -> pd.DataFrame:
-    """Return the rows of a pair with the column skill: the share of the variance of left-out trials that is explained.
+    """Return the rows of a pair with the columns skill, x_alone and y_alone (`_skill` of both settings and of each).
 
-    Five folds, by the index of a position. Left-out positions outside the others do not count; without any inside the
-    skill is 0.
+    Left-out positions outside the others do not count; without any inside a share is 0.
 
     Args:
         rows: Rows of the pair, with x_place, y_place and value.
@@ -348,14 +374,33 @@ def _with_skill(rows: pd.DataFrame, x: Scale, y: Scale) -> pd.DataFrame:
     if rows.empty:
         return rows
     coordinates, values = _averaged(rows)
+    pair = _skill(coordinates, values, lambda trials, own, at: interpolated_values(trials, own, at, x, y))
+    return rows.assign(
+        skill=pair,
+        x_alone=_skill(coordinates[:, :1], values, _interpolated_alone),
+        y_alone=_skill(coordinates[:, 1:], values, _interpolated_alone),
+    )
+
+
+Predictor = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Function (positions [n, d], values [n], positions [m, d]) that returns the predicted values [m]."""
+
+
+def _skill(coordinates: np.ndarray, values: np.ndarray, predict: Predictor) -> float:
+    """Return the share of the variance of left-out values that a prediction explains in five folds, by index; else 0."""
     predicted = np.full(len(values), np.nan)
     for fold in range(FOLDS):
         held_out = np.arange(len(values)) % FOLDS == fold
         if held_out.any() and not held_out.all():
-            predicted[held_out] = interpolated_values(
-                coordinates[~held_out], values[~held_out], coordinates[held_out], x, y
-            )
+            predicted[held_out] = predict(coordinates[~held_out], values[~held_out], coordinates[held_out])
     inside = np.isfinite(predicted)
     spread = ((values[inside] - values.mean()) ** 2).sum()
     errors = ((predicted - values)[inside] ** 2).sum()
-    return rows.assign(skill=float(1 - errors / spread) if spread > 0 else 0.0)
+    return float(1 - errors / spread) if spread > 0 else 0.0
+
+
+def _interpolated_alone(coordinates: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return values [m] interpolated linearly over one setting: the mean of trials at its level, NaN outside of trials."""
+    positions, which = np.unique(coordinates[:, 0], return_inverse=True)
+    means = np.bincount(which, weights=values) / np.bincount(which)
+    return np.interp(at[:, 0], positions, means, np.nan, np.nan)

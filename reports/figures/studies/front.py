@@ -20,6 +20,7 @@ from ..canvas.labels import mark_better_corner
 from ..canvas.scales import short_numbers
 from .settings import (
     RING,
+    RING_SIZE,
     objective_with_direction,
     padded_range,
     setting_label,
@@ -52,7 +53,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     require_done_trials(study, 1, "the figure front")
     frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
     notes = [
-        "Ringed and numbered: trials on the front, where no other is as good in all objectives and better in one.",
+        "Ringed, with the number of the trial: the Pareto front, where no other trial is as good in all objectives and "
+        "better in one; the line bounds what it reaches.",
         f"Each mark is a single trial (n = {len(study.done)}), so no uncertainty is shown.",
     ]
     best = [trial for trial in study.done if trial.number in study.best]
@@ -114,7 +116,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
     trial = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
     on_front = drawing.key(linestyle="none", marker="o", color=SERIES_INKS[0], markersize=drawing.line_width(3.6))
-    handles = {"trial": trial, "Pareto front": (on_front, drawing.key(markersize=drawing.line_width(7), **RING))}
+    handles = {
+        "trial": trial,
+        "Pareto front": (on_front, drawing.key(markersize=drawing.line_width(RING_SIZE), **RING)),
+    }
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
@@ -141,7 +146,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
     front = panel_rows[panel_rows["front"]].sort_values("x_value", kind="stable")
     drawing.points(axes, panel_rows["x_value"], panel_rows["y_value"], color=drawing.GREY, alpha=0.7, zorder=2)
     drawing.points(axes, front["x_value"], front["y_value"], color=SERIES_INKS[0], zorder=3)
-    axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(7), zorder=3.2, **RING)
+    axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(RING_SIZE), zorder=3.2, **RING)
     if stepped:
         # the front's reach: from each trial towards the worse side of x, no trial is better in y
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"

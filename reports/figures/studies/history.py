@@ -22,7 +22,7 @@ STANDING_STYLES: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": STATE_INKS["done"]},
     "pruned": {"marker": "x", "color": drawing.GREY},
     "diverged": {"marker": "X", "color": STATE_INKS["diverged"]},
-    "failed": {"marker": "v", "color": STATE_INKS["failed"], "markerfacecolor": "white"},
+    "failed": {"marker": "v", "color": STATE_INKS["failed"]},
 }
 STANDING_LABELS = {"pruned": "pruned, last value", "diverged": "diverged", "failed": "failed"}
 STRIP = 0.1  # height of the strip of trials without a value, as a share of the range of values
@@ -43,7 +43,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     study = require_done_trials(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
     frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
-    notes = [f"{study.trial_counts_text()}.", *_mark_notes(study, frame), f"{study.search_text()}."]
+    notes = [
+        f"A mark per trial, in the order of proposal; line: the best finished value so far. {study.trial_counts_text()}.",
+        *_mark_notes(study, frame),
+        f"{study.search_text()}.",
+    ]
     return collected(
         store, study.data, "history", "Optimization history", frame, study.origins(study.trials), notes=notes
     )

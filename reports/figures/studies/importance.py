@@ -91,7 +91,7 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     trials = "trials" if study.rung else "finished trials"
     still = [path for path in study.search.ranges if path not in moving]
     notes = [
-        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}: {MEANINGS[method]}. Line: "
+        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials} (n), objective: {', '.join(each.words for each in study.objectives)}: {MEANINGS[method]}. Upright line: "
         f"{CHANCE}, from {permutation_count(method, len(study.done))} permutations of the values among the "
         f"trials{'; a pale bar does not reach it' if not all(row['sure'] for row in rows if row['setting']) else ''}."
         f"{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
@@ -122,6 +122,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     handles |= (
         {} if frame["sure"].all() else {"not above chance": drawing.patch(facecolor=PALE_BAR, edgecolor=PALE_BAR)}
     )
+    if frame["chance"].isna().any():
+        handles["rest: interactions of settings, not tested"] = drawing.patch(facecolor=REST, edgecolor=REST)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles | {CHANCE: mark})
 
 

@@ -32,10 +32,13 @@ from .settings import (
 MIN_TRIALS = 2
 SPREAD = 0.7  # share of a level's space over which lines through it are spread
 TENTH = 0.1  # share of the trials, and at least three of them, whose lines are not faded
+NEXT, REST = "best tenth", "other trials"
 FADED = 0.48  # opacity of the lines of the others
+CHART = "plasma"
+"""Colour map of lines: none of its colours is a grey, which would look like a line in the background."""
 KEY_WIDTH = 0.05  # width of the coloured axis of the objective, in distances between axes
 BEST_WIDTH = 2.6  # points in the style `paper`, width of the lines of the best trials
-BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.88, "pad": 0.6}
+BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 1.0, "pad": 1.0}
 """Box of a tick label between two axes, which stands on the lines."""
 EACH = 0.62
 """Least width of an axis in inches at the font size of the style `paper`; with more axes the page does not grow."""
@@ -63,13 +66,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
     unit = _unit(first)
     notes = [
-        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker); thick: {thick}; faded: all but the best tenth."
+        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker, as along the last axis); thick: {thick}; thin and pale: all but the best tenth, at least three. A level is a black bar."
     ]
     if len(study.objectives) > 1:
         further = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
         notes.append(f"Other objectives: {', '.join(further)}.")
     if any(map(_level_count, scales.values())):
-        notes.append(f"The lines of a level are spread over its bar, in the order of {first.words}.")
+        notes.append(f"The lines through a level are spread over its bar, in the order of {first.words}.")
     if _has_outliers(study, scales):
         notes.append("Values beyond the axis of an objective are drawn at its end.")
     return collected(
@@ -169,7 +172,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes = figure.subplots()
     objective = objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
-    chart = colours(objective.sign)
+    chart = colours(objective.sign, CHART)
     order = {str(axis_row["axis"]): index for index, axis_row in enumerate(names)}
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
     placed = frame.assign(x=frame["axis"].map(order))
@@ -198,8 +201,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     _draw_frame(axes, labels, shown)
     first = next(axis for axis in order if axis in units)
     _colour_axis(axes, order[first], scales[first], norm, chart)
-    thick = drawing.key(color=chart(0.0 if objective.sign < 0 else 1.0), linewidth=drawing.line_width(BEST_WIDTH))
-    return drawing.finished(figure, figure_data.title, figure_data.notes, {figure_data.draw_options["thick"]: thick})
+    handles = {}
+    labels = (REST, f"{NEXT} of the trials", figure_data.draw_options["thick"])
+    for label, (trials, width, alpha) in reversed(list(zip(labels, groups, strict=True))):
+        if len(trials):
+            ink = chart(float(norm(trials["value"].median())))
+            handles[label] = drawing.key(color=ink, linewidth=drawing.line_width(width), alpha=alpha)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
 def _colour_axis(axes: Axes, index: int, scale: Scale, norm: Any, chart: Any) -> None:

@@ -27,6 +27,7 @@ SPELLINGS = {"lr": "learning rate", "muon": "Muon", "adam": "Adam", "eps": "epsi
 """Words of the names of settings that are spelled otherwise on an axis."""
 RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": drawing.INK}
 """Style of the ring around a trial that none beats."""
+RING_SIZE = 7.5  # points in the style `paper`, diameter of a ring in figures and keys
 MAX_LABEL_CHARS = 34  # characters per line of an upright label
 FULL_SIZE_TRIALS = 80
 """Number of trials beyond which markers shrink as the number grows."""
@@ -112,15 +113,21 @@ def value_range(values: Sequence[float], objective: Objective) -> tuple[float, f
     return low, high
 
 
-def colours(objective_sign: int) -> Any:
-    """Return the matplotlib colour map in which darker is better: cividis, reversed where more is better.
+def colours(objective_sign: int, name: str = drawing.HEAT_MAP) -> Any:
+    """Return the matplotlib colour map in which darker is better, reversed where more is better.
 
     Args:
         objective_sign: 1 if more is better, else -1.
+        name: Colour map from dark to light.
     """
     from matplotlib import colormaps
 
-    return colormaps[f"{drawing.HEAT_MAP}_r" if objective_sign > 0 else drawing.HEAT_MAP]
+    return colormaps[f"{name}_r" if objective_sign > 0 else name]
+
+
+def ring_key() -> Any:
+    """Return the legend handle of a ring around a mark, as large as it is drawn."""
+    return drawing.key(markersize=drawing.line_width(RING_SIZE), **RING)
 
 
 def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str) -> None:

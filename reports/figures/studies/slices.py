@@ -48,7 +48,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
     notes = [
-        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), later quarters of the study are darker; no averaging over other settings."
+        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), coloured by its number in the study, later quarters darker; ringed: {settings.ring_label(study)}. No averaging over other settings."
     ]
     scales = {path: settings.scale_of(study, path) for path in study.search.ranges}
     if any(_is_of_levels(scale) for scale in scales.values()):
@@ -110,7 +110,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.set_ylabel(settings.wrap_vertical_label(str(panel_rows["label"].iloc[0])))
     settings.colour_bar(figure, grid, norm, drawing.colours(*TRIAL_COLOURS), "trial")
     return drawing.finished(
-        figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
+        figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: settings.ring_key()}
     )
 
 
@@ -211,7 +211,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
     axes.plot(
         positions[panel_rows["best"]],
         inside[panel_rows["best"]],
-        markersize=drawing.line_width(7.5),
+        markersize=drawing.line_width(settings.RING_SIZE),
         zorder=4,
         **settings.RING,
     )

@@ -58,7 +58,7 @@ def test_bare_figure_writes_its_caption_file(tmp_path: Path) -> None:
     arguments = ["report", "--figure", "needle", "--sweep", "printed-v2", "--bare", "--caption", "--width", "120"]
     assert CliRunner().invoke(app, [*arguments, "--out", str(out)]).exit_code == 0
     caption = (tmp_path / "n.txt").read_text()
-    assert caption.startswith("Needle accuracy over context length. Lines: means over")
+    assert caption.startswith("Needle accuracy over context length. Share of planted digits")
     assert "Needle accuracy" not in re.sub(r"<(metadata|title)>.*?</\1>", "", out.read_text(), flags=re.DOTALL)
     assert float(re.search(r'width="([\d.]+)pt"', out.read_text())[1]) == pytest.approx(120 / 25.4 * 72, abs=0.1)  # type: ignore[index]
 

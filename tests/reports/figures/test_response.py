@@ -101,8 +101,9 @@ def test_levels_that_lie_apart_have_lines_of_their_own(empty: Store, make: Any) 
     ]
     axes = figure_of(figure_data).axes[0]
     assert np.array(drawn_lines(axes)) == pytest.approx(np.array(sorted(expected)))
-    dashes = {(line.get_color(), line.get_linestyle()) for line in axes.lines if line.get_color() != "#ffffff"}
-    assert len({dash for _, dash in dashes} - {"None"}) == 2
+    lines = [line for line in axes.lines if line.get_linestyle() != "None" and line.get_color() != "#ffffff"]
+    assert {line.get_linestyle() for line in lines} == {"-"}, "dashes are those of the memory"
+    assert len({(line.get_marker(), line.get_linewidth()) for line in lines}) == 2
     assert figure_data.notes[0] == "Points: single cells, one run each, so that the spread between runs is unknown."
 
 

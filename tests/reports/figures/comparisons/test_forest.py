@@ -13,8 +13,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
-from atma_sweep.reports.figures.comparisons.forest import PALE, difference_label, three_ticks
-from atma_sweep.reports.render.style import tint
+from atma_sweep.reports.figures.comparisons.forest import difference_label, three_ticks
 from atma_sweep.reports.stats.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results import paper
@@ -48,13 +47,17 @@ def grid(empty: Store, make: Any, run: Any) -> Store:
     return empty
 
 
+SIZES = {"o": 3.6, "|": 5.5, "D": 3.4}
+"""Sizes of the marks of effects over the whole sweep, in points in the style `paper`; those of strata are smaller."""
+
+
 def is_average(line: Any) -> bool:
     """Return whether a line is the mark of an effect over the whole sweep, which is larger than that of a stratum."""
-    return bool(line.get_marker() == "o" and line.get_markersize() > 4.2 * 0.8 * line.get_linewidth() / 1.5)
+    return bool(line.get_markersize() > 0.9 * SIZES.get(line.get_marker(), np.inf) * line.get_linewidth() / 1.5)
 
 
-def filled(axes: Any) -> int:
-    return sum(is_average(line) and line.get_markerfacecolor() != "white" for line in axes.lines)
+def black(axes: Any) -> int:
+    return sum(is_average(line) and colors.same_color(line.get_color(), drawing.INK) for line in axes.lines)
 
 
 class TestSmall:
@@ -69,7 +72,7 @@ class TestSmall:
             rows = sweep_rows[sweep_rows["measure"] == name]
             points = [line for line in axes.lines if is_average(line)]
             assert [float(line.get_xdata()[0]) for line in points] == list(rows["mean"])
-            assert filled(axes) == rows["sure"].sum() > 0
+            assert black(axes) == rows["sure"].sum() > 0
             # the better side is right: the axis of a loss runs backwards
             assert (axes.get_xlim()[0] > axes.get_xlim()[1]) == (name == "Val")
         labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
@@ -89,7 +92,9 @@ class TestSmall:
         ].set_index("where")
         assert memory.loc["", "mixed"]
         axes = figure_of(figure_data).axes[0]
-        small = {float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "o" and not is_average(line)}
+        small = {
+            float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() in SIZES and not is_average(line)
+        }
         assert {memory.loc["attn_type=polar", "mean"], memory.loc["attn_type=nope", "mean"]} <= small
 
     def test_marks_are_black_if_significant_else_grey(self, grid: Store) -> None:
@@ -101,10 +106,10 @@ class TestSmall:
             points = [line for line in axes.lines if is_average(line)]
             for line, (_, row) in zip(points, rows.iterrows(), strict=True):
                 expected = drawing.INK if row["sure"] else drawing.GREY
-                expected = tint(expected, PALE) if row["mixed"] else expected
                 assert colors.same_color(line.get_color(), expected)
-                seen.add(expected)
-        assert seen >= {drawing.GREY, drawing.INK, tint(drawing.INK, PALE)}
+                assert line.get_marker() == ("D" if row["mixed"] else "o" if row["sure"] else "|")
+                seen.add(line.get_marker())
+        assert seen == set(SIZES)
 
     @pytest.mark.thorough
     def test_the_interaction_itself_the_largest_first(self, grid: Store) -> None:
@@ -116,7 +121,7 @@ class TestSmall:
             assert list(rows["mean"].abs()) == sorted(rows["mean"].abs(), reverse=True)
             assert rows.iloc[0]["words_row"] == "(NoPE − PoLAR) × memory"
             assert [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] == list(rows["words_row"])
-            assert filled(axes) == rows["sure"].sum() > 0
+            assert black(axes) == rows["sure"].sum() > 0
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.2, 0.03), (-1, 0), (0, 1e-4), (-45.0, 60.0), (-3.0, 0.1), (0.0, 1.0)])
@@ -239,14 +244,14 @@ class TestPrinted:
             parts = (tuple(row[name].split(" x ")) for name in ("axes", "levels", "references"))
             assert row["p"] == both[row["measure"], *parts, ""].p_corrected
 
-    def test_a_mark_is_filled_by_the_corrected_p_alone(self, printed: dict[str, FigureData]) -> None:
+    def test_a_mark_is_black_by_the_corrected_p_alone(self, printed: dict[str, FigureData]) -> None:
         frame = printed["effects"].frame
         sweep_rows = frame[frame["where"] == ""]
         leaving = (sweep_rows["low"] > 0) | (sweep_rows["high"] < 0)
         assert (len(sweep_rows), int(leaving.sum()), int(sweep_rows["sure"].sum())) == (30, 14, 12)
         assert leaving[sweep_rows["sure"]].all()
-        # one of the twelve is of a stratum in which neither level recalls, and has a cross
-        assert sum(filled(axes) for axes in figure_of(printed["effects"]).axes) == 11
+        # one of the twelve is of a stratum in which neither level recalls, and has no mark
+        assert sum(black(axes) for axes in figure_of(printed["effects"]).axes) == 11
         both = printed["interactions"].frame
         assert (len(both), int(both["sure"].sum())) == (144, 9)
 
