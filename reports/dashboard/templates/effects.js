@@ -84,8 +84,8 @@ const select = (id, name, text = capitalized(name)) =>
 function buildEffects() {
   byId("panel-effects").replaceChildren(
     panel("effects-all", "All effects", effectRows, {
-      hint: "Effect of each level, over pairs of configurations that agree on all other axes. Bold: significant after correction within its family. Press a number for its pairs.",
-      content: [make("div", { class: "bar" }, ...["measure", "axis", "within"].map((name) => select(`effect-${name}`, name))), effectGrid.viewport],
+      hint: "Effect of each level, over pairs of configurations that agree on all other factors. Bold: significant after correction within its family. Press a number for its pairs.",
+      content: [make("div", { class: "bar" }, ...["measure", "axis", "within"].map((name) => select(`effect-${name}`, name, name === "axis" ? "Factor" : undefined))), effectGrid.viewport],
     }),
     make("div", { class: "notes", id: "effect-notes" }),
   );
