@@ -9,11 +9,12 @@ from typing import Any
 
 from ...results.store.records import MeasurementKey
 from ..number_format import Column
-from ..render.style import axis_label, level_label
+from ..render.style import axis_label
 from ..stats.effects.effects import Effect
 from ..sweep_data import WEIGHTED_SUFFIX, SweepData
 from ..tables.effects import MIXED, build_effects_table
 from .main_results import json_fields, stratum_text
+from .overview import axis_heading, level_below_axis
 
 FIRST = ("Pairs", "Mean", "Low", "High", "p corr")  # numbers of an effect that come before the others
 
@@ -71,8 +72,8 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
 
 def _effect_words(effect: Effect) -> list[str]:
     """Return factor, "level against reference" and stratum in plain words; " ~" ends a stratum whose parts differ."""
-    factor = axis_label(effect.axis) + (" (declared)" if effect.confirmatory else "")
-    levels = " against ".join(level_label(level, effect.axis) for level in (effect.level, effect.reference))
+    factor = axis_heading(effect.axis) + (" (declared)" if effect.confirmatory else "")
+    levels = " against ".join(level_below_axis(level, effect.axis) for level in (effect.level, effect.reference))
     return [factor, levels, (stratum_text(effect.where) or "all") + (MIXED if effect.is_heterogeneous else "")]
 
 

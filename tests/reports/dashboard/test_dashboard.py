@@ -212,8 +212,8 @@ def test_effects_are_those_of_the_pairs(published: Store, printed_page: Path) ->
             cell for cell, _ in effect.origins
         ]
     words = {tuple(row["words"]) for row in shown["rows"]}
-    assert ("mixer", "RoPE against PoLAR", "all ~") in words
-    assert ("window", "with window against no window", "PoLAR, with memory") in words
+    assert ("Mixer", "RoPE against PoLAR", "all ~") in words
+    assert ("Window", "on against off", "PoLAR, with memory") in words
     assert {row["family"] for row in shown["rows"]} >= {"Val: mixer", "Val: regularizer"}
 
 
