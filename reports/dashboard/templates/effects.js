@@ -55,9 +55,8 @@ function effectColumns(all, rows, cells) {
 function showEffect(all, row) {
   const measure = all.measures[row.measure];
   const shown = (cell) => {
-    if (measure.values) return [data.cells[cell].slug, digits(measure.values[cell]), "several"];
-    const value = valueOf(cell, measure);
-    return [data.cells[cell].slug, digits(value?.[1]), `${value?.[5] ?? "none"}`];
+    const [number, attempt] = measure.values ? [measure.values[cell], "several"] : [1, 5].map((index) => valueOf(cell, measure)?.[index]);
+    return [data.cells[cell].slug, digits(number, measure.percent ? 100 : 1), `${attempt ?? "none"}`];
   };
   openSheet(`${measure.heading}: ${row.words[0]}, ${row.words[1]}`, [
     facts([
@@ -65,7 +64,7 @@ function showEffect(all, row) {
       ["Family of tests", row.family], ["Missing runs", row.missing], ["Measures", measure.definition],
     ]),
     make("h3", { text: "Pairs" }),
-    plainTable(["Cell", "Value", "Attempt", "Reference", "Value", "Attempt"], pairsOf(all, row).map((pair) => pair.flatMap(shown))),
+    plainTable(["Cell", `Value, ${measure.unit}`, "Attempt", "Reference", `Value, ${measure.unit}`, "Attempt"], pairsOf(all, row).map((pair) => pair.flatMap(shown))),
   ]); // prettier-ignore
 }
 
