@@ -35,7 +35,7 @@ def store_with_builtin(store: Store, sweep: str) -> Store:
 def open_store_with_builtins(
     db: str | Path | None, sweep: str | None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
 ) -> Store:
-    """Open the database, or a temporary one for a built-in sweep that it lacks or if there is no database.
+    """Open the database, or a temporary one for a built-in sweep that it lacks or if there is no default database.
 
     A sweep that is not built in is not looked up here.
 
@@ -46,18 +46,21 @@ def open_store_with_builtins(
         read_only: no connection can change anything; a temporary database is not read-only.
 
     Raises:
-        StoreMissing: there is no database and the sweep is not built in; the message names the built-in sweeps.
+        StoreMissing: there is no database, and it was named or the sweep is not built in; the message names the
+            built-in sweeps.
         StoreError: as open_store.
     """
+    is_builtin = paper.is_published(sweep) or shipped.is_shipped(sweep)
     try:
         store = open_store(db, patience=patience, read_only=read_only)
     except StoreMissing as error:
-        if paper.is_published(sweep):
-            return paper.shared_published(str(sweep))
-        if shipped.is_shipped(sweep):
-            return shipped.shipped_store(str(sweep))
-        raise StoreMissing(f"{error}{_offer(sweep)}") from error
-    return store_with_builtin(store, str(sweep)) if paper.is_published(sweep) or shipped.is_shipped(sweep) else store
+        if not is_builtin:
+            raise StoreMissing(f"{error}{_offer(sweep)}") from error
+        if db is not None:  # a misspelled path must not show other numbers than those of the file that was meant
+            fact = str(error).partition(";")[0]
+            raise StoreMissing(f"{fact}; sweep {sweep} is built in: omit --db to read it without a database") from error
+        return paper.shared_published(str(sweep)) if paper.is_published(sweep) else shipped.shipped_store(str(sweep))
+    return store_with_builtin(store, str(sweep)) if is_builtin else store
 
 
 def _offer(sweep: str | None) -> str:

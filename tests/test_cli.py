@@ -55,8 +55,14 @@ def test_commands_and_options_all_have_help(name: str) -> None:
     assert command.help
     assert [parameter.name for parameter in command.params if not parameter.help] == []  # type: ignore[attr-defined]
     assert len(command.params) > 0
+
+
+@pytest.mark.parametrize("name", ["", "bench", "data", "db", *sorted(commands())])
+def test_help_has_an_example_and_no_python_types(name: str) -> None:
     result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
     assert result.exit_code == 0
+    assert re.search(rf"Example: *\n +atma-sweep {name}", result.stdout)
+    assert not re.search("<(bool|str|int|float|path)>", result.stdout)
 
 
 def test_tutorial_counts_the_existing_formats() -> None:

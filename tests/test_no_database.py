@@ -60,6 +60,20 @@ def test_mistyped_printed_sweep_names_the_nearest(run: Run) -> None:
         assert (code, err.rstrip().endswith("; did you mean replication?")) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [["status"], ["show", "x"], ["report", "--table", "6"], ["dashboard", "--no-open"]],
+    ids=lambda line: line[0],
+)
+def test_a_named_missing_database_hides_builtin_sweeps(run: Run, line: list[str]) -> None:
+    for sweep in ("printed-v2", "replication-pilot"):
+        code, out, err = run(*line, "--sweep", sweep, "--db", "typo.db")
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert "there is no database" in err
+        assert "typo.db" in err
+        assert err.rstrip().endswith(f"sweep {sweep} is built in: omit --db to read it without a database")
+
+
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     store = open_store(tmp_path / "atma.db", create=True)

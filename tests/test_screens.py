@@ -77,6 +77,7 @@ def sweep(folder: Path) -> None:
         levels = dict(zip(AXES, (kind, "baseline", "off", "on", "off"), strict=True))
         config = {
             "model": {"attn_type": kind, "d_model": 1024, "n_layers": 24},
+            "data": {"corpus": "fineweb-edu", "fingerprint": "c3bdd49cb6827eff" * 4},
             "train": {"tokens": 10**9, "seq_len": 2048, "muon_lr": 0.02, "embedding_lr": 0.3, "batch_tokens": 524_288},
         }
         slug = f"{kind}-baseline-d0-m1-w0-recipeintended-s0"

@@ -160,9 +160,11 @@ def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
 
 
 def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
-    """Return probe, metric, length, unit and definition (text, with the chance level) of a number.
+    """Return probe, metric, length, printed unit, scale from stored to printed, and definition (text) of a number.
 
-    The chance level of needle accuracy is the constant-digit baseline of its trials where that is known.
+    Fractions are printed in %, at a scale of 100. The definition has the chance level.
+
+    That of needle accuracy is the constant-digit baseline of its trials where that is known.
 
     Args:
         data: The sweep.
@@ -175,7 +177,15 @@ def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[st
         # the constant-digit baseline of these trials, rather than the chance level of a digit
         description = replace(description, chance=constant_answer_score(data, length) or description.chance)
     definition = description.definition
-    return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": definition}
+    printed_unit, scale = ("%", 100) if unit == "fraction" else (unit, 1)
+    return {
+        "probe": probe,
+        "metric": metric,
+        "length": length,
+        "unit": printed_unit,
+        "scale": scale,
+        "definition": definition,
+    }
 
 
 def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:

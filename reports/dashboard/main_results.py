@@ -217,7 +217,7 @@ def forest_json(
             }
             row |= {
                 "reference": level_label(effect.reference, effect.axis),
-                "where": _stratum_text(effect.where),
+                "where": stratum_text(effect.where),
                 "pairs": effect.pairs,
             }
             rows.append(row | effect_numbers(effect) | {"shown": _shown_texts(effect)})
@@ -280,7 +280,7 @@ def declared_rows(data: SweepData) -> list[list[str]]:
     """
     rows = []
     for contrast in contrasts(data):
-        stratum = _stratum_text(contrast.where)
+        stratum = stratum_text(contrast.where)
         description = f"{axis_label(contrast.axis)}: {level_label(contrast.level, contrast.axis)} against {level_label(contrast.reference, contrast.axis)}"
         mean, low, high = (
             difference_entry(contrast.measure, "", value).text for value in (contrast.mean, contrast.low, contrast.high)
@@ -295,7 +295,7 @@ def declared_rows(data: SweepData) -> list[list[str]]:
     return rows
 
 
-def _stratum_text(where: str) -> str:
+def stratum_text(where: str) -> str:
     """Return the stratum of an effect as text; empty for the whole sweep."""
     parts = (part.partition("=") for part in where.split(",") if part)
     return ", ".join(level_label(level.strip(), axis.strip()) for axis, _, level in parts)

@@ -55,22 +55,27 @@ def heading_texts(data: SweepData) -> dict[str, dict[str, Any]]:
     extra = data.extra_axes()
     return {
         heading: {
-            "words": _capitalized(axis_label(axis)),
-            "levels": {level: _level_text(level, axis) for level in data.levels(axis)},
+            "words": axis_heading(axis),
+            "levels": {level: level_below_axis(level, axis) for level in data.levels(axis)},
         }
         for heading, axis in zip([*AXIS_HEADINGS, *extra], [*AXES, *extra], strict=True)
     }
+
+
+def axis_heading(axis: str) -> str:
+    """Return the name of an axis as a heading, such as "Distractor loss"."""
+    return _capitalized(axis_label(axis))
 
 
 def _capitalized(text: str) -> str:
     return text if "." in text else f"{text[:1].upper()}{text[1:]}"
 
 
-def _level_text(level: str, axis: str) -> str:
-    """Return a level as it reads below the name of its axis: "PoLAR", "Zipfian", "none", "on"."""
+def level_below_axis(level: str, axis: str) -> str:
+    """Return a level as it reads below the name of its axis: "PoLAR", "Zipfian", "none", "KDA", "on"."""
     if axis == "reg_mode" and level == "baseline":
         return "none"
-    return level_label(level, axis) if axis in ("attn_type", "reg_mode") else level
+    return level if level in ("on", "off") else style.LEVEL_NAMES.get((axis, level), level)
 
 
 def _axis_json(data: SweepData, axis: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -185,7 +186,12 @@ class CellDetails:
 
 
 def _setting(value: object) -> str:
-    """Return the value of a setting as in a grid file; integers from 10,000 on with `_` between thousands."""
+    """Return the value of a setting as in a grid file; integers from 10,000 on with `_` between thousands.
+
+    Hashes of 64 digits, which are wider than a terminal, have the 12 digits by which `data list` names them.
+    """
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:12]
     return f"{value:_}" if type(value) is int and value >= 10_000 else str(value)
 
 

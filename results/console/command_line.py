@@ -204,14 +204,22 @@ def _skip_conversion(command: Any, ctx: Any) -> None:
             param._runtime_param = _UnconvertedParam()
 
 
-def _arrange_help(command: Any) -> None:
-    """Assign the options of a command, or of every command of a group, to panels of `--help`, and hide "<bool>"."""
+def _hide_types(command: Any, ctx: Any) -> None:
+    """Hide "<bool>" of flags, `--help` among them, and "<str>" of arguments, whose names say what is wanted."""
+    for param in command.get_params(ctx):
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+        elif getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+
+
+def _arrange_help(command: Any, ctx: Any) -> None:
+    """Assign the options of a command, or of every command of a group, to panels of `--help`, and hide their types."""
     for subcommand in getattr(command, "commands", {}).values():
-        _arrange_help(subcommand)
+        _arrange_help(subcommand, ctx)
+    _hide_types(command, ctx)
     options = [param for param in command.params if param.param_type_name == "option"]
     for param in options:
-        if getattr(param, "is_flag", False) and param.metavar is None:
-            param.metavar = ""
         if len(options) >= MIN_PANEL_OPTIONS and param.rich_help_panel is None:
             param.rich_help_panel = _PANEL_BY_PARAMETER.get(param.name)
 
@@ -227,12 +235,13 @@ class OneLineErrorGroup(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _skip_conversion(command, ctx)
-            _arrange_help(command)
+            _arrange_help(command, ctx)
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command as typer does, without the import of pydantic."""
         _skip_conversion(self, ctx)
+        _hide_types(self, ctx)
         return super().parse_args(ctx, args)
 
     def main(

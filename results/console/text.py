@@ -66,8 +66,8 @@ _TEX = {
     **{
         sign: rf"\ensuremath{{\{name}}}"
         for sign, name in zip(
-            "βγδηλμσ√≤≥∞",
-            ("beta", "gamma", "delta", "eta", "lambda", "mu", "sigma", "surd", "le", "ge", "infty"),
+            "βγδηλμσ√≤≥∞∝≈",
+            ("beta", "gamma", "delta", "eta", "lambda", "mu", "sigma", "surd", "le", "ge", "infty", "propto", "approx"),
             strict=True,
         )
     },

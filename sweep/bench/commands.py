@@ -14,7 +14,14 @@ from ...results.console.command_line import MAX_CELLS, MAX_NUMBER, AsJson, Docum
 from ..completion import grids
 
 bench_app = typer.Typer(
-    help="Time kernels, training steps, whole cells, and sweeps of thousands of cells.", no_args_is_help=True
+    help="""Time kernels, training steps, whole cells, and sweeps of thousands of cells.
+
+    \b
+    Example:
+      atma-sweep bench kernels polar softmax --rounds 5
+      atma-sweep bench train polar-baseline-d0-m1-w0
+    """,
+    no_args_is_help=True,
 )
 
 

@@ -19,7 +19,16 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE", help="Python file that registers corpora of your own; repeatable."),
 ]
-data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="""Prepare, list and verify corpora.
+
+    \b
+    Example:
+      atma-sweep data prepare --grid quick
+      atma-sweep data list
+    """,
+    no_args_is_help=True,
+)
 
 
 @data_app.command("prepare")

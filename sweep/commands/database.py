@@ -33,7 +33,16 @@ if TYPE_CHECKING:
 
 TRACKERS = ", ".join(name for name, exporter in EXPORTERS.items() if not exporter.ending)
 
-db_app = typer.Typer(help="Maintain the results database.", no_args_is_help=True)
+db_app = typer.Typer(
+    help="""Maintain the results database.
+
+    \b
+    Example:
+      atma-sweep db backup
+      atma-sweep db check
+    """,
+    no_args_is_help=True,
+)
 
 
 @db_app.command("upgrade")

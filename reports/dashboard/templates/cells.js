@@ -190,7 +190,7 @@ function drawFilters() {
 const valueOf = (cell, { probe, metric, length }) =>
   data.cells[cell].values.find(([key]) => data.keys[key].probe === probe && data.keys[key].metric === metric && data.keys[key].length === length) ?? null;
 
-const interval = (low, high) => (low === null || high === null ? "" : `${digits(low)} to ${digits(high)}`);
+const interval = (low, high, scale) => (low === null || high === null ? "" : `${digits(low, scale)} to ${digits(high, scale)}`);
 
 /** [name, value] pairs as a list of facts, without those that have no value. */
 function facts(pairs) {
@@ -203,16 +203,16 @@ const attemptFacts = (id) => data.attempts[id] ?? [["Attempt", "none: this cell 
 function valueFacts(value) {
   if (!value) return [["Value", "not recorded"]];
   const [key, number, n, low, high, , reason] = value;
-  const { unit } = data.keys[key];
-  const text = number === null ? "none" : unit === "fraction" ? `${digits(100 * number)} %` : `${digits(number)} ${unit}`.trim();
-  return [["Value", text], ["Reason", reason], ["Samples", n ?? "not recorded"], ["95% interval", interval(low, high)]];
+  const { unit, scale } = data.keys[key];
+  const text = number === null ? "none" : `${digits(number, scale)} ${unit}`.trim();
+  return [["Value", text], ["Reason", reason], ["Samples", n ?? "not recorded"], ["95% interval", interval(low, high, scale)]];
 }
 
 /** Where the number of a row comes from: its cells, their values and attempts. */
 function showTrace(row, index) {
   const column = data.columns[index];
   const [text, mean, sd, seeds, , attempts] = row.numbers[index];
-  const several = [["Mean", digits(mean)], ["Standard deviation", sd === null ? null : digits(sd)], ["Seeds with the number", `${seeds} of ${row.cells.length}`]];
+  const several = [["Mean", digits(mean, column.percent ? 100 : 1)], ["Standard deviation", sd === null ? null : digits(sd, column.percent ? 100 : 1)], ["Seeds with the number", `${seeds} of ${row.cells.length}`]];
   const parts = row.cells.flatMap((cell, place) => {
     const { slug, id, state, cause } = data.cells[cell];
     const about = [["Cell", id], ["State", state], ["Cause", cause], ...valueFacts(valueOf(cell, column)), ...attemptFacts(attempts[place])];
@@ -226,8 +226,9 @@ const MEASUREMENT = ["Probe", "Metric", "Length", "Value", "Unit", "Samples", "9
 function showCell(cell) {
   const { slug, name, id, seed, state, cause, values, curve, samples } = data.cells[cell];
   const rows = values.map(([key, value, n, low, high, attempt, reason]) => {
-    const { probe, metric, length, unit } = data.keys[key];
-    return [probe, metric, length ? lengthName(length) : "", value === null ? (reason ?? "") : digits(value), unit, String(n ?? ""), interval(low, high), String(attempt)];
+    const { probe, metric, length, unit, scale } = data.keys[key];
+    const texts = [value === null ? (reason ?? "") : digits(value, scale), unit, String(n ?? ""), interval(low, high, scale), String(attempt)];
+    return [probe, metric.replaceAll("_", " "), length ? lengthName(length) : "", ...texts];
   });
   const attempts = [...new Set([...values.map((value) => value[5]), ...(curve ? [curve.attempt] : [])])];
   openSheet(slug, [

@@ -55,9 +55,8 @@ function effectColumns(all, rows, cells) {
 function showEffect(all, row) {
   const measure = all.measures[row.measure];
   const shown = (cell) => {
-    if (measure.values) return [data.cells[cell].slug, digits(measure.values[cell]), "several"];
-    const value = valueOf(cell, measure);
-    return [data.cells[cell].slug, digits(value?.[1]), `${value?.[5] ?? "none"}`];
+    const [number, attempt] = measure.values ? [measure.values[cell], "several"] : [1, 5].map((index) => valueOf(cell, measure)?.[index]);
+    return [data.cells[cell].slug, digits(number, measure.percent ? 100 : 1), `${attempt ?? "none"}`];
   };
   openSheet(`${measure.heading}: ${row.words[0]}, ${row.words[1]}`, [
     facts([
@@ -65,7 +64,7 @@ function showEffect(all, row) {
       ["Family of tests", row.family], ["Missing runs", row.missing], ["Measures", measure.definition],
     ]),
     make("h3", { text: "Pairs" }),
-    plainTable(["Cell", "Value", "Attempt", "Reference", "Value", "Attempt"], pairsOf(all, row).map((pair) => pair.flatMap(shown))),
+    plainTable(["Cell", `Value, ${measure.unit}`, "Attempt", "Reference", `Value, ${measure.unit}`, "Attempt"], pairsOf(all, row).map((pair) => pair.flatMap(shown))),
   ]); // prettier-ignore
 }
 
@@ -84,8 +83,8 @@ const select = (id, name, text = capitalized(name)) =>
 function buildEffects() {
   byId("panel-effects").replaceChildren(
     panel("effects-all", "All effects", effectRows, {
-      hint: "Effect of each level, over pairs of configurations that agree on all other axes. Bold: significant after correction within its family. Press a number for its pairs.",
-      content: [make("div", { class: "bar" }, ...["measure", "axis", "within"].map((name) => select(`effect-${name}`, name))), effectGrid.viewport],
+      hint: "Effect of each level, over pairs of configurations that agree on all other factors. Bold: significant after correction within its family. Press a number for its pairs.",
+      content: [make("div", { class: "bar" }, ...["measure", "axis", "within"].map((name) => select(`effect-${name}`, name, name === "axis" ? "Factor" : undefined))), effectGrid.viewport],
     }),
     make("div", { class: "notes", id: "effect-notes" }),
   );

@@ -49,6 +49,6 @@ function buildProvenance() {
 }
 
 function buildMetrics() {
-  const hint = "Losses are nats per token, accuracies and utilisation fractions, printed in %. Numbers are shown to seven digits; `report --table 6 --json` has them in full.";
+  const hint = "Losses are nats per token, accuracies and utilisation in %. Numbers are shown to seven digits; `report --table 6 --json` has them in full.";
   byId("panel-metrics").replaceChildren(make("p", { text: hint }), make("dl", {}, ...data.metrics.flatMap(([name, text]) => [make("dt", { text: name }), make("dd", { text })])));
 }

@@ -69,7 +69,7 @@ function lengthName(length) {
 }
 
 /** A number in seven digits, which is more than any probe resolves; `--json` gives all of them. */
-const digits = (value) => (typeof value === "number" ? String(Number(value.toPrecision(7))) : String(value ?? "none"));
+const digits = (value, scale = 1) => (typeof value === "number" ? String(Number((scale * value).toPrecision(7))) : String(value ?? "none"));
 
 const signed = (value, decimals) =>
   `${value > 0 ? "+" : ""}${value.toFixed(decimals)}`.replace("-", "\u2212").replace(/^[+\u2212]([0.]+)$/, "$1");

@@ -203,12 +203,18 @@ def test_effects_are_those_of_the_pairs(published: Store, printed_page: Path) ->
         assert row["spot"] == [
             None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)
         ]
-        assert (row["sure"], row["family"]) == (effect.p_corrected < 0.05, effect.family)
+        assert row["sure"] == (effect.p_corrected < 0.05)
+        # in the words of the figures, without identifiers of axes and levels
+        assert not {"attn_type", "reg_mode", "polar", "nope", "rope", "baseline", "zipfian", "="} & set(re.findall(r"\w+|=", " ".join([*row["words"], row["family"]])))  # fmt: skip
         measure = shown["measures"][row["measure"]]
         assert (measure["probe"], measure["metric"], measure["length"]) == (effect.measure.probe, effect.measure.metric, effect.measure.length)  # fmt: skip
         assert [data.cells[cell].cell_id for cell in shown["pairs"][row["pairs"]]] == [
             cell for cell, _ in effect.origins
         ]
+    words = {tuple(row["words"]) for row in shown["rows"]}
+    assert ("Mixer", "RoPE against PoLAR", "all ~") in words
+    assert ("Window", "on against off", "PoLAR, with memory") in words
+    assert {row["family"] for row in shown["rows"]} >= {"Val: mixer", "Val: regularizer"}
 
 
 @pytest.mark.thorough

@@ -103,9 +103,9 @@ def test_every_tab_works_offline(visit: Any, site: Any) -> None:
     page.get_by_role("tab", name="Effects").click()
     page.locator("#panel-effects tbody th").first.wait_for()
     shown = page.locator("#panel-effects thead th").all_text_contents()
-    assert shown[:3] == ["Axis", "Levels", "Within"]
+    assert shown[:3] == ["Factor", "Levels", "Within"]
     assert shown[3:8] == ["Pairs", "Mean", "Low", "High", "p corr"]
-    assert page.locator("#panel-effects tbody th").all_text_contents().count("on - off") == 3
+    assert page.locator("#panel-effects tbody th").all_text_contents().count("on against off") == 3
     page.get_by_role("tab", name="Metrics").click()
     assert "share of digits recalled" in page.locator("#panel-metrics").inner_text()
     page.get_by_role("tab", name="Provenance").click()
@@ -250,6 +250,27 @@ def test_a_number_tells_where_it_comes_from(visit: Any, site: Any) -> None:
     dialog_text = page.get_by_role("dialog").inner_text()
     for fact in ("2.125 nats/token", "feedc0de with changes", "NVIDIA H100", "node-1", "777", WILD, "Validation loss"):
         assert fact in dialog_text, fact
+
+
+@pytest.mark.thorough
+def test_sheets_of_fractions_are_in_percent(visit: Any, printed_page: Path) -> None:
+    core = Page(printed_page.read_text()).core()
+    (needle,) = (i for i, key in enumerate(core["keys"]) if (key["probe"], key["metric"], key["length"]) == ("needle", "digit_accuracy", 65536))  # fmt: skip
+    best = max(
+        core["cells"], key=lambda cell: max((value[1] for value in cell["values"] if value[0] == needle), default=0)
+    )
+    ((share, low, high),) = ((value[1], value[3], value[4]) for value in best["values"] if value[0] == needle)
+    interval = f"{float(f'{100 * low:.7g}')} to {float(f'{100 * high:.7g}')}"
+    page = visit(f"{printed_page.as_uri()}#tab=cells")
+    page.get_by_role("button", name=f"{100 * share:.1f}", exact=True).first.click()
+    assert f"{100 * share:g} %" in page.get_by_role("dialog").inner_text()
+    assert interval in page.get_by_role("dialog").inner_text()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name=best["slug"], exact=True).click()
+    shown = page.get_by_role("dialog").inner_text()
+    assert f"{100 * share:g}\t%" in shown
+    assert interval in shown
+    assert "fraction" not in shown
 
 
 @pytest.mark.thorough

@@ -101,6 +101,7 @@ class TestCompiled:
         info = subprocess.run(["pdfinfo", "-l", "-1", "document.pdf"], cwd=tmp_path, capture_output=True, check=True)
         sizes = re.findall(r"Page +\d+ size: +([\d.]+) x ([\d.]+)", info.stdout.decode())
         assert all(float(width) < float(height) for width, height in sizes), "every page is upright"
+        assert "[U+" not in text  # a sign that LaTeX lacks
         # the numbers of the paper are those of the tables, and empty tables are named with their reason
         for number, title in ((1, "Attention alone"), (4, "Training throughput"), (6, "Complete results")):
             assert re.search(rf"Table {number}: {title}", text)
@@ -236,6 +237,7 @@ def test_appendix_keeps_the_numbers_of_the_paper():
 
 def test_escapes_leave_no_sign_that_pdflatex_lacks():
     assert tex_escaped("中→é–±") == r"[U+4E2D][U+2192]é\textendash{}\textpm{}"
+    assert tex_escaped("∝ √N") == r"\ensuremath{\propto} \ensuremath{\surd}N"
 
 
 @pytest.mark.thorough

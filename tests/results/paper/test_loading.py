@@ -109,7 +109,7 @@ def test_several_at_once_load_it_once(tmp_path: Path) -> None:
     assert {len(store.attempts(cell.cell_id)) for cell in store.cell_states("printed-v2-open-weight")} == {1}
 
 
-def test_temporary_database_has_the_migrated_tables(tmp_path: Path) -> None:
+def test_temporary_database_has_the_migrated_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lacks only the view for people, and holds only the requested sweep."""
 
     def schema(store: Store) -> dict[str, list[tuple[Any, ...]]]:
@@ -119,7 +119,8 @@ def test_temporary_database_has_the_migrated_tables(tmp_path: Path) -> None:
             return {name: sorted(database.execute(columns, (name,)).fetchall()) for name in names}
 
     migrated = open_store(tmp_path / "atma.db", create=True)
-    temporary = open_store_with_builtins(tmp_path / "none.db", "printed-v2-open-weight")
+    monkeypatch.setenv("ATMA_DB", str(tmp_path / "none.db"))
+    temporary = open_store_with_builtins(None, "printed-v2-open-weight")
     assert schema(temporary) == schema(migrated)
     assert "printed-v2-open-weight" in [summary.name for summary in temporary.sweeps()]
 

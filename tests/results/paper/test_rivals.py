@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-from pathlib import Path
 
 import pytest
 from atma_sweep.reports.number_format import Column, column_of
@@ -32,13 +31,15 @@ IN_TEXT = {
 
 
 @pytest.fixture(scope="module")
-def tra(tmp_path_factory: pytest.TempPathFactory) -> SweepData:
-    return published_alone(tmp_path_factory.mktemp("none"), "printed-tra")
+def tra() -> SweepData:
+    return published_alone("printed-tra")
 
 
-def published_alone(folder: Path, sweep: str) -> SweepData:
+def published_alone(sweep: str) -> SweepData:
     """Return a sweep as loaded without a database; only the requested sweep is loaded."""
-    return load_sweep_data(open_store_with_builtins(folder / "none.db", sweep), sweep)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATMA_DB", "/missing/none.db")
+        return load_sweep_data(open_store_with_builtins(None, sweep), sweep)
 
 
 def cell(data: SweepData, slug: str) -> CellState:
@@ -164,9 +165,9 @@ def test_threshold_cells_are_done_and_have_their_recipe(tra: SweepData) -> None:
     assert steps == {"flipflop": 25_000, "wikitext-103": 100_000}
 
 
-def test_the_bars_of_the_blog_and_their_averages(tmp_path: Path) -> None:
+def test_the_bars_of_the_blog_and_their_averages() -> None:
     """Every average is the mean of its four, as far as one digit tells; of FoX, 50.475, the blog prints 50.4."""
-    data = published_alone(tmp_path, "printed-wall")
+    data = published_alone("printed-wall")
     bars = {
         "rope": (68.0, 46.5, 31.1, 62.4, 52.0), "fox": (66.9, 45.0, 28.8, 61.2, 50.4),
         "wall-rotary-full": (67.1, 46.6, 33.1, 63.1, 52.5), "wall": (68.9, 47.1, 39.8, 63.0, 54.7),
@@ -184,12 +185,12 @@ def test_the_bars_of_the_blog_and_their_averages(tmp_path: Path) -> None:
     assert sum(value for value in fox if value is not None) - 0.504 == pytest.approx(4 * 0.50475)
 
 
-def test_blog_end_points_match_the_notes(tmp_path: Path) -> None:
+def test_blog_end_points_match_the_notes() -> None:
     (line,) = [item for item in (optional_data("RIVALS.md")).read_text().splitlines() if "blog's end points" in item]
     targets = re.search(r"end points ([\d.]+) \(ATLAS, ([\d.]+) h\) and ([\d.]+) \(transformer, half the time\)", line)
     assert targets is not None
     atlas, hours, transformer = map(float, targets.groups())
-    data = published_alone(tmp_path, "printed-atlas")
+    data = published_alone("printed-atlas")
     values = {
         item.levels["memory"]: (
             measured_entry(data, [item], column_of("val", "val_loss")).value,
