@@ -29,6 +29,8 @@ have such pairs.
 """
 STDERR_SUFFIX = "_stderr"
 """Suffix of a metric's name: the standard error of a downstream task's score over its questions."""
+SAMPLES = "samples"
+"""Key of a description, and folder of an attempt: the questions and answers of downstream tasks, a file per task."""
 PEAK_MEMORY = "peak_memory"
 """Metric that every probe over context lengths has."""
 

@@ -100,6 +100,7 @@ class CellDetails:
     def _measurement_lines(self, width: int | None) -> list[str]:
         """Return a heading and the measurements by probe and, if there are several, by attempt; newest values only."""
         numbers = {attempt.id: attempt.number for attempt in self.attempts}
+        run_dirs = {attempt.id: attempt.run_dir for attempt in self.attempts}
         constant = constant_answer_scores(self.values, self.source is not None)
         groups: dict[tuple[str, int], list[records.MeasuredValue]] = {}
         for value in self.values:
@@ -115,6 +116,10 @@ class CellDetails:
             lines += [
                 f"  {line}" for line in _probe_lines(f"{probe}{of_attempt}", values, constant, width and width - 2)
             ]
+            files = {name for value in values if (name := (value.description or {}).get(metrics.SAMPLES))}
+            if files:
+                folder = f"{run_dirs[attempt]}/{metrics.SAMPLES}"
+                lines.append(f"    samples of {counted(len(files), 'task')}: {folder}, in the runs folder")
         return lines
 
     def _sample_lines(self) -> list[str]:

@@ -79,6 +79,7 @@ class AttemptRunner:
             LeaseLost: another process owns the attempt.
         """
         self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
+        subject = subject.in_folder(self.runs / self.job.folder)
         for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
             began, lengths = time.perf_counter(), [length for _, length in group]
             for length in lengths:

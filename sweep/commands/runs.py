@@ -101,6 +101,7 @@ def evaluate(
     include_path: str | None = None,
     shots: Annotated[int | None, typer.Option(min=0, max=MAX_SHOTS)] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=MAX_COUNT)] = None,
+    samples: bool = False,
     sweep: NamedSweep = None,
     revision: str | None = None,
     pairing: Literal["text", "native"] | None = None,
@@ -122,7 +123,7 @@ def evaluate(
     Example:
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
-      atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --tasks blimp,hellaswag
+      atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --tasks blimp,hellaswag --samples
       atma-sweep evaluate hf:Qwen/Qwen3-0.6B-Base --sweep full
 
     Args:
@@ -134,6 +135,8 @@ def evaluate(
         include_path (FOLDER): Folder with further task files (YAML) of lm-evaluation-harness.
         shots (N): Solved examples before each question; default: as the task says.
         limit (N): Only the first N questions of each task.
+        samples: Keep each question of the tasks with its answers and scores, in a file per task (JSON Lines) that is
+            named at the end.
         sweep (NAME): Name of the sweep; default: the one launched last that has the cell, or for a model the one
             launched last.
         revision (REV): Branch, tag or commit of a model of the hub.
@@ -154,7 +157,7 @@ def evaluate(
         raise SweepError(f"--plugin {plugin[0]}: applies to cells only; leave it out to measure models")
     store = open_store(db)
     runs_path = runs_folder(runs, db, write=True)
-    settings = evaluate.task_settings(tasks or [], include_path=include_path, shots=shots, limit=limit)
+    settings = evaluate.task_settings(tasks or [], include_path=include_path, shots=shots, limit=limit, samples=samples)
     plan_options: dict[str, Any] = {
         "runs": runs_path, "probes": [*(probe or []), *settings], "lengths": length or [], "sweep": sweep,
         "settings": settings,

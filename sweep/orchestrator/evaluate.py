@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...results.metrics import STDERR_SUFFIX
+from ...results.console.text import counted
+from ...results.metrics import SAMPLES, STDERR_SUFFIX
 from ...results.store.records import MeasuredValue, NewRevision
 from ...results.store.store import Store
 from ..attempt import trained_cells
@@ -48,30 +49,47 @@ class CellMeasurements:
 
     cell: Cell
     values: Sequence[MeasuredValue]
+    folder: Path | None = None
+    """Folder of the attempt with these values; None without values."""
+
+    def _samples(self, value: MeasuredValue) -> Path | None:
+        """Return the file with the questions and answers that a score was computed from; None if none was kept."""
+        name = (value.description or {}).get(SAMPLES)
+        return self.folder / name if self.folder is not None and name else None
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return one dict per measurement, in the order of `values`.
 
-        Keys: cell (id), slug, and the database's columns probe, metric, length, value, unit, n, reason. `value` is None
-        where `reason` says why there is none.
+        Keys: cell (id), slug, the database's columns probe, metric, length, value, unit, n, reason, and samples (the
+        file of a task's questions). `value` is None where `reason` says why there is none.
         """
         names = ("probe", "metric", "length", "value", "unit", "n", "reason")
         cell_columns = {"cell": self.cell.id, "slug": self.cell.slug}
-        return [{**cell_columns, **{name: getattr(value, name) for name in names}} for value in self.values]
+        return [
+            {
+                **cell_columns, **{name: getattr(value, name) for name in names},
+                SAMPLES: str(file) if (file := self._samples(value)) else None,
+            }
+            for value in self.values
+        ]  # fmt: skip
 
     def text(self) -> str:
         """Return one line, "SLUG: PROBE METRIC [LENGTH] VALUE, ...", with all measurements in order.
 
         Values have six significant digits. A missing value shows its reason code, the part of the reason before ":". A
-        value with a standard error is followed by "± ERROR".
+        value with a standard error is followed by "± ERROR". A second line names the folder of kept samples.
         """
+        files = {file for value in self.values if (file := self._samples(value))}
+        sample_lines = [
+            f"{self.cell.slug}: samples of {counted(len(files), 'task')} in {file.parent}" for file in files
+        ][:1]
         errors = {value.metric: value.value for value in self.values if value.metric.endswith(STDERR_SUFFIX)}
         texts = [
             _format_value(value, errors.get(value.metric + STDERR_SUFFIX))
             for value in self.values
             if value.metric not in errors
         ]
-        return f"{self.cell.slug}: {', '.join(texts)}"
+        return "\n".join([f"{self.cell.slug}: {', '.join(texts)}", *sample_lines])
 
 
 def _format_value(value: MeasuredValue, error: float | None) -> str:
@@ -180,7 +198,7 @@ def _cells_by_sweep(store: Store) -> dict[str, set[str]]:
 
 
 def task_settings(
-    tasks: Sequence[str], *, include_path: str | None, shots: int | None, limit: int | None
+    tasks: Sequence[str], *, include_path: str | None, shots: int | None, limit: int | None, samples: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of the probe downstream for an evaluation; nothing is loaded.
 
@@ -189,6 +207,7 @@ def task_settings(
         include_path: Folder with further task files; None: none.
         shots: Solved examples before each question; None: as the task says.
         limit: Number of questions of each task; None: all.
+        samples: Keep the questions and answers.
 
     Returns:
         The settings by name of the probe; empty without tasks.
@@ -198,14 +217,15 @@ def task_settings(
     """
     names = tuple(dict.fromkeys(name.strip() for item in tasks for name in item.split(",") if name.strip()))
     if not names:
-        options = {"--include-path": include_path, "--shots": shots, "--limit": limit}
+        options = {"--include-path": include_path, "--shots": shots, "--limit": limit, "--samples": samples or None}
         for option in (option for option, value in options.items() if value is not None):
             raise SweepError(f"{option}: applies to downstream tasks only; name some with --tasks")
         if tasks:
             raise SweepError("--tasks: names no task; write names such as blimp,hellaswag")
         return {}
     folder = None if include_path is None else str(Path(include_path).expanduser().resolve())
-    return {"downstream": {"tasks": names, "include_path": folder, "shots": shots, "limit": limit}}
+    settings = {"tasks": names, "include_path": folder, "shots": shots, "limit": limit, "samples": samples}
+    return {"downstream": settings}
 
 
 def check_tasks(settings: ProbeSettings) -> None:
@@ -320,16 +340,19 @@ def run(
             run_tasks(store, claimed, listener, opened_executor, runs=runs, commit=git_state())
         except Interrupted as stop:
             raise Interrupted(stop.number, "run evaluate again for the cells that are not finished") from stop
-    return [CellMeasurements(cell, _newest_values(store, cell, newest_attempts[cell.id])) for cell in cells]
+    return [_new_measurements(store, cell, newest_attempts[cell.id], runs) for cell in cells]
 
 
-def _newest_values(store: Store, cell: Cell, after_attempt: int) -> list[MeasuredValue]:
+def _new_measurements(store: Store, cell: Cell, after_attempt: int, runs: Path) -> CellMeasurements:
     """Return the measurements of the newest finished evaluation after the attempt with the id `after_attempt`.
 
-    Trainings do not count. Empty without such an evaluation.
+    Trainings do not count. Empty without such an evaluation. `runs` is the runs folder.
     """
     attempts = [
         attempt for attempt in store.attempts(cell.id) if attempt.kind != "train" and attempt.id > after_attempt
     ]
-    done = [attempt.id for attempt in attempts if attempt.state == "done"]
-    return [value for value in store.measurements(cell.id) if value.attempt_id == done[-1]] if done else []
+    done = [attempt for attempt in attempts if attempt.state == "done"]
+    if not done:
+        return CellMeasurements(cell, [])
+    values = [value for value in store.measurements(cell.id) if value.attempt_id == done[-1].id]
+    return CellMeasurements(cell, values, runs / done[-1].run_dir)

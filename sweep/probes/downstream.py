@@ -13,6 +13,7 @@ from ...model.bounds import MAX_COUNT, MAX_SHOTS
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.errors import PackageMissing
+from ...results.metrics import SAMPLES
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class DownstreamConfig(ProbeConfig):
     )
     shots: Int | None = knob(None, "Solved examples before each question; null: as the task says.", ge=0, le=MAX_SHOTS)
     limit: Int | None = knob(None, "Number of questions of each task, the first ones; null: all.", ge=1, le=MAX_COUNT)
+    samples: bool = knob(
+        False, "Keep what the model was asked and answered, question by question, in a file per task (JSON Lines)."
+    )
 
 
 def load_harness() -> ModuleType:
@@ -77,7 +81,10 @@ class Downstream(Probe):
                 yield [self.missing("n/a: no tasks; list some in eval.settings.downstream.tasks")], []
                 continue
             options = self.settings.model_dump(include={"include_path", "shots", "limit"})
-            scores = load_harness().measure_tasks(subject, self.name, self.settings.tasks, **options)
+            folder = subject.folder / SAMPLES if subject.folder is not None and self.settings.samples else None
+            scores = load_harness().measure_tasks(
+                subject, self.name, self.settings.tasks, samples_folder=folder, **options
+            )
             n_measured = sum(score.value is not None and not score.metric.endswith("_stderr") for score in scores)
             reason = next((score.reason for score in scores if score.reason), "n/a: no task has a number")
             total = self.value("tasks", float(len(self.settings.tasks))) if n_measured else self.missing(reason)

@@ -6,6 +6,7 @@ Imports lm_eval at its top; `downstream.load_harness` imports this module where 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 from collections import Counter
@@ -22,12 +23,14 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_disjoint_window, sanitize_list
 
 from ...model.inference.generation import check_sampling
 from ...model.rng import derive_seed
+from ...results.console.output_files import atomic_file, atomic_folder
 from ...results.console.text import did_you_mean
-from ...results.metrics import FRACTION, METRICS, STDERR_SUFFIX
+from ...results.metrics import FRACTION, METRICS, SAMPLES, STDERR_SUFFIX
+from ...results.names import safe_file_name
 from ...results.store.records import Measurement
 from ..errors import MachineError, SweepError
 from .base import GREEDY, Prompt, Sampling
@@ -324,12 +327,14 @@ def measure_tasks(
     include_path: str | None,
     shots: int | None,
     limit: int | None,
+    samples_folder: Path | None = None,
 ) -> list[Measurement]:
     """Return the scores of tasks, with their standard errors, and reasons for those without.
 
     Metrics are TASK/METRIC, and TASK/METRIC_stderr for the standard error; METRIC is "acc" or "acc,FILTER". A value has
     the number of questions and the 95 % interval of the normal distribution. Descriptions hold task, version, shots,
-    chance level, the group that a task is part of, and `main` for the metric that reports show.
+    chance level, the group that a task is part of, `main` for the metric that reports show, and `samples`, the file of
+    the task's questions as "FOLDER/FILE".
 
     Args:
         subject: Model to be measured.
@@ -338,9 +343,12 @@ def measure_tasks(
         include_path: Folder with further task files; None: none.
         shots: Solved examples before each question; None: as the task says.
         limit: Number of questions of each task; None: all.
+        samples_folder: New folder for a file of questions and answers per task; None: none is written.
 
     Raises:
         SweepError: The folder of tasks does not exist.
+        StoreError: The folder of samples exists.
+        WriteRefused: The folder of samples cannot be written.
     """
     manager = _open_tasks(names, include_path)
     loaded, scores = [], []
@@ -353,7 +361,7 @@ def measure_tasks(
         try:
             results = simple_evaluate(
                 model=SubjectModel(subject), tasks=[item for task in loaded for item in task.specification],
-                num_fewshot=shots, limit=limit, task_manager=manager, log_samples=False,
+                num_fewshot=shots, limit=limit, task_manager=manager, log_samples=samples_folder is not None,
             )  # fmt: skip
         except UnreadableTasks as error:
             unreadable = [task for task in loaded if set(task.tasks) & set(error.reasons)]
@@ -362,9 +370,42 @@ def measure_tasks(
                 scores.append(_missing(probe, task.name, reason))
             loaded = [LoadedTask(task.name, manager, include_path) for task in loaded if task not in unreadable]
             continue
-        scores += [score for task in loaded for score in _task_scores(task, results, limit, probe)]
+        files = {} if samples_folder is None else _write_samples(samples_folder, results["samples"])
+        scores += [score for task in loaded for score in _task_scores(task, results, limit, probe, files)]
         break
     return scores
+
+
+def _write_samples(folder: Path, samples_by_task: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """Write a new folder with a file per task, whole or not at all, and return "FOLDER/FILE" by name of the task.
+
+    A file has a JSON object per line, for each question and filter, with the keys and types of the files that
+    `lm_eval --log_samples` writes.
+
+    Args:
+        folder: New folder in an existing one.
+        samples_by_task: The `samples` of the results of `simple_evaluate`.
+
+    Raises:
+        StoreError: The folder exists.
+        WriteRefused: It cannot be written.
+    """
+    files = {task: f"{safe_file_name(task)}.jsonl" for task in samples_by_task}
+    with atomic_folder(folder) as part:
+        for task, samples in samples_by_task.items():
+            with atomic_file(part / files[task]) as stream:
+                for sample in samples:
+                    arguments = {
+                        f"gen_args_{request}": {f"arg_{index}": argument for index, argument in enumerate(values)}
+                        for request, values in enumerate(sample["arguments"])
+                    }
+                    line = {
+                        **sample, "arguments": arguments, "target": str(sample["target"]),
+                        **{key: sanitize_list(sample[key]) for key in ("resps", "filtered_resps")},
+                    }  # fmt: skip
+                    text = json.dumps(line, default=handle_non_serializable, ensure_ascii=False)
+                    stream.write(text.encode() + b"\n")
+    return {task: f"{folder.name}/{name}" for task, name in files.items()}
 
 
 def _missing(probe: str, name: str, reason: str) -> Measurement:
@@ -376,7 +417,7 @@ def _missing(probe: str, name: str, reason: str) -> Measurement:
 
 
 def _task_scores(
-    loaded: LoadedTask, results: Mapping[str, Any], limit: int | None, probe: str
+    loaded: LoadedTask, results: Mapping[str, Any], limit: int | None, probe: str, samples: Mapping[str, str]
 ) -> Iterator[Measurement]:
     """Yield the scores of a requested task, group or tag and of its parts, each followed by its standard error.
 
@@ -385,6 +426,7 @@ def _task_scores(
         results: Results of `simple_evaluate`.
         limit: Number of questions of each task; None: all.
         probe: Name of the probe.
+        samples: File with the questions of a task, by name of the task.
     """
     has_total = loaded.name in loaded.groups and any("," in key for key in results["results"].get(loaded.name, ()))
     chances = {name: _chance(task) for name, task in loaded.tasks.items()}
@@ -401,6 +443,7 @@ def _task_scores(
                 "main": key == main and (name == loaded.name or not has_total),
                 **({"part_of": loaded.name} if name != loaded.name else {}),
                 **({"limit": limit} if limit is not None else {}),
+                SAMPLES: samples.get(name),
             }  # fmt: skip
             if metric in CHOICE_METRICS:
                 facts["chance"] = _group_chance(group, metric, chances, loaded) if group else chances[name]

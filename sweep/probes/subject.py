@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -69,6 +70,8 @@ class Subject(ABC):
     """Device of the model."""
     ranks: Ranks = SINGLE
     """Ranks that measure the model together; each has the model and the corpus."""
+    folder: Path | None = None
+    """Folder of the attempt, for files that a probe keeps; None: it keeps none."""
 
     @abstractmethod
     def losses(
@@ -119,10 +122,17 @@ class Subject(ABC):
             CorpusError: The text cannot be read.
         """
         text = self.long_text(name)
-        corpus = replace(self.corpus, heldout=list(text.documents), heldout_names=list(text.names))
+        return self._with("corpus", replace(self.corpus, heldout=list(text.documents), heldout_names=list(text.names)))
+
+    def in_folder(self, folder: Path) -> Self:
+        """Return this subject with a folder for files that probes keep; nothing is created."""
+        return self._with("folder", folder)
+
+    def _with(self, name: str, value: object) -> Self:
+        """Return a copy of this subject in which one attribute differs."""
         subject = copy.copy(self)
         # a frozen dataclass is copied as it is, so that subclasses need no method of their own
-        object.__setattr__(subject, "corpus", corpus)
+        object.__setattr__(subject, name, value)
         return subject
 
     def long_text(self, name: str) -> LongText:
@@ -190,6 +200,7 @@ class CellSubject(Subject):
     """Callback before each forward pass, which may raise to end a probe that takes minutes."""
     ranks: Ranks = SINGLE
     """Ranks that divide the batches of `losses`, `answers` and `right_answers`, whose results every rank gets."""
+    folder: Path | None = None
 
     def beyond(self, tokens: int) -> str | None:
         """Return why the network's positions do not suffice for `tokens` tokens, or None if they do.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 QUESTIONS = [
     {"text": "The cat", "choices": [" sleeps", " sleep"], "right": 0},
@@ -45,6 +47,45 @@ metric_list:
   - {metric: exact_match, aggregation: mean, higher_is_better: true}
 """,
 }
+
+
+def read_samples(folder: Path, task: str) -> list[dict[str, Any]]:
+    """Return the records of a task's questions that stand in the folder of an attempt."""
+    return [json.loads(line) for line in (folder / "samples" / f"{task}.jsonl").read_text().splitlines()]
+
+
+def check_same_samples(folder: Path, task: str, theirs: list[dict[str, Any]], aside: Path) -> None:
+    """Check that the records of a task are those that lm_eval itself writes, with log probabilities to 1e-4.
+
+    Args:
+        folder: Folder of the attempt with our records.
+        task: Name of the task.
+        theirs: Records of `simple_evaluate` with `log_samples`.
+        aside: New folder for the file of lm_eval.
+    """
+    from lm_eval.loggers import EvaluationTracker
+
+    tracker = EvaluationTracker(output_path=str(aside))
+    tracker.date_id = "today"  # otherwise set with the file of all results
+    tracker.save_results_samples(task, theirs)
+    (file,) = aside.rglob("*.jsonl")
+    ours = read_samples(folder, task)
+    expected = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(ours) == len(expected) > 0
+    for our, their in zip(ours, expected, strict=True):
+        assert list(our) == list(their)
+        for key in our:
+            assert _is_same(our[key], their[key]), (task, key, our[key], their[key])
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    """Return True if two values of records are the same, numbers (also as text) to 1e-4."""
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_is_same, ours, theirs))
+    try:
+        return math.isclose(float(ours), float(theirs), rel_tol=1e-4)
+    except (TypeError, ValueError):
+        return bool(ours == theirs)
 
 
 def write_tasks(folder: Path, answers: dict[str, str]) -> Path:

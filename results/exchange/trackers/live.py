@@ -19,10 +19,10 @@ import psutil
 from ...console.output_files import atomic_file
 from ...errors import SweepUnknown
 from ...names import safe_file_name
-from ...store.records import CellState, MeasuredValue
+from ...store.records import CellState
 from ...store.store import Store
 from . import EXPORTERS
-from .runs import LiveTarget, run_names, tracker_run
+from .runs import LiveTarget, TrackerRun, run_names, tracker_run
 
 RETRY_S = 30.0
 """Longest time in seconds between two attempts to reach a tracker that failed."""
@@ -66,10 +66,11 @@ class Follower:
             if state.attempt_id is not None and self._seen.get(state.cell_id) != state
         ]
         values = self._store.measurements_of([state.cell_id for state, _ in changed])
+        tags = self._store.sweep(self._sweep).tags if changed else ()
         count = 0
         try:
             for state, name in changed:
-                if self._send(state, name, values[state.cell_id]):
+                if self._send(tracker_run(self._store, state, name, values[state.cell_id], tags)):
                     count += 1
                 self._seen[state.cell_id] = state
         finally:
@@ -83,10 +84,9 @@ class Follower:
         if self._receiver is not None:
             self._receiver.close()
 
-    def _send(self, state: CellState, name: str, measured: list[MeasuredValue]) -> bool:
-        """Send what is new of one cell, which has these measurements, and remember it; return False if nothing is."""
-        run = tracker_run(self._store, state, name, measured)
-        sent = self._sent.get(state.cell_id, {"key": None, "step": -1, "state": None, "values": {}})
+    def _send(self, run: TrackerRun) -> bool:
+        """Send what is new of the run of a cell and remember it; return False if nothing is."""
+        sent = self._sent.get(run.cell.id, {"key": None, "step": -1, "state": None, "values": {}})
         values = {f"{value.probe}.{value.metric}@{value.length}": value for value in run.values}
         new_values = {key: value for key, value in values.items() if sent["values"].get(key) != _content(value)}
         curve = tuple(point for point in run.curve if point.step > sent["step"])
@@ -95,7 +95,7 @@ class Follower:
         if self._receiver is None:
             self._receiver = self._module.follow(self._store, self._sweep, self._target)
         key = self._receiver.push(replace(run, curve=curve, values=tuple(new_values.values())), sent["key"])
-        self._sent[state.cell_id] = {
+        self._sent[run.cell.id] = {
             "key": key,
             "step": max([sent["step"], *(point.step for point in curve)]),
             "state": run.state,

@@ -1,9 +1,10 @@
 """Exporter to MLflow: a database `mlflow.db` with one experiment and one run per cell.
 
-Run name: the cell's slug. Parameters: id, seed, levels, axes and tokens, and the complete config under `config.`.
+Run name: the cell's slug. Parameters, which never change: id, seed, levels, axes, tokens, and the complete config
+under `config.`.
 Metrics: `curve/NAME` by step, with the times of training, and `PROBE/METRIC` by context length (0: without a length).
-Tags: `cell` (its id), `state`, and the reasons of missing values as `reason.PROBE.METRIC.LENGTH`. Notes of users are
-the descriptions.
+Tags: `cell` (its id), `state`, the sweep's as `tag.NAME`, and the reasons of missing values as
+`reason.PROBE.METRIC.LENGTH`. Notes of users are the descriptions.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _log(client: Any, id_: str, run: TrackerRun, *, is_new: bool) -> None:
     began, ended = _ms(run.started_at), _ms(run.finished_at)
     facts = {name: str(value) for name, value in run.hyperparameters().items()} if is_new else {}
     facts |= {f"config.{name}": value for name, value in _flat(run.cell.config)} if is_new else {}
-    tags = {"cell": run.cell.id, "state": run.state}
+    tags = {"cell": run.cell.id, "state": run.state} | {f"tag.{name}": "true" for name in run.tags}
     tags |= {"mlflow.note.content": run.cell.note} if run.cell.note else {}
     metrics = [
         Metric(f"curve/{_valid_name(name)}", value, began + round(1000 * point.wall_s), point.step)

@@ -23,7 +23,8 @@ class TrackerRun:
 
     `name` is its slug as a safe file name, followed by the id if several cells share the slug. `state` is that of the
     cell; start and end are those of the attempt of the curve. `curve` is sorted by step; `values` holds one measurement
-    per (probe, metric, length), some with a reason instead of a value.
+    per (probe, metric, length), some with a reason instead of a value. `step` is the last one of the complete curve, 0
+    without any. `tags` are the user's tags of the sweep.
     """
 
     name: str
@@ -33,21 +34,23 @@ class TrackerRun:
     finished_at: datetime | None
     curve: tuple[CurvePoint, ...]
     values: tuple[MeasuredValue, ...]
+    step: int = 0
+    tags: tuple[str, ...] = ()
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return id, state, seed and tokens of the cell, its five levels and the grid's axes, by name."""
-        facts = {"cell": self.cell.id, "state": self.state, "seed": self.cell.seed, "tokens": self.cell.tokens}
+        """Return id, seed and tokens of the cell, its five levels and the grid's axes, by name; these never change."""
+        facts = {"cell": self.cell.id, "seed": self.cell.seed, "tokens": self.cell.tokens}
         return facts | dict(self.cell.levels) | dict(self.cell.axes)
 
     def config(self) -> dict[str, Any]:
-        """Return hyper-parameters by name, `began` and `ended` as UTC text or None, and the complete `config`."""
+        """Return hyper-parameters and state, `began` and `ended` as UTC text or None, and the complete `config`."""
         from ..bundles import format_utc  # every launch imports this module
 
         times = {
             "began": self.started_at and format_utc(self.started_at),
             "ended": self.finished_at and format_utc(self.finished_at),
         }
-        return self.hyperparameters() | times | {"config": dict(self.cell.config)}
+        return self.hyperparameters() | {"state": self.state} | times | {"config": dict(self.cell.config)}
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,12 @@ def tracker_runs(store: Store, sweep: str) -> Iterator[TrackerRun]:
         SweepUnknown: there is no such sweep (at the first item).
     """
     states = store.cell_states(sweep)
-    names = run_names(states)
+    names, tags = run_names(states), store.sweep(sweep).tags
     for start in range(0, len(states), BATCH):
         batch = states[start : start + BATCH]
         values = store.measurements_of([state.cell_id for state in batch])
         for state, name in zip(batch, names[start : start + BATCH], strict=True):
-            yield tracker_run(store, state, name, values[state.cell_id])
+            yield tracker_run(store, state, name, values[state.cell_id], tags)
 
 
 def run_names(states: Sequence[CellState]) -> list[str]:
@@ -81,20 +84,25 @@ def run_names(states: Sequence[CellState]) -> list[str]:
     return [safe_file_name(state.slug) + (f"-{state.cell_id}" if named[state.slug] > 1 else "") for state in states]
 
 
-def tracker_run(store: Store, state: CellState, name: str, values: Sequence[MeasuredValue]) -> TrackerRun:
-    """Return a cell as a run of that name with these measurements.
+def tracker_run(
+    store: Store, state: CellState, name: str, values: Sequence[MeasuredValue], tags: Sequence[str]
+) -> TrackerRun:
+    """Return a cell as a run of that name with these measurements and tags.
 
     The curve, start and end are those of the newest finished training, or of the newest attempt without one. A cell
     without attempts has an empty curve and no times.
     """
     attempt_id = state.trained_attempt_id or state.attempt_id
     attempt = store.attempt(attempt_id) if attempt_id is not None else None
+    curve = tuple(store.curve(attempt_id)) if attempt_id is not None else ()
     return TrackerRun(
         name=name,
         cell=store.cell(state.cell_id),
         state=state.state,
         started_at=attempt.started_at if attempt is not None else None,
         finished_at=attempt.finished_at if attempt is not None else None,
-        curve=tuple(store.curve(attempt_id)) if attempt_id is not None else (),
+        curve=curve,
         values=tuple(values),
+        step=curve[-1].step if curve else 0,
+        tags=tuple(tags),
     )

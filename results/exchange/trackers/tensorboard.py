@@ -1,12 +1,13 @@
 """Exporter to TensorBoard: event files with one run per cell, for `tensorboard --logdir`.
 
 Scalars: `curve/NAME` by step, with the times of training, and `PROBE/METRIC` by context length (0: without a length).
-The reason of a missing value is a text `PROBE/METRIC/reason`. Levels and seed are hyper-parameters. TensorBoard stores
-32-bit floats.
+The reason of a missing value is a text `PROBE/METRIC/reason`. Levels and seed are hyper-parameters; `config`, `tags`
+and `state` are texts, of which the newest state holds. TensorBoard stores 32-bit floats.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def _append(folder: Path, run: TrackerRun, *, is_new: bool) -> None:
         if is_new:
             _record_header(run, record)
         _record_numbers(run, record)
+        _record_state(run, record)
         writer.flush()
 
 
@@ -75,6 +77,17 @@ def _record_header(run: TrackerRun, record: Callable[..., Any]) -> None:
     record(wall_time=began, file_version="brain.Event:2")
     hyper = {name: value if isinstance(value, int) else str(value) for name, value in run.hyperparameters().items()}
     record(wall_time=began, summary=hparams_pb(hyper, trial_id=run.cell.id, start_time_secs=began))
+    # indented text is code in TensorBoard's Markdown
+    config = json.dumps(run.cell.config, indent=1).replace("\n", "\n    ")
+    record(wall_time=began, summary=text_pb("config", f"    {config}"))
+    if run.tags:
+        record(wall_time=began, summary=text_pb("tags", ", ".join(run.tags)))
+
+
+def _record_state(run: TrackerRun, record: Callable[..., Any]) -> None:
+    """Write the state of the cell at the last step of its curve by a call of `record`."""
+    moment = run.finished_at or run.started_at
+    record(wall_time=moment.timestamp() if moment else 0.0, step=run.step, summary=text_pb("state", run.state))
 
 
 def _record_numbers(run: TrackerRun, record: Callable[..., Any]) -> None:

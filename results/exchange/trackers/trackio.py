@@ -30,17 +30,15 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 
     `out` belongs to the protocol of exporters and is not used.
     """
-    tags = list(store.sweep(sweep).tags)
-    return lambda run: _write(folder, project_name(sweep), run, tags)
+    return lambda run: _write(folder, project_name(sweep), run)
 
 
 def follow(store: Store, sweep: str, target: str) -> LiveTarget:
     """Return the receiver that appends the news of a run to the project of the sweep in the folder `target`."""
-    tags = list(store.sweep(sweep).tags)
 
     def push(run: TrackerRun, key: str | None) -> str:
         """Append the news; the key is the cell's id."""
-        _write(Path(target), project_name(sweep), run, tags)
+        _write(Path(target), project_name(sweep), run)
         return run.cell.id
 
     return LiveTarget(push)
@@ -56,17 +54,17 @@ def project_name(sweep: str) -> str:
     return name if re.fullmatch(r"[\w-]+", name) else re.sub(r"[^\w-]", "-", name) + f"-{_digest(name)}"
 
 
-def _write(folder: Path, project: str, run: TrackerRun, tags: list[str]) -> None:
+def _write(folder: Path, project: str, run: TrackerRun) -> None:
     """Write a run's config and numbers in one transaction; a row that was written before is left alone.
 
     Args:
         folder: folder of the databases, created if it does not exist.
         project: name of the project.
         run: run to write, possibly with its new points and values alone.
-        tags: user's tags of the sweep.
     """
     sqlite_storage.TRACKIO_DIR = folder  # a constant of the module, which TRACKIO_DIR sets only at its import
-    config = run.config() | {"tags": tags, "note": run.cell.note, "_Group": re.sub(r"-s\d+$", "", run.cell.slug)}
+    own = {"tags": list(run.tags), "note": run.cell.note, "_Group": re.sub(r"-s\d+$", "", run.cell.slug)}
+    config = run.config() | own
     earlier = Storage.get_run_config(project, run.name, run_id=run.cell.id) or {}
     reasons = dict(earlier.get("reasons", {}))
     for value in run.values:

@@ -2,7 +2,7 @@
 
 Project: the sweep. Run id: the cell's id. Config: id, state, seed, levels, axes and the cell's complete config.
 History: `curve/NAME` over `step`, and `PROBE/METRIC` over `length`. Summary: `PROBE/METRIC@LENGTH`, or the reason of a
-missing value. Nothing about this machine or the working folder is written.
+missing value. Tags: the sweep's. Nothing about this machine or the working folder is written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
         """Write one offline run, with the cell's id as its run id; nothing is sent.
 
         The config holds cell (the id), state, seed, tokens, the levels and the grid's axes by name, `began` and `ended`
-        as UTC text or None, and under `config` the cell's complete config. No tags or groups are set.
+        as UTC text or None, and under `config` the cell's complete config. No groups are set.
         """
         with wandb.init(
             project=safe_file_name(sweep),
@@ -42,6 +42,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
             name=run.name,
             dir=str(folder),
             config=run.config(),
+            tags=run.tags,
             settings=settings,
         ) as target:
             _log(run, target)
@@ -69,7 +70,8 @@ def follow(store: Store, sweep: str, target: str) -> LiveTarget:
         if run.cell.id not in open_runs:
             open_runs[run.cell.id] = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or safe_file_name(sweep), id=run.cell.id, name=run.name,
-                dir=target, config=run.config(), resume="allow", reinit="create_new", settings=_settings(mode),
+                dir=target, config=run.config(), tags=run.tags, resume="allow", reinit="create_new",
+                settings=_settings(mode),
             )  # fmt: skip
         handle = open_runs[run.cell.id]
         handle.config.update({"state": run.state}, allow_val_change=True)

@@ -14,6 +14,7 @@ import pytest
 from atma_sweep.results.exchange.trackers import EXPORTERS, Exporter, live
 from atma_sweep.results.exchange.trackers.live import Follower, default_target, follow
 from atma_sweep.results.exchange.trackers.runs import LiveTarget
+from atma_sweep.results.maintenance import names_tags_notes
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import Store
@@ -31,7 +32,11 @@ Numbers = dict[str, list[tuple[int, float]]]
 def read_tensorboard(folder: Path, name: str, cell: str) -> Numbers:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / name), size_guidance={"scalars": 0}).Reload()
+    events = EventAccumulator(str(folder / name), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    states = [state.tensor_proto.string_val[0] for state in events.Tensors("state")]
+    assert (states[0], states[-1] in (b"done", b"failed")) == (b"running", True)
+    if cell:  # of the sweep with tags
+        assert events.Tensors("tags")[0].tensor_proto.string_val[0] == b"paper"
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
@@ -41,6 +46,9 @@ def read_mlflow(folder: Path, name: str, cell: str) -> Numbers:
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("quick")
     (own_run,) = [run for run in client.search_runs([experiment.experiment_id]) if run.info.run_name == name]
+    assert own_run.info.status == ("FAILED" if own_run.data.tags["state"] == "failed" else "FINISHED")
+    assert own_run.data.tags["tag.paper"] == "true"
+    assert "state" not in own_run.data.params, "parameters never change"
     history = {tag: client.get_metric_history(own_run.info.run_id, tag) for tag in own_run.data.metrics}
     return {tag: [(metric.step, metric.value) for metric in metrics] for tag, metrics in history.items()}
 
@@ -51,6 +59,8 @@ def read_wandb(folder: Path, name: str, cell: str) -> Numbers:
     numbers: Numbers = {}
     for file in sorted(folder.glob(f"wandb/offline-run-*-{cell}/run-{cell}.wandb")):
         for record in records(file, Record):
+            if record.HasField("run"):
+                assert list(record.run.tags) == ["paper"]
             items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
             row = {key: json.loads(value) for key, value in items.items() if key[0] != "_"}
             x = row.pop("step", row.pop("length", None))
@@ -65,7 +75,7 @@ def read_trackio(folder: Path, name: str, cell: str) -> Numbers:
     sqlite_storage.TRACKIO_DIR = folder
     (own_run,) = [run for run in Api().runs("quick") if run.name == name]
     (state,) = [state for state in ("done", "failed") if own_run.config["state"] == state]
-    assert (own_run.id, own_run.config["cell"]) == (cell, cell)
+    assert (own_run.id, own_run.config["cell"], own_run.config["tags"]) == (cell, cell, ["paper"])
     assert own_run.config["reasons"] == ({"clean/nats@64": "oom: no memory"} if state == "done" else {})
     numbers: Numbers = {}
     for row in sqlite_storage.SQLiteStorage.get_logs("quick", name, run_id=cell):
@@ -122,6 +132,7 @@ def test_tracker_holds_every_number_once(
     pytest.importorskip(tracker)
     first, second = cells(2)
     store.record_revision("quick", grid_text="x", grid_file="x", cells=[first, second])
+    names_tags_notes.tag(store, "quick", ["paper"])
     target, memory = target_of(tracker, tmp_path / "target"), tmp_path / "memory.json"
 
     def begin(cell: Any, inherit: tuple[int, int] | None = None) -> DatabaseRecorder:

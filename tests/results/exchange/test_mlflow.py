@@ -116,4 +116,5 @@ def test_numbers_to_the_last_bit(client: Any, cells: Any) -> None:
         "config.seed": 0,
     }  # fmt: skip
     tags = run.data.tags
+    assert (tags["state"], tags["tag.paper"], "state" in params) == ("done", "true", False)
     assert (tags["reason..._clean.nats.4096"], tags["mlflow.note.content"]) == ("oom: no\nmemory", "of a cell")

@@ -12,6 +12,7 @@ from atma_sweep.results.errors import PackageMissing, StoreError, SweepUnknown
 from atma_sweep.results.exchange import trackers
 from atma_sweep.results.exchange.trackers import EXPORTERS
 from atma_sweep.results.exchange.trackers.runs import tracker_runs
+from atma_sweep.results.maintenance import names_tags_notes
 from atma_sweep.results.store import attempt_queries
 from atma_sweep.results.store.records import AXES
 from histories import at, files, launch, rows, run
@@ -28,6 +29,7 @@ def filled(store, cells):
     run(store, first.id, 5, value=1 / 3)
     run(store, first.id, 6, value=2 / 3)
     run(store, second.id, 7, value=0.1, state="failed")
+    names_tags_notes.tag(store, "quick", ["paper", "baseline"])
     return store
 
 
@@ -128,8 +130,13 @@ class TestTensorboard:
         hyperparameters = {
             name: value.string_value or value.number_value for name, value in data.session_start_info.hparams.items()
         }
-        expected = {"cell": cells(3)[2].id, "state": "new", "seed": 0, "tokens": 3 * 10**9, "lr": "0.1"}
+        expected = {"cell": cells(3)[2].id, "seed": 0, "tokens": 3 * 10**9, "lr": "0.1"}
         assert hyperparameters == expected | dict(cells(3)[2].levels)
+        texts = {
+            tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in ("config", "tags", "state")
+        }
+        assert (texts["state"], texts["tags"]) == ("new", "baseline, paper")
+        assert json.loads(texts["config"]) == cells(3)[2].config
         assert "val/val_loss" not in read(NAMES[2]).Tags()["scalars"]  # it failed; its curve is there all the same
         assert len(read(NAMES[2]).Scalars("curve/train_loss")) == 3
 
@@ -177,6 +184,7 @@ class TestWandb:
         assert config["config"] == cell.config
         assert {axis: config[axis] for axis in AXES} == cell.levels
         assert (config["seed"], config["state"], config["began"]) == (0, "done", "2026-01-02T03:10:05.678Z")
+        assert list(described.tags) == ["baseline", "paper"]
 
     def test_runs_of_an_unmeasured_and_a_failed_cell(self, read, cells):
         described, history, _ = read(cells(3)[2].id)
@@ -218,6 +226,7 @@ class TestTrackio:
         assert (values["step"], values["val/val_loss"]) == (0, 2 / 3)
         config = described.config
         assert (described.name, config["state"], config["config"]) == (NAMES[1], "done", cells(1)[0].config)
+        assert config["tags"] == ["baseline", "paper"]
         assert config["_Group"] == cells(1)[0].slug.removesuffix("-s0")
         assert config["reasons"] == {"clean/nats@4096": "oom: no memory"}
         assert {axis: config[axis] for axis in AXES} == cells(1)[0].levels

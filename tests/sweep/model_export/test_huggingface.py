@@ -87,6 +87,19 @@ def test_logits_and_greedy_text_are_ours(tmp_path: Path, parts: dict[str, object
         assert both[:, 16:].tolist() == ours
         uncached = theirs.generate(torch.cat([padded, long]), attention_mask=torch.cat([mask, torch.ones_like(mask)]), use_cache=False, **options)  # fmt: skip
         assert uncached.tolist() == both.tolist()
+        torch.manual_seed(6)
+        drawn = theirs.generate(
+            torch.cat([padded, long]), attention_mask=torch.cat([mask, torch.ones_like(mask)]),
+            **options | {"do_sample": True, "top_k": 0},
+        )  # fmt: skip
+        torch.manual_seed(6)
+        rows = [short, long]
+        for _ in range(6):
+            next_BV = torch.cat([loaded.model(row_1T)[:, -1] for row_1T in rows])
+            next_BV[:, 257:] = -torch.inf  # tokens that the tokenizer lacks
+            picked_B1 = torch.multinomial(next_BV.softmax(-1), 1)
+            rows = [torch.cat([row_1T, picked_B1[i : i + 1]], 1) for i, row_1T in enumerate(rows)]
+        assert drawn[:, 16:].tolist() == [row_1T[0, -6:].tolist() for row_1T in rows]
 
 
 def test_right_padding_is_not_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.external_models.tiny import make_tiny_checkpoint
 from bench import Bench
-from harness_tasks import TASKS, write_tasks
+from harness_tasks import TASKS, check_same_samples, read_samples, write_tasks
 from once import once
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -51,18 +51,31 @@ def test_cells_and_models_answer_the_same_tasks(desk: Bench, model_folder: Path,
     lm_eval = pytest.importorskip("lm_eval")
     pytest.importorskip("accelerate")
     folder = write_tasks(tmp_path / "tasks", {"Say": "", "Once more": "never"})
-    options = ("--tasks", ",".join(TASKS), "--include-path", str(folder))
+    options = ("--tasks", ",".join(TASKS), "--include-path", str(folder), "--samples")
     cell = "nope-baseline-d0-m0-w0-s0"
     output = evaluate(desk, cell, *options)
     assert "downstream tasks 3" in output
-    evaluate(desk, f"hf:{model_folder / 'tiny-llama'}", "--sweep", "micro", *options)
+    runs = desk.folder / "atma-runs"
+    ((run_dir,),) = desk.sql("SELECT run_dir FROM attempt WHERE kind = 'evaluate'")
+    assert f"{cell}: samples of 3 tasks in {runs / str(run_dir) / 'samples'}" in output.replace("\n", "")
+    assert f"samples of 3 tasks: {run_dir}/samples, in the runs folder" in desk.ask("show", cell)
+    output = evaluate(desk, f"hf:{model_folder / 'tiny-llama'}", "--sweep", "micro", "--json", *options)
+    files = {row["metric"]: row["samples"] for row in json.loads(output[output.index("[\n") :])}
+    ((run_dir,),) = desk.sql("SELECT run_dir FROM attempt WHERE kind = 'external'")
+    assert files["tiny_choices/acc"] == str(runs / str(run_dir) / "samples" / "tiny_choices.jsonl")
+    assert files["tasks"] is None
     stored = {metric: value for _, probe, metric, _, value, *_ in desk.sql(VALUES) if probe == "downstream"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         theirs = lm_eval.simple_evaluate(
             model="hf", model_args={"pretrained": str(model_folder / "tiny-llama")}, device="cpu", tasks=list(TASKS),
-            task_manager=lm_eval.tasks.TaskManager(include_path=str(folder), include_defaults=False), log_samples=False,
-        )["results"]  # fmt: skip
+            task_manager=lm_eval.tasks.TaskManager(include_path=str(folder), include_defaults=False), log_samples=True,
+        )  # fmt: skip
+    samples, theirs = theirs["samples"], theirs["results"]
+    for task in TASKS:
+        check_same_samples(runs / str(run_dir), task, samples[task], tmp_path / "theirs" / task)
+    accuracies = [record["acc"] for record in read_samples(runs / str(run_dir), "tiny_choices")]
+    assert stored["tiny_choices/acc"] == pytest.approx(sum(accuracies) / 5)
     for task, metric in (("tiny_choices", "acc"), ("tiny_answers", "exact_match"), ("tiny_rolling", "bits_per_byte")):
         assert stored[f"{task}/{metric}"] == pytest.approx(theirs[task][f"{metric},none"], rel=1e-5), task
     table = json.loads(desk.ask("report", "--table", "downstream", "--sweep", "micro", "--json"))

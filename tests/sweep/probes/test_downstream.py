@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.model.rng import derive_seed, rng_stream
-from atma_sweep.results.errors import PackageMissing
+from atma_sweep.results.errors import PackageMissing, WriteRefused
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.sweep.attempt.trained_cells import LoadedModel
 from atma_sweep.sweep.errors import MachineError, SweepError
@@ -22,7 +23,7 @@ from atma_sweep.sweep.orchestrator.evaluate import check_tasks, task_settings
 from atma_sweep.sweep.probes.downstream import load_harness
 from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 from factories import cell_record
-from harness_tasks import CHANCE, QUESTIONS, TASKS, TEXTS, write_tasks
+from harness_tasks import CHANCE, QUESTIONS, TASKS, TEXTS, check_same_samples, read_samples, write_tasks
 
 PROMPTS = {"Say": "", "Once more": ""}
 SMALL = {"attn_type": "rope", "window": True, "window_size": 8, "vocab_size": 264}
@@ -77,7 +78,7 @@ def test_harness_scores_equal_those_of_logits(pupil: CellSubject, tmp_path: Path
         right = [float(choice == row["right"]) for choice, row in zip(chosen, QUESTIONS, strict=True)]
         written = {prompt: greedy(pupil, prompt, 12) for prompt in PROMPTS}
     answers = {"Say": written["Say"], "Once more": written["Once more"] + "!"}
-    got = scores(pupil, write_tasks(tmp_path / "tasks", answers), *TASKS)
+    got = scores(pupil.in_folder(tmp_path), write_tasks(tmp_path / "tasks", answers), *TASKS, samples=True)
     accuracy = got["tiny_choices/acc"]
     mean = sum(right) / 5
     error = math.sqrt(mean * (1 - mean) / 4)
@@ -90,7 +91,19 @@ def test_harness_scores_equal_those_of_logits(pupil: CellSubject, tmp_path: Path
     assert facts.pop("words") == "Task tiny_choices of lm-evaluation-harness, version 3.5: acc."
     assert facts == {
         "better": "higher", "decimals": 1, "task": "tiny_choices", "version": "3.5", "shots": 0, "main": True,
+        "samples": "samples/tiny_choices.jsonl",
     }  # fmt: skip
+    questions = read_samples(tmp_path, "tiny_choices")
+    assert [(record["doc"], record["acc"]) for record in questions] == list(zip(QUESTIONS, right, strict=True))
+    for record in questions:
+        text = record["doc"]["text"]
+        # spaces at the end of a context are scored
+        nats = [log_probability(pupil, text.rstrip(), text[len(text.rstrip()) :] + c) for c in record["doc"]["choices"]]
+        assert [float(logprob) for logprob, _ in record["filtered_resps"]] == pytest.approx(nats, rel=1e-5)
+    answered = read_samples(tmp_path, "tiny_answers")
+    assert [(record["resps"], record["exact_match"]) for record in answered] == [
+        ([[text]], float(text == answers[prompt])) for prompt, text in written.items()
+    ]
     assert got["tiny_answers/exact_match"].value == 0.5
     assert got["tiny_rolling/bits_per_byte"].unit == "bits/byte"
     assert got["tasks"].value == 3
@@ -132,6 +145,24 @@ def test_answers_are_sampled_as_the_task_says(pupil: CellSubject) -> None:
     ):
         with pytest.raises(load_harness().UnreadableTasks, match=reason):
             answer(**settings)
+
+
+def test_samples_appear_complete_or_never(pupil: CellSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tasks(tmp_path / "tasks", PROMPTS)
+    harness = load_harness()
+    lists: list[Any] = []
+
+    def fill_disk(values: Any) -> Any:
+        lists.append(values)
+        if len(lists) > 2 * len(QUESTIONS):
+            raise OSError(errno.ENOSPC, "no space left")
+        return values
+
+    monkeypatch.setattr(harness, "sanitize_list", fill_disk)
+    with pytest.raises(WriteRefused, match="no space left"):
+        scores(pupil.in_folder(tmp_path), folder, "tiny_choices", "tiny_rolling", samples=True)
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("datasets", "tasks")] == []
+    assert "samples" not in dict(scores(pupil, folder, "tiny_rolling")["tiny_rolling/bits_per_byte"].description or {})
 
 
 @pytest.mark.thorough
@@ -182,8 +213,9 @@ def test_tasks_that_cannot_be_loaded_are_refused(tmp_path: Path, monkeypatch: py
             check_tasks(task_settings(names, include_path=str(folder), shots=None, limit=None))
     with pytest.raises(SweepError, match="no such folder"):
         check_tasks(task_settings(["a"], include_path=str(tmp_path / "none"), shots=None, limit=None))
-    with pytest.raises(SweepError, match="--limit: applies to downstream tasks only; name some with --tasks"):
-        task_settings([], include_path=None, shots=None, limit=3)
+    for option, values in (("limit", {"limit": 3}), ("samples", {"samples": True})):
+        with pytest.raises(SweepError, match=f"--{option}: applies to downstream tasks only; name some with --tasks"):
+            task_settings([], **{"include_path": None, "shots": None, "limit": None} | values)
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +240,7 @@ def test_exported_cell_scores_the_same_by_lm_eval(pupil: CellSubject, tmp_path: 
     with torch.no_grad():
         answers = {prompt: greedy(pupil, prompt, 12) for prompt in PROMPTS}
     folder = write_tasks(tmp_path / "tasks", {**answers, "third": "never"})
-    ours = scores(pupil, folder, *TASKS)
+    ours = scores(pupil.in_folder(tmp_path), folder, *TASKS, samples=True)
     (tmp_path / "model").mkdir()
     loaded = LoadedModel(pupil.model, pupil.tokenizer, pupil.config, "c" * 12, "slug")
     write_model_folder(tmp_path / "model", loaded, cell_record("c"), [], "1")
@@ -218,9 +250,12 @@ def test_exported_cell_scores_the_same_by_lm_eval(pupil: CellSubject, tmp_path: 
         patch.chdir(folder)
         theirs = lm_eval.simple_evaluate(
             model="hf", model_args={"pretrained": str(tmp_path / "model"), "trust_remote_code": True}, device="cpu",
-            tasks=list(TASKS), batch_size=2, log_samples=False,
+            tasks=list(TASKS), batch_size=2, log_samples=True,
             task_manager=lm_eval.tasks.TaskManager(include_path=str(folder), include_defaults=False),
-        )["results"]  # fmt: skip
+        )  # fmt: skip
+    samples, theirs = theirs["samples"], theirs["results"]
+    for task in TASKS:
+        check_same_samples(tmp_path, task, samples[task], tmp_path / "theirs" / task)
     pairs = [("tiny_choices", "acc"), ("tiny_answers", "exact_match"), ("tiny_rolling", "bits_per_byte")]
     for task, metric in pairs:
         assert ours[f"{task}/{metric}"].value == pytest.approx(theirs[task][f"{metric},none"], rel=1e-5), task
