@@ -144,7 +144,8 @@ def draw_lines_with_means(
 
     highlighted = highlighted or {}
     shifts = _sideways(axes, len(styles)) if barred else [axes.transData] * len(styles)
-    hidden = _hidden_levels(cells, means, styles)
+    # lines with bars stand apart sideways
+    hidden = {} if barred else _hidden_levels(cells, means, styles)
     for rank, (name, line_style) in enumerate(styles.items()):
         line = means[means["line"] == name].sort_values("length")
         if line.empty:

@@ -154,9 +154,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     constant = figure_data.draw_options["constant"]
     if constant is not None:
         baseline = f"the constant digit ({format_number(constant, 1, percent=True)} %)"
-        letters: dict[str, Any] = {"linestyle": "none", "marker": "$0$", "markersize": drawing.size("small")}
-        keys[f"mean above {baseline}"] = drawing.key(color=drawing.INK, **letters)
-        keys["mean not above it"] = drawing.key(color=drawing.GREY, **letters)
+        letters: dict[str, Any] = {"linestyle": "none", "marker": r"$\%$", "markersize": drawing.size("small")}
+        keys[f"in black: mean above {baseline}"] = drawing.key(color=drawing.INK, **letters)
+        keys["in grey: mean not above it"] = drawing.key(color=drawing.GREY, **letters)
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 

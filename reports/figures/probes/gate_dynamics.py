@@ -158,9 +158,10 @@ def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
 
 def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], thin: Collection[tuple[int, int]]) -> None:
     """Draw one line per layer and series: `value` over `x`; those of `thin`, (layer, series), are thin."""
-    for key, line in rows.groupby(["layer", "series"], sort=True):
-        width = drawing.line_width(THIN if key in thin else THICK)
-        axes.plot(line["x"], line["value"], color=inks[int(key[0])], linewidth=width)
+    for layer, series in sorted(set(zip(rows["layer"].astype(int), rows["series"].astype(int), strict=True))):
+        line = rows[(rows["layer"] == layer) & (rows["series"] == series)]
+        width = drawing.line_width(THIN if (layer, series) in thin else THICK)
+        axes.plot(line["x"], line["value"], color=inks[layer], linewidth=width)
 
 
 def _draw_traces(axes: Axes, rows: pd.DataFrame) -> Any:

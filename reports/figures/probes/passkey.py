@@ -13,6 +13,7 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
 from ..canvas.length_frames import configuration_of, in_grid_order, single_value
+from ..canvas.line_drawing import REFERENCE
 from .heat_maps import (
     MAX_CELLS,
     add_colour_bar,
@@ -175,7 +176,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         ] = drawing.patch(facecolor=FRAMED, linewidth=drawing.line_width(1.2), **FRAME)
     if figure_data.draw_options["trained"]:
         keys[f"training length ({format_length(figure_data.draw_options['trained'])})"] = drawing.key(
-            color=drawing.INK, linestyle=(0, (2, 1.5)), linewidth=drawing.line_width(0.9)
+            color=drawing.INK, linestyle=REFERENCE["linestyle"], linewidth=drawing.line_width(0.9)
         )
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
@@ -215,5 +216,8 @@ def _label_axes(axes: Axes, lengths: list[int], depths: list[float], trained: in
     if trained_columns and len(trained_columns) < len(lengths):
         axes.axvline(max(trained_columns) + 0.5, color="#ffffff", linewidth=drawing.line_width(2.4))
         axes.axvline(
-            max(trained_columns) + 0.5, color="#000000", linewidth=drawing.line_width(0.9), linestyle=(0, (2, 1.5))
+            max(trained_columns) + 0.5,
+            color="#000000",
+            linewidth=drawing.line_width(0.9),
+            linestyle=REFERENCE["linestyle"],
         )

@@ -201,9 +201,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     _draw_frame(axes, labels, shown)
     first = next(axis for axis in order if axis in units)
     _colour_axis(axes, order[first], scales[first], norm, chart)
-    handles = {}
-    labels = (REST, f"{NEXT} of the trials", figure_data.draw_options["thick"])
-    for label, (trials, width, alpha) in reversed(list(zip(labels, groups, strict=True))):
+    handles: dict[str, Any] = {}
+    key_labels = (REST, f"{NEXT} of the trials", figure_data.draw_options["thick"])
+    for label, (trials, width, alpha) in reversed(list(zip(key_labels, groups, strict=True))):
         if len(trials):
             ink = chart(float(norm(trials["value"].median())))
             handles[label] = drawing.key(color=ink, linewidth=drawing.line_width(width), alpha=alpha)

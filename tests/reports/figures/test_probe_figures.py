@@ -147,9 +147,9 @@ class TestPasskey:
         squares = figure_data.frame.groupby(["configuration", "length", "depth"])["se"]
         errors = [100 * math.hypot(*group) / len(group) for _, group in squares]
         assert figure_data.notes[0] == (
-            "Share of digits recalled; each square: mean over 2 seeds of a configuration, 4 trials per seed. Standard "
-            f"error of a square, from the spread of its trials: median {np.median(errors):.0f}, at most "
-            f"{max(errors):.0f} points. Depth: share of the text before the value."
+            "Share of the digits of a passkey that are recalled (colour and number, in %); each square: mean over 2 seeds "
+            "of a configuration, 4 trials per seed. Standard error of a square, from the spread of its trials: median "
+            f"{np.median(errors):.0f}, at most {max(errors):.0f} points. Depth: share of the text that precedes the digits."
         )
 
     def test_axis_label_is_between_maps_and_bar(self, probed: Store) -> None:
@@ -266,7 +266,9 @@ class TestMemoryRecall:
         figure = figure_of(figure_data)
         check_column(figure)
         (legend,) = figure.legends
-        assert [text.get_text() for text in legend.get_texts()] == [*names.values(), "chance level, a random value"]
+        assert [text.get_text() for text in legend.get_texts()] == [
+            *names.values(), "chance level, a random value", "95 % interval",
+        ]  # fmt: skip
         alone, context = figure.axes
         inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2} - {"#ffffff"}
         assert len(inks) == 5 + 1, "every memory has a colour of its own, and so has chance"

@@ -35,6 +35,7 @@ def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
     assert figure_data.notes == (
         "Lines: means over layers, seed (4 cells each); dots: single cells. No band over fewer than three configurations or seeds.",
         "Other numeric axes: layers.",
+        "PoLAR: polar attention (direction and magnitude are separate outputs); NoPE: softmax attention without positions.",
         "Sweep rates, revision 1.",
     )
     axes = figure_of(figure_data).axes[0]
