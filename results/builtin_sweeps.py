@@ -5,6 +5,8 @@ They are published numbers (results/paper) and shipped sweeps (results/shipped).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from . import paper, shipped
@@ -37,7 +39,17 @@ def open_store_with_builtins(
 ) -> Store:
     """Open the database, or a temporary one for a built-in sweep that it lacks or if there is no default database.
 
-    A sweep that is not built in is not looked up here.
+    A sweep that is not built in is not looked up here. Arguments and errors are those of `store_opener`.
+    """
+    return store_opener(db, sweep, patience=patience, read_only=read_only)()
+
+
+def store_opener(
+    db: str | Path | None, sweep: str | None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
+) -> Callable[[], Store]:
+    """Open the database, and return a function that returns it, or a temporary one with a built-in sweep.
+
+    That function loads the built-in sweep, which takes seconds.
 
     Args:
         db: database URL, file, or None for the default.
@@ -50,17 +62,21 @@ def open_store_with_builtins(
             built-in sweeps.
         StoreError: as open_store.
     """
-    is_builtin = paper.is_published(sweep) or shipped.is_shipped(sweep)
     try:
         store = open_store(db, patience=patience, read_only=read_only)
     except StoreMissing as error:
-        if not is_builtin:
+        if not is_builtin(sweep):
             raise StoreMissing(f"{error}{_offer(sweep)}") from error
         if db is not None:  # a misspelled path must not show other numbers than those of the file that was meant
             fact = str(error).partition(";")[0]
             raise StoreMissing(f"{fact}; sweep {sweep} is built in: omit --db to read it without a database") from error
-        return paper.shared_published(str(sweep)) if paper.is_published(sweep) else shipped.shipped_store(str(sweep))
-    return store_with_builtin(store, str(sweep)) if is_builtin else store
+        return partial(paper.shared_published if paper.is_published(sweep) else shipped.shipped_store, str(sweep))
+    return partial(store_with_builtin, store, str(sweep)) if is_builtin(sweep) else lambda: store
+
+
+def is_builtin(sweep: str | None) -> bool:
+    """Return True if it is the name of a built-in sweep."""
+    return paper.is_published(sweep) or shipped.is_shipped(sweep)
 
 
 def _offer(sweep: str | None) -> str:

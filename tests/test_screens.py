@@ -167,6 +167,7 @@ def test_screen_of_the_doctor_fits(screen: Callable[..., str], width: int) -> No
         Check("python", "ok", "3.11.7 of /usr/bin/python3 with atma-sweep 0.1.0 and every package that it requires"),
         Check("file system of database", "bad", "nfs4 loses locks of SQLite, so that two launches may claim a cell",
               "name a database on a local disk with --db, or one of PostgreSQL"),
+        Check("compiled kernels", "absent", "none yet in /root/.cache/atma-sweep/compiled; the first attempt creates it"),
         Check("disk space", "warn", "62 GiB free in /scratch/runs; pilot has 120 cells to train: 156 GiB to keep"),
     ]  # fmt: skip
     assert_fits(

@@ -24,7 +24,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
 
     Returns:
         measures: heading, unit, percent, better, probe, metric, length and definition of each number, and for a mean over lengths
-        values (a number or None per cell). rows: `measure` (index), `axis`, `words` (`_effect_words`) and printed `numbers`, `spot`
+        values (a number or None per cell). rows: `measure` (index), `axis`, `words` (`_effect_labels`) and printed `numbers`, `spot`
         (mean, low and high in printed units, None where unknown), `sure`, `mixed`, `family`, `missing` (text), and
         `pairs` (index). pairs: lists of cell indices, the levels first, then their references; rows share them. words
         and numbers: headings, without that of the measure. notes: sentences, without the first one, on the sweep.
@@ -44,7 +44,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
         spot = [None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)]
         facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": effect.axis}
         numbers = row[table.text_columns :]
-        facts |= {"words": _effect_words(effect), "numbers": [numbers[i] for i in order], "spot": spot}
+        facts |= {"words": _effect_labels(effect), "numbers": [numbers[i] for i in order], "spot": spot}
         facts |= {"sure": effect.is_significant, "mixed": effect.is_heterogeneous}
         family = f"{column.heading}: {axis_label(effect.axis)}"
         facts |= {"family": effect.family if effect.confirmatory else family}
@@ -70,7 +70,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     }
 
 
-def _effect_words(effect: Effect) -> list[str]:
+def _effect_labels(effect: Effect) -> list[str]:
     """Return factor, "level against reference" and stratum in plain words; " ~" ends a stratum whose parts differ."""
     factor = axis_heading(effect.axis) + (" (declared)" if effect.confirmatory else "")
     levels = " against ".join(level_below_axis(level, effect.axis) for level in (effect.level, effect.reference))

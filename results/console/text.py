@@ -261,8 +261,8 @@ def fold(text: str, width: int | None) -> str:
     """Return text with the lines that are wider than `width` continued on further lines, broken between words only.
 
     Continuation lines begin below the last column of the line, which a gap of two or more spaces starts, unless that
-    is in the right part of the terminal; without columns they are indented by two more characters. A word that is wider
-    than the terminal stays whole.
+    is in the right part of the terminal; without columns they are indented by two more characters. A long word, such as
+    a path, moves them to the left where it needs the place; one that is wider than the terminal stays whole.
 
     Args:
         text: lines; each fitting one is unchanged.
@@ -277,6 +277,8 @@ def fold(text: str, width: int | None) -> str:
             continue
         columns = [gap.end() for gap in _COLUMN_GAP.finditer(line) if gap.end() <= width * MAX_HANGING_SHARE]
         indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 2
+        longest = max(map(len, line.split()))
+        indent = indent if longest > width else min(indent, width - longest)
         folded += textwrap.wrap(
             line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
             expand_tabs=False,

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ....results.builtin_sweeps import open_store_with_builtins
+from ....results.builtin_sweeps import is_builtin, store_opener
 from ....results.console.output_files import write_file
 from ....results.errors import UserError
 from ....results.store.store import Store
@@ -72,9 +72,10 @@ def serve(
         StoreError: The database cannot be read; before or after it.
     """
     with listening_socket(port) as listener:
-        store = open_store_with_builtins(db, sweep, patience=DATABASE_PATIENCE_S, read_only=True)
-        name = sweep or store.default_sweep()
-        store.change_token(name)  # raises SweepUnknown
+        open_store = store_opener(db, sweep, patience=DATABASE_PATIENCE_S, read_only=True)
+        if sweep is None or not is_builtin(sweep):  # a built-in sweep exists, and takes seconds to load
+            sweep = sweep or open_store().default_sweep()
+            open_store().change_token(sweep)  # raises SweepUnknown
         bound_port, token = listener.getsockname()[1], secrets.token_urlsafe(32)
         address = f"http://{LOOPBACK}:{bound_port}/{token}/"
         tell(address)
@@ -82,7 +83,7 @@ def serve(
         from .app import PreparedApp
         from .connections import Server, config_of  # imports uvicorn, which takes a quarter of a second
 
-        pages = PreparedApp(partial(_prepare, store, name, compare, token))
+        pages = PreparedApp(partial(_prepare, open_store, sweep, compare, token))
         server = Server(config_of(AccessGuard(pages, port=bound_port, token=token)))
         pages.start(on_failure=partial(setattr, server, "should_exit", True))
         with stop_on_signals(server), opened_in_browser(address if browser else None) as note:
@@ -92,8 +93,8 @@ def serve(
         pages.raise_failure()
 
 
-def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIApp:
-    """Import the page builder, build the first version of the page and return its ASGI application.
+def _prepare(open_store: Callable[[], Store], sweep: str, compare: str | None, token: str) -> ASGIApp:
+    """Import the page builder, open the store, build the first version of the page and return its ASGI application.
 
     It takes seconds, and has no access guard.
 
@@ -106,6 +107,7 @@ def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIA
     from .figure_cache import FigureCache
     from .page_cache import PageCache
 
+    store = open_store()
     build = partial(build_blocks, compare=compare, figures=figure_titles(store, sweep))
     return pages_of(PageCache(store, sweep, build), token, FigureCache(partial(block_on_request, store, sweep)))
 

@@ -17,6 +17,8 @@ async function drawBeside() {
   if (!all.why) drawBesideGrid(all);
 }
 
+const besideLevels = (all, { words }) => words.map((level, index) => levelName(all.words[index], level));
+
 /** The compared numbers of which any cell matches. */
 function besideRows(all) {
   const cells = isFiltering() ? matchingCells() : null; // a number that only the other sweep has is of no cell
@@ -26,12 +28,12 @@ function besideRows(all) {
 function besideAll(all) {
   if (all.why) return [plain(all.why)];
   const rows = besideRows(all);
-  const headings = ["Measure", ...all.words, data.sweep, all.reference, "Difference", "Limit", "Verdict", "Cautions"];
-  const line = (row) => [all.measures[row.measure].heading, ...row.words, ...row.texts, row.verdict, row.beware.join("; ")];
+  const headings = ["Measure", ...all.words.map(headingName), data.sweep, all.reference, "Difference", "Limit", "Verdict", "Cautions"];
+  const line = (row) => [all.measures[row.measure].heading, ...besideLevels(all, row), ...row.texts, row.verdict, row.beware.join("; ")];
   const effectHeadings = ["Measure", "Factor", "Levels", data.sweep, all.reference, "Agreement"];
   const squares = all.squares.map((place) => {
-    const points = rows.filter((row) => row.measure === place).map(({ words, cells, verdict, numbers: [y, x] }) =>
-        ({ x, y, group: verdict, name: words.join(", "), cell: cells[0] })); // prettier-ignore
+    const points = rows.filter((row) => row.measure === place).map((row) =>
+        ({ x: row.numbers[1], y: row.numbers[0], group: row.verdict, name: besideLevels(all, row).join(", "), cell: row.cells[0] })); // prettier-ignore
     return square(`square-${place}`, all, titleOf(all.measures[place]), points);
   });
   const effectSquares = all.effects.measures.map((measure, place) => {
@@ -90,13 +92,12 @@ function drawBesideGrid(all) {
   options("beside-verdict", same([EVERY, ...Object.keys(VERDICTS)]), verdict);
   const shown = (row) => all.measures[row.measure].heading === heading && (verdict === EVERY || row.verdict === verdict);
   const rows = besideRows(all).filter(shown);
-  const levels = (row) => row.words.map((level, index) => levelName(all.words[index], level));
-  const words = all.words.map((word, index) => gridColumn(headingName(word), rows, (row) => levels(row)[index], { most: 26 }));
+  const words = all.words.map((word, index) => gridColumn(headingName(word), rows, (row) => besideLevels(all, row)[index], { most: 26 }));
   const numbers = [data.sweep, all.reference, "Difference", "Limit"].map((name, index) =>
       gridColumn(name, rows, (row) => row.texts[index], { most: 26, number: true })); // prettier-ignore
   const open = (row) => pressable(row.texts[0], () => showCell(row.cells[0]), { title: data.cells[row.cells[0]].slug });
   numbers[0].cell = open;
   const more = [gridColumn("Verdict", rows, (row) => row.verdict), gridColumn("Cautions", rows, (row) => row.beware.join("; "), { most: 26 })];
-  const short = { heading: "Configuration", header: true, width: 15, cell: (row) => levels(row).join(" ") };
+  const short = { heading: "Configuration", header: true, width: 15, cell: (row) => besideLevels(all, row).join(" ") };
   besideGrid.show([...(phone.matches ? [short] : words), ...numbers, ...more], rows);
 }

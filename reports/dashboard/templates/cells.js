@@ -258,7 +258,7 @@ function plainTable(headings, rows) {
   const line = (row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell)));
   const body = make("tbody", {}, ...rows.slice(0, MAX_LISTED).map(line));
   const head = make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col", text }))));
-  const box = make("div", { class: "scroll", role: "region", "aria-label": headings.join(", "), tabindex: "0" }, make("table", { class: "plain-table" }, head, body));
+  const box = make("div", { class: "scroll", role: "group", "aria-label": headings.join(", "), tabindex: "0" }, make("table", { class: "plain-table" }, head, body));
   if (rows.length <= MAX_LISTED) return box;
   const more = pressable(`Show all ${rows.length}`, () => (body.append(...rows.slice(MAX_LISTED).map(line)), more.remove()));
   return make("div", {}, box, more);

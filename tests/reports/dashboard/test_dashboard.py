@@ -211,9 +211,9 @@ def test_effects_are_those_of_the_pairs(published: Store, printed_page: Path) ->
         assert [data.cells[cell].cell_id for cell in shown["pairs"][row["pairs"]]] == [
             cell for cell, _ in effect.origins
         ]
-    words = {tuple(row["words"]) for row in shown["rows"]}
-    assert ("Mixer", "RoPE against PoLAR", "all ~") in words
-    assert ("Window", "on against off", "PoLAR, with memory") in words
+    labels = {tuple(row["words"]) for row in shown["rows"]}
+    assert ("Mixer", "RoPE against PoLAR", "all ~") in labels
+    assert ("Window", "on against off", "PoLAR, with memory") in labels
     assert {row["family"] for row in shown["rows"]} >= {"Val: mixer", "Val: regularizer"}
 
 
