@@ -144,14 +144,16 @@ def track(
         raise StoreError(f"no tracker {tracker!r}; {choices_hint(tracker, names)}")
     store = open_store(db)
     name = sweep or store.default_sweep()
+    launch = os.environ.get(TRACKED_LAUNCH)
+    # a launch starts its trackers before it records the sweep
+    with contextlib.suppress(*([SweepUnknown] if launch else [])):
+        store.cell_states(name)  # a damaged database is refused here, before anything is sent
     target = out or default_target(name, tracker)
     memory = make_tracking_folder(runs_folder(runs, db)) / f"{safe_file_name(name)}-{tracker}.json"
-    with contextlib.suppress(SweepUnknown):  # its launch may not have recorded it yet
-        store.cell_states(name)  # a damaged database is refused here, before anything is sent
     echo_text(f"{name}: sending to {tracker}, {target}", err=True)
     with contextlib.closing(Follower(store, name, tracker, target, memory)) as follower:
         follow(
-            follower, watch_owner(store, name, os.environ.get(TRACKED_LAUNCH)), interval=interval, until_end=until_end,
+            follower, watch_owner(store, name, launch), interval=interval, until_end=until_end,
             tell=lambda line: echo_text(f"{tracker}: {line}", err=True),
         )  # fmt: skip
 

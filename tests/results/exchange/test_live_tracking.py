@@ -256,3 +256,6 @@ def test_launch_sends_its_news_and_waits_for_the_last(tmp_path: Path) -> None:
     assert "micro: sending to tensorboard" in again
     assert read_tensorboard(tmp_path / "micro-tensorboard", slug, "") == numbers, "nothing is sent twice"
     assert "no tracker 'tensorbord'; " in bench.launch("--track", "tensorbord", code=2)
+    refused = bench.run("track", "tensorboard", "--sweep", "mikro", "--until-end", code=2)
+    assert refused.splitlines() == [refused.strip()], "one line"
+    assert "no sweep is named 'mikro'" in refused
