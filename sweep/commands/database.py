@@ -123,6 +123,7 @@ def track(
 
     The database stays the truth: a tracker that is down delays nothing and gets everything later. Start it again, and it
     goes on where it ended. launch --track does the same beside the launch.
+    Exit code 1: the tracker could not be reached at the end.
 
     \b
     Example:
@@ -152,10 +153,13 @@ def track(
     memory = make_tracking_folder(runs_folder(runs, db)) / f"{safe_file_name(name)}-{tracker}.json"
     echo_text(f"{name}: sending to {tracker}, {target}", err=True)
     with contextlib.closing(Follower(store, name, tracker, target, memory)) as follower:
-        follow(
+        is_complete = follow(
             follower, watch_owner(store, name, launch), interval=interval, until_end=until_end,
             tell=lambda line: echo_text(f"{tracker}: {line}", err=True),
         )  # fmt: skip
+    if not is_complete:
+        echo_text(f"{tracker}: not everything was sent; run the command again when it can be reached", err=True)
+        raise typer.Exit(1)
 
 
 def make_tracking_folder(runs: Path) -> Path:
