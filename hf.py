@@ -33,6 +33,7 @@ class CellModelConfig(PretrainedConfig):
 
     `network` is the section `model` of the cell's config. `full_context` ignores the window that the network was trained
     with, as the probes do. `plugins` are names of the Python files beside config.json that define parts of the network.
+    `corpus_tokenizer` is the name of the tokenizer of its text.
     """
 
     model_type = MODEL_TYPE
@@ -40,6 +41,7 @@ class CellModelConfig(PretrainedConfig):
     network: dict[str, Any] | None = None
     full_context: bool = False
     plugins: list[str] | None = None
+    corpus_tokenizer: str | None = None
     vocab_size: int = 0
     tie_word_embeddings: bool = False  # a shared matrix is one tensor of the network
 

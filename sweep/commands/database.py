@@ -132,6 +132,7 @@ def track(
 
     The database stays the truth: a tracker that is down delays nothing and gets everything later. Start it again, and it
     goes on where it ended. launch --track does the same beside the launch.
+    Exit code 1: the tracker could not be reached at the end.
 
     \b
     Example:
@@ -153,16 +154,21 @@ def track(
         raise StoreError(f"no tracker {tracker!r}; {choices_hint(tracker, names)}")
     store = open_store(db)
     name = sweep or store.default_sweep()
+    launch = os.environ.get(TRACKED_LAUNCH)
+    # a launch starts its trackers before it records the sweep
+    with contextlib.suppress(*([SweepUnknown] if launch else [])):
+        store.cell_states(name)  # a damaged database is refused here, before anything is sent
     target = out or default_target(name, tracker)
     memory = make_tracking_folder(runs_folder(runs, db)) / f"{safe_file_name(name)}-{tracker}.json"
-    with contextlib.suppress(SweepUnknown):  # its launch may not have recorded it yet
-        store.cell_states(name)  # a damaged database is refused here, before anything is sent
     echo_text(f"{name}: sending to {tracker}, {target}", err=True)
     with contextlib.closing(Follower(store, name, tracker, target, memory)) as follower:
-        follow(
-            follower, watch_owner(store, name, os.environ.get(TRACKED_LAUNCH)), interval=interval, until_end=until_end,
+        is_complete = follow(
+            follower, watch_owner(store, name, launch), interval=interval, until_end=until_end,
             tell=lambda line: echo_text(f"{tracker}: {line}", err=True),
         )  # fmt: skip
+    if not is_complete:
+        echo_text(f"{tracker}: not everything was sent; run the command again when it can be reached", err=True)
+        raise typer.Exit(1)
 
 
 def make_tracking_folder(runs: Path) -> Path:

@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...results.errors import PackageMissing
-from .hub_checkpoint import PICKLES, InvalidCheckpoint, WeightsUnavailable, check_all_shards, hash_files, read_config
+from .hub_checkpoint import (
+    EXPORTED,
+    PICKLES,
+    InvalidCheckpoint,
+    WeightsUnavailable,
+    check_all_shards,
+    hash_files,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of model_type whose networks `rope` transformers can express."""
-EXPORTED = "atma-sweep"
-"""Value of model_type of an exported cell."""
 _EXPORTED_PREFIX = "network."
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _BLOCK_PARTS = {

@@ -18,6 +18,8 @@ from ..errors import MachineError, SweepError
 
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Downloaded files of a repository: no code, and no weights in a format that can run code."""
+EXPORTED = "atma-sweep"
+"""Value of model_type of an exported cell."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of weights in a format that can run code."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
@@ -283,6 +285,11 @@ def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
     family = str(config["model_type"])
     if family in KNOWN:
         return family
+    if family == EXPORTED:
+        raise InvalidCheckpoint(
+            f"{folder} holds a cell that atma-sweep exported; name the cell instead, or train from the folder with "
+            f"train.init_from: {PREFIX}{folder}"
+        )
     near = closest_match(family, list(KNOWN))
     raise InvalidCheckpoint(
         f"{folder}: transformers {transformers.__version__} has no language model of type {family!r}"

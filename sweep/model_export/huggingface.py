@@ -17,11 +17,13 @@ from ...results.store.records import CellRecord, MeasuredValue
 from ...results.store.store import Store
 from ..attempt.trained_cells import LoadedModel, find_trained_cell, load_trained
 from ..errors import SweepError
+from ..external_models.hub_checkpoint import EXPORTED
 from ..grid.plugins import is_installed
 from .tokenizer_files import tokenizer_files
 
 if TYPE_CHECKING:
     from ..config import CellConfig
+    from ..data.tokenizer import Tokenizer
 
 MODELING_FILE = "modeling_atma_sweep.py"
 MODELING = '''"""The network of this folder, from the package atma-sweep: pip install "atma-sweep[hf]"."""
@@ -123,7 +125,7 @@ def write_model_folder(
         write_file(folder / name, content)
     state = {f"network.{name}": tensor for name, tensor in model_state(loaded.model).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", _config_json(config.model, tokenizer.eot, [path.name for path in plugins]))
+    _write_json(folder / "config.json", _config_json(config.model, tokenizer, [path.name for path in plugins]))
     # rows of the embedding beyond the vocabulary were never trained
     unused = list(range(tokenizer.vocabulary, config.model.vocab_size))
     generation = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
@@ -134,22 +136,23 @@ def write_model_folder(
     write_file(folder / "README.md", model_card(config, record, values, version))
 
 
-def _config_json(model: ModelConfig, eot: int, plugins: Sequence[str]) -> dict[str, Any]:
+def _config_json(model: ModelConfig, tokenizer: Tokenizer, plugins: Sequence[str]) -> dict[str, Any]:
     """Return the content of config.json.
 
     Args:
         model: The network.
-        eot: Id of the token between documents.
+        tokenizer: Tokenizer of its text.
         plugins: Names of the cell's plugin files in the folder.
     """
-    longest = longest_text(model)
+    longest, eot = longest_text(model), tokenizer.eot
     return {
-        "model_type": "atma-sweep",
+        "model_type": EXPORTED,
         "architectures": ["AtmaSweepForCausalLM"],
         "auto_map": CLASSES,
         "dtype": "float32",
         "network": model.model_dump(mode="json"),
         "full_context": False,
+        "corpus_tokenizer": tokenizer.name,
         "vocab_size": model.vocab_size,
         "bos_token_id": eot,
         "eos_token_id": eot,

@@ -20,7 +20,13 @@ from ..config import HUB_PREFIX
 from ..data import corpora, tokenizer
 from ..errors import SweepError
 from ..external_models.conversion import open_hub_weights
-from ..external_models.hub_checkpoint import InvalidCheckpoint, WeightsUnavailable, locate_checkpoint
+from ..external_models.hub_checkpoint import (
+    EXPORTED,
+    InvalidCheckpoint,
+    WeightsUnavailable,
+    locate_checkpoint,
+    read_config,
+)
 from ..grid.cell import Cell
 from ..grid.initial import PROVISIONAL, InitialWeights, fill_identity_defaults, provisional_weights
 from ..grid.settings import is_checkpoint
@@ -197,7 +203,13 @@ def _open_checkpoint(source: str, stack: ExitStack) -> tuple[Path, Mapping[str, 
 
 
 def _tokenizer_of(folder: Path) -> str | None:
-    """Return the full name of the tokenizer in a model's folder; None without one that this program can read."""
+    """Return the full name of the tokenizer in a model's folder; None without one that this program can read.
+
+    An exported cell has the name in its config, since its tokenizer.json says the same as another kind of tokenizer.
+    """
+    config = read_config(folder)
+    if config["model_type"] == EXPORTED:
+        return config.get("corpus_tokenizer")
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         return None

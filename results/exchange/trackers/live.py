@@ -140,7 +140,7 @@ def watch_owner(store: Store, sweep: str, launch: str | None) -> Callable[[], bo
 
 def follow(
     follower: Follower, is_running: Callable[[], bool], *, interval: float, until_end: bool, tell: Callable[[str], None]
-) -> None:
+) -> bool:
     """Send news every `interval` seconds, until the sweep has ended and everything was sent (`until_end`), or for ever.
 
     An error of the tracker is told once, and the tracker tried again after twice the time, at most every RETRY_S (30)
@@ -152,6 +152,9 @@ def follow(
         interval: seconds between two polls.
         until_end: return when the sweep has ended.
         tell: prints one line.
+
+    Returns:
+        True if everything was sent; False if the tracker could not be reached at the end.
     """
     problem, wait = "", interval
     while True:
@@ -160,7 +163,7 @@ def follow(
             follower.poll()
         except SweepUnknown:
             if is_last:
-                return
+                return True
             time.sleep(wait)  # its launch has not recorded it yet
             continue
         except Exception as error:  # noqa: BLE001 - the client of a tracker may raise anything, and must fail nothing
@@ -169,11 +172,11 @@ def follow(
                 tell(f"the tracker cannot be reached, and gets everything later: {text}")
             problem, wait = text, min(2 * wait, RETRY_S)
             if is_last:
-                return
+                return False
         else:
             if problem:
                 tell("the tracker can be reached again")
             problem, wait = "", interval
             if is_last:
-                return
+                return True
         time.sleep(wait)

@@ -202,13 +202,18 @@ def test_tracker_that_is_down_gets_everything_later(
     lines: list[str] = []
     running = iter([True, True, True, False, False])
     follower = Follower(store, "quick", "mlflow", "nowhere", tmp_path / "memory.json")
-    follow(follower, lambda: next(running), interval=4.0, until_end=True, tell=lines.append)
+    assert follow(follower, lambda: next(running), interval=4.0, until_end=True, tell=lines.append)
     assert sent == [(cell.id, 3) for cell in cells(2)]
     assert lines == [
         "the tracker cannot be reached, and gets everything later: ConnectionError: no route",
         "the tracker can be reached again",
     ]
     assert waits == [8.0, 16.0, 4.0], "the wait doubles while it is down"
+    problems[:] = [ConnectionError("no route")]
+    recorder = DatabaseRecorder(store, 1, 1)
+    points(recorder, 4)
+    recorder.progress(4, 9, 0.5, 1.0, "training")
+    assert not follow(follower, lambda: False, interval=4.0, until_end=True, tell=lines.append)
 
 
 def test_default_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,3 +261,6 @@ def test_launch_sends_its_news_and_waits_for_the_last(tmp_path: Path) -> None:
     assert "micro: sending to tensorboard" in again
     assert read_tensorboard(tmp_path / "micro-tensorboard", slug, "") == numbers, "nothing is sent twice"
     assert "no tracker 'tensorbord'; " in bench.launch("--track", "tensorbord", code=2)
+    refused = bench.run("track", "tensorboard", "--sweep", "mikro", "--until-end", code=2)
+    assert refused.splitlines() == [refused.strip()], "one line"
+    assert "no sweep is named 'mikro'" in refused

@@ -81,6 +81,11 @@ def test_checkpoint_rejects_custom_code(tmp_path: Path) -> None:
     message = error_text(str(path), InvalidCheckpoint)
     assert "has no language model of type 'qwen33'" in message
     assert "code that comes with a checkpoint is never run; the nearest type is 'qwen3" in message
+    message = error_text(str(folder(tmp_path / "cell", model_type="atma-sweep")), InvalidCheckpoint)
+    assert (
+        f"holds a cell that atma-sweep exported; name the cell instead, or train from the folder with train.init_from: hf:{tmp_path}"
+        in message
+    )
 
 
 def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
