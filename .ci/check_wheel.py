@@ -11,7 +11,7 @@ wanted = {
     for name in tracked
     if not name.startswith(outside)
     and (
-        name.endswith((".py", ".typed", ".js", ".jinja", "metrics.csv"))
+        name.endswith((".py", ".typed", ".js", ".jinja", ".csv"))
         or name.startswith(("grids/", "results/paper/", "results/shipped/", "reports/dashboard/templates/"))
     )
 }

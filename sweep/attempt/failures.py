@@ -18,6 +18,7 @@ from pathlib import Path
 from ...results.errors import StoreBusy, StoreReplaced, StoreUnreachable
 from ...results.failure_classes import PREEMPTED, Failure
 from ...results.store.records import AttemptState
+from ..host.hardware import control_groups
 
 EXIT_STOPPED = 143
 """Exit code of an attempt that was stopped on request."""
@@ -155,17 +156,11 @@ def cause_pattern(cause: str) -> str:
 def oom_kills(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of processes killed by the system for lack of memory; 0 if it is not reported.
 
-    The largest count of this process's control group, the root group and the whole machine, each since it exists. Only
-    its growth between two calls says something.
+    The largest count of this process's control groups, those around them and the whole machine, each since it exists.
+    Only its growth between two calls says something.
     """
-    own_cgroup = Path("/proc/self/cgroup")
-    folders = [cgroup_root]
-    if own_cgroup.is_file():
-        folders += [
-            cgroup_root / line.rpartition(":")[2].lstrip("/") for line in own_cgroup.read_text().splitlines() if line
-        ]
     kills = 0
-    for file in (*(folder / "memory.events" for folder in folders), Path("/proc/vmstat")):
+    for file in (*(folder / "memory.events" for folder in control_groups(cgroup_root)), Path("/proc/vmstat")):
         with contextlib.suppress(OSError):
             lines = file.read_text().splitlines()
             kills = max([kills, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])

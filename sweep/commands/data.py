@@ -125,6 +125,7 @@ def data_tokenizer(
     out: Annotated[Path, typer.Option()],
     size: Annotated[int, typer.Option(min=257, max=65_536)] = 4096,
     single_digits: bool = False,
+    column: str = "text",
 ) -> None:
     """Train a byte-pair tokenizer on text. The same text gives the same file.
 
@@ -137,6 +138,7 @@ def data_tokenizer(
         out (FILE): JSON file to write.
         size (N): Number of tokens, including the bytes and the end of a text.
         single_digits: Make every digit a separate token, so that numbers are read digit by digit.
+        column (NAME): Field of JSON lines, or column of Parquet files, that holds the text.
     """
     from ...results.console.output_files import write_file
     from ..data.byte_pairs import byte_pairs
@@ -144,7 +146,7 @@ def data_tokenizer(
     from ..orchestrator.display import SafeConsole
     from . import data_display
 
-    source = FileSource(data_display.resolve_path(text), setting="PATH")
+    source = FileSource(data_display.resolve_path(text), setting="PATH", column=column)
     source.key()  # raises at once for a path without text
     SafeConsole(soft_wrap=True).print(f"reading {text}; about a minute per 100 MB", highlight=False, markup=False)
     trained_tokenizer = byte_pairs(

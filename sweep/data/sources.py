@@ -378,9 +378,9 @@ def _parse_record(name: str, path: Path, number: int, line: str, column: str) ->
 
 
 def _text_columns(row: object) -> str:
-    """Return the end of a message: the keys of a record that hold strings, which data.column may name."""
+    """Return the end of a message: the keys of a record that hold strings, which data.column or --column may name."""
     names = [key for key, value in row.items() if isinstance(value, str)] if isinstance(row, dict) else []
-    return f"; data.column may name another: {', '.join(names)}" if names else ""
+    return f"; data.column (--column) may name another: {', '.join(names)}" if names else ""
 
 
 def _read_parquet(name: str, path: Path, column: str, position: ReadPosition) -> Iterator[Text]:

@@ -34,17 +34,27 @@ def cores() -> int:
     return min(usable, int(requested)) if requested.isdecimal() and int(requested) else usable
 
 
-def memory_gb() -> float:
-    """Return the memory of this machine, or the limit of its control group if that is less, in GiB.
+def control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """Return the folders of this process's control groups below `root`, the groups around them, and `root` itself."""
+    own = Path("/proc/self/cgroup")
+    lines = own.read_text().splitlines() if own.is_file() else []
+    paths = [Path(line.rpartition(":")[2].lstrip("/")) for line in lines]
+    return list(dict.fromkeys([root, *(root / folder for path in paths for folder in (path, *path.parents))]))
 
-    Only the limit in /sys/fs/cgroup/memory.max (cgroup v2) is read. It is the total memory, not the free part.
+
+def memory_gb(cgroup_root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the memory of this machine in GiB, or the least of what its control groups and its Slurm job may use.
+
+    It is the total memory, not the free part. Limits are memory.max of cgroup v2, and --mem or --mem-per-cpu of Slurm.
     """
-    total_bytes = psutil.virtual_memory().total
-    with contextlib.suppress(OSError, ValueError):
-        total_bytes = min(
-            total_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text())
-        )  # the text "max" (no limit) raises ValueError
-    return total_bytes / 2**30
+    limits = [psutil.virtual_memory().total]
+    for folder in control_groups(cgroup_root):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int((folder / "memory.max").read_text()))  # the text "max" (no limit) raises ValueError
+    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores())):  # in MiB; 0 is all of the node
+        requested = os.environ.get(name, "")
+        limits += [count * int(requested) * 2**20] if requested.isdecimal() and int(requested) else []
+    return min(limits) / 2**30
 
 
 def reset_peak_resident() -> bool:

@@ -193,7 +193,7 @@ def lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequenc
         "memory",
         lambda asks: (asks.memory_gb or 0) > machine.memory_gb,
         f"{memory_gb:g} GiB of memory, and this machine has {machine.memory_gb:.4g} GiB",
-        "lower resources.memory_gb, or launch on a machine with more",
+        "lower resources.memory_gb, or launch on a machine with more (a Slurm job: sbatch --mem)",
         memory_gb_needed=memory_gb, memory_gb=round(machine.memory_gb, 3),
     )  # fmt: skip
     return lacking

@@ -287,7 +287,9 @@ def test_column_selects_the_text_and_the_key(tmp_path: Path) -> None:
     usual, changed = (FileSource(tmp_path, column=column).key() for column in ("text", "content"))
     assert changed == [*usual, "content"]
     message = error_text(FileSource(tmp_path / "y.jsonl", column="body"))
-    assert message.endswith("needs the key `body` with a string; data.column may name another: content, text")
+    assert message.endswith(
+        "needs the key `body` with a string; data.column (--column) may name another: content, text"
+    )
 
 
 def test_hub_dataset_reads_its_column_and_split(tmp_path: Path) -> None:
@@ -306,7 +308,7 @@ def test_hub_dataset_reads_its_column_and_split(tmp_path: Path) -> None:
         keys.append(json.dumps(kind.source(data.model_copy(update=change)).key()))
     assert len(set(keys)) == 3
     message = error_text(kind.source(data.model_copy(update={"column": "text"})))
-    assert message.endswith("column `text` holds no string; data.column may name another: story")
+    assert message.endswith("column `text` holds no string; data.column (--column) may name another: story")
     assert "needs data.settings.hub.dataset" in refused(lambda: kind.source(DataConfig(corpus="hub")))
     assert kind.remote(DataConfig(corpus="hub"))
     assert not kind.remote(data)

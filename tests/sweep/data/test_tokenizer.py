@@ -448,8 +448,11 @@ PAIRED = [
 def test_byte_pairs_are_reproducible_and_lossless(tmp_path: Path, command: Command) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PAIRED))
-    for name, size in {"a": 300, "b": 300, "bytes": 257}.items():
-        code, out, _ = command("data", "tokenizer", "texts", "--size", str(size), "--out", f"{name}.json")
+    records = "".join(json.dumps({"body": text, "text": "other"}) + "\n" for text in PAIRED)
+    (tmp_path / "bodies.jsonl").write_text(records)
+    sources = {"a": ("texts", "300"), "b": ("bodies.jsonl", "300", "--column", "body"), "bytes": ("texts", "257")}
+    for name, (source, size, *column) in sources.items():
+        code, out, _ = command("data", "tokenizer", source, "--size", size, "--out", f"{name}.json", *column)
         assert (code, out.splitlines()[-1]) == (0, f"{name}.json: {size} tokens")
     first, second, plain = (tmp_path / f"{name}.json" for name in ("a", "b", "bytes"))
     assert first.read_bytes() == second.read_bytes()

@@ -199,6 +199,28 @@ def test_memory_gb_of_this_machine() -> None:
     assert 0.1 < hardware.memory_gb() <= (total or 1e6) + 0.01
 
 
+@pytest.mark.parametrize(
+    ("environment", "limit", "expected"),
+    [
+        ({}, "268435456", 0.25),
+        ({"SLURM_MEM_PER_NODE": "128"}, "268435456", 0.125),
+        ({"SLURM_MEM_PER_NODE": "0"}, "268435456", 0.25),
+        ({"SLURM_MEM_PER_CPU": "64", "SLURM_CPUS_PER_TASK": "1"}, "max", 0.0625),
+    ],
+)
+def test_memory_is_what_group_and_slurm_job_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], limit: str, expected: float
+) -> None:
+    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "memory.max").write_text(limit)
+    monkeypatch.setattr(hardware, "control_groups", lambda root: [root, root / "job"])
+    assert hardware.memory_gb(tmp_path) == expected
+
+
 # --- one sweep a GPU ------------------------------------------------------------------------------------------------
 
 
