@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention.wall.op import choose_backend, wall_attention
+from ...kernels.attention.wall.op import choose_backend, soft_clamp, wall_attention
+from ...kernels.key_gated_step.op import KeyGates, key_log_gates, paged_wall_from_keys
 from ...kernels.norms import statistics_dtype
 from ...kernels.rotary import check_rotary, rotate
 from ...kernels.wall_step import op as wall_step
@@ -110,8 +111,8 @@ class Wall(QueryBlockMixer):
         if self.gated_channels:
             outputs = self.gate_heads * self.gated_channels
             inputs = self.gate_inputs(model, config)
-            groups = 1 if config.gate_source == "input" else self.kv_heads
-            self.gate = Gate(inputs, outputs, std=config.gate_std, offset=config.gate_bias, groups=groups)
+            self.gate = Gate(inputs, outputs, std=config.gate_std, offset=config.gate_bias)
+        self.caches_plain_keys = config.gate_source == "keys" and self.gated_channels > 0
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
@@ -138,11 +139,18 @@ class Wall(QueryBlockMixer):
         )  # fmt: skip
 
     def entry_spans(self, dtype: torch.dtype) -> dict[str, int]:
-        """Return the number of tokens that share an entry of "anchor" (`wall_step.chunk_tokens`)."""
+        """Return the number of tokens that share an entry of "anchor" (`wall_step.chunk_tokens`), if there are any."""
+        if self.caches_plain_keys:
+            return {}
         return {"anchor": wall_step.chunk_tokens(dtype, self.g_max)}
 
     def open(self, capacity: CacheCapacity) -> dict[str, Tensor]:
-        """Allocate "fall", the sum of each sequence's natural log gates so far, float64 [slots + 1, P, X]."""
+        """Allocate "fall", the sum of each sequence's natural log gates so far, float64 [slots + 1, P, X].
+
+        With gates from keys there is none.
+        """
+        if self.caches_plain_keys:
+            return {}
         return {"fall": capacity.table(self.gate_heads, self.size, dtype=torch.float64)}
 
     def keep(
@@ -152,7 +160,8 @@ class Wall(QueryBlockMixer):
 
         "fall" is the cumulative natural log P of the gates, float64 [B, T, P, X]; P is H, or with `tie: kv` J. "anchor"
         is its value R at the first token of each token's chunk. "k" is the rotated key times exp(R - P), [B, T, P, X]
-        (`wall_step.absorb_decay`); "v" are the values [B, T, J, X].
+        (`wall_step.absorb_decay`); "v" are the values [B, T, J, X]. With gates from keys there are "k" and "v" alone,
+        the keys as they are.
 
         Args:
             k_BTJX: keys, not rotated.
@@ -162,6 +171,8 @@ class Wall(QueryBlockMixer):
                 start from 0.
             x_BTD: the block's normed input, from which gates are projected with `gate_source: input`.
         """
+        if self.caches_plain_keys:
+            return {"k": k_BTJX, "v": v_BTJX}
         fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
         at_T = torch.arange(k_BTJX.shape[1], device=k_BTJX.device)
         first_BT = at_T - places_BT % self.entry_spans(k_BTJX.dtype)["anchor"]
@@ -181,9 +192,14 @@ class Wall(QueryBlockMixer):
         Args:
             q_BHX: queries of the new tokens, not rotated.
             cache: what `keep` returned for all tokens, the new ones included; its window applies.
-            x_BD: ignored, because the new tokens' gates are in the cache already.
+            x_BD: ignored, because the new tokens' gates follow from the cache.
         """
         q_BHX = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
+        if self.caches_plain_keys:
+            return paged_wall_from_keys(
+                q_BHX, cache["k"], cache["v"], self._key_gates(per_channel=True), cache.texts, scale=self.config.scale,
+                window=cache.window,
+            )  # fmt: skip
         return wall_step.paged_wall(
             q_BHX, cache["k"], cache["v"], cache["anchor"], cache.row("fall"), cache.texts, scale=self.config.scale,
             window=cache.window,
@@ -206,20 +222,27 @@ class Wall(QueryBlockMixer):
         b, t, _, size = k_BTJX.shape
         if not self.gated_channels:
             return k_BTJX.new_zeros(b, t, self.gate_heads, size, dtype=statistics_dtype(k_BTJX.dtype))
-        log_gate = self.gate(x_BTD if self.config.gate_source == "input" else k_BTJX.flatten(2))
-        if self.g_max is not None:
-            log_gate = soft_clamp(log_gate, self.g_max)
+        if self.config.gate_source == "keys":
+            log_gate = key_log_gates(k_BTJX, self._key_gates())
+        else:
+            log_gate = self.gate(x_BTD).unflatten(-1, (self.gate_heads, self.gated_channels))
+            log_gate = log_gate if self.g_max is None else soft_clamp(log_gate, self.g_max)
         if self.config.gates == "scalar":
-            return log_gate.unsqueeze(-1).expand(b, t, self.gate_heads, size).contiguous()
-        return functional.pad(
-            log_gate.view(b, t, self.gate_heads, self.gated_channels), (0, size - self.gated_channels)
-        )
+            return log_gate.expand(b, t, self.gate_heads, size).contiguous()
+        return functional.pad(log_gate, (0, size - self.gated_channels))
+
+    def _key_gates(self, *, per_channel: bool = False) -> KeyGates:
+        """Return the projection of keys to gates: those that exist, or `per_channel` one for every channel of a head."""
+        shape = self.gate_heads, self.gated_channels
+        weight_PNX, offset_PN = self.gate.weight.unflatten(0, shape), self.gate.offset.unflatten(0, shape)
+        if per_channel and self.config.gates == "scalar":
+            weight_PNX, offset_PN = weight_PNX.expand(-1, self.size, -1), offset_PN.expand(-1, self.size)
+        elif per_channel and self.gated_channels < self.size:
+            more = self.size - self.gated_channels
+            weight_PNX = functional.pad(weight_PNX, (0, 0, 0, more))
+            offset_PN = functional.pad(offset_PN, (0, more), value=torch.inf)
+        return KeyGates(weight_PNX, offset_PN, self.g_max, self.config.rotary, self.config.base)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         full, windowed = (choose_backend(device, dtype, self.size, self.g_max, w) for w in (None, self.window))
         return {"wall": str(full), "wall_window": str(windowed)}
-
-
-def soft_clamp(log_gate: Tensor, g_max: float) -> Tensor:
-    """Map numbers <= 0 smoothly into (-g_max, 0]: slope 1 at 0, limit -g_max at minus infinity."""
-    return g_max * torch.expm1(log_gate / g_max)

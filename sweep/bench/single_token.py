@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ...kernels.key_gated_step.op import KeyGates, paged_wall_from_keys
 from ...kernels.paged.op import paged_polar, paged_softmax
 from ...kernels.paged.page_tables import PAGE, Texts
 from ...kernels.wall_step.op import MAX_CHUNK, paged_wall
@@ -193,6 +194,23 @@ def wall(b: int, tokens: int, device: torch.device, case: int = 0) -> Callable[.
     def call(q_BHX: Tensor, _: Tensor, v_pool: Tensor, *caches: Tensor) -> Tensor:
         k_pool, anchor_pool, fall_BPX = caches[3 * case : 3 * case + 3]
         return paged_wall(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, page_texts)
+
+    return call
+
+
+def wall_from_keys(b: int, tokens: int, device: torch.device, gates: KeyGates) -> Callable[..., Tensor]:
+    """Return Wall attention of one token per text with gates from plain keys, from the q, k and v of `wall_inputs`.
+
+    Args:
+        b: Number of texts.
+        tokens: Tokens of each text.
+        device: Device of the page table.
+        gates: Projection of keys to gates.
+    """
+    page_texts = texts(b, tokens, device)
+
+    def call(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, *_: Tensor) -> Tensor:
+        return paged_wall_from_keys(q_BHX, k_pool, v_pool, gates, page_texts)
 
     return call
 
