@@ -17,6 +17,7 @@ from ...kernels.attention.wall.op import choose_backend, soft_clamp, wall_attent
 from ...kernels.key_gated_step.op import KeyGates, key_log_gates, paged_wall_from_keys
 from ...kernels.norms import statistics_dtype
 from ...kernels.rotary import check_rotary, rotate
+from ...kernels.wall_step import fp8
 from ...kernels.wall_step import op as wall_step
 from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
@@ -139,10 +140,20 @@ class Wall(QueryBlockMixer):
         )  # fmt: skip
 
     def entry_spans(self, dtype: torch.dtype) -> dict[str, int]:
-        """Return the number of tokens that share an entry of "anchor" (`wall_step.chunk_tokens`), if there are any."""
+        """Return the number of tokens that share an entry of "anchor" (`wall_step.chunk_tokens`), if there are any.
+
+        In an 8-bit cache also of those that share one of "k_shift" (`fp8.shift_tokens`).
+        """
         if self.caches_plain_keys:
             return {}
-        return {"anchor": wall_step.chunk_tokens(dtype, self.g_max)}
+        spans = {"anchor": wall_step.chunk_tokens(dtype, self.g_max)}
+        return spans if self.g_max is None else spans | {"k_shift": fp8.shift_tokens(self.g_max)}
+
+    def no_fp8_reason(self) -> str | None:
+        """Return the reason why there is no 8-bit cache: gates read keys, or may fall without a limit."""
+        if self.caches_plain_keys:
+            return "gates are projected from the cached keys, which must be exact (gate_source: keys)"
+        return None if self.g_max is not None else "gates have no limit (g_max: none)"
 
     def open(self, capacity: CacheCapacity) -> dict[str, Tensor]:
         """Allocate "fall", the sum of each sequence's natural log gates so far, float64 [slots + 1, P, X].
@@ -174,14 +185,30 @@ class Wall(QueryBlockMixer):
         if self.caches_plain_keys:
             return {"k": k_BTJX, "v": v_BTJX}
         fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
-        at_T = torch.arange(k_BTJX.shape[1], device=k_BTJX.device)
-        first_BT = at_T - places_BT % self.entry_spans(k_BTJX.dtype)["anchor"]
-        first_BTPX = first_BT[..., None, None].expand(fall_BTPX.shape)
-        anchor_BTPX = fall_BTPX.gather(1, first_BTPX.clamp(min=0))
-        if before is not None:  # the chunk may have begun before these tokens
-            anchor_BTPX = torch.where(first_BTPX >= 0, anchor_BTPX, before("anchor")[:, None])
+        anchor_BTPX = _at_span_start("anchor", fall_BTPX, self.entry_spans(k_BTJX.dtype), places_BT, before)
         k_BTPX = wall_step.absorb_decay(self._rotated(k_BTJX, places_BT), fall_BTPX, anchor_BTPX)
         return {"k": k_BTPX, "v": v_BTJX, "anchor": anchor_BTPX, "fall": fall_BTPX}
+
+    def quantize(
+        self, entries: dict[str, Tensor], *, places_BT: Tensor, before: PreviousToken | None
+    ) -> dict[str, Tensor]:
+        """Return the entries of `keep` with "k" and "v" as bytes, and their powers of two "k_shift" and "v_shift".
+
+        They are int8 [B, T, P, X] and [B, T, J]; see kernels/wall_step/fp8.py.
+
+        Args:
+            entries: result of `keep`.
+            places_BT: positions of the tokens.
+            before: cached entries of the token before the first one; None at a sequence's start.
+        """
+        own_shift = fp8.key_shifts(entries["fall"], entries["anchor"])
+        spans = self.entry_spans(entries["k"].dtype)
+        k_shift, v_shift = (
+            _at_span_start("k_shift", own_shift, spans, places_BT, before),
+            fp8.value_shifts(entries["v"]),
+        )
+        packed = {"k": fp8.quantize(entries["k"], k_shift), "v": fp8.quantize(entries["v"], v_shift[..., None])}
+        return entries | packed | {"k_shift": k_shift, "v_shift": v_shift}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
         """Return wall attention at one new token per sequence, from the cache: [B, H, X] in q's type.
@@ -200,9 +227,10 @@ class Wall(QueryBlockMixer):
                 q_BHX, cache["k"], cache["v"], self._key_gates(per_channel=True), cache.texts, scale=self.config.scale,
                 window=cache.window,
             )  # fmt: skip
+        shifts = [cache[name] for name in ("k_shift", "v_shift") if name in cache.pools]
         return wall_step.paged_wall(
-            q_BHX, cache["k"], cache["v"], cache["anchor"], cache.row("fall"), cache.texts, scale=self.config.scale,
-            window=cache.window,
+            q_BHX, cache["k"], cache["v"], cache["anchor"], cache.row("fall"), cache.texts, shifts=shifts,
+            scale=self.config.scale, window=cache.window,
         )  # fmt: skip
 
     def _rotated(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
@@ -246,3 +274,21 @@ class Wall(QueryBlockMixer):
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         full, windowed = (choose_backend(device, dtype, self.size, self.g_max, w) for w in (None, self.window))
         return {"wall": str(full), "wall_window": str(windowed)}
+
+
+def _at_span_start(
+    name: str, rows_BTPX: Tensor, spans: dict[str, int], places_BT: Tensor, before: PreviousToken | None
+) -> Tensor:
+    """Return for each token the row of the first token of its span, [B, T, P, X]: a cached one if that lies before.
+
+    Args:
+        name: name of the entry, whose span begins at positions that `spans[name]` divides.
+        rows_BTPX: rows of the tokens themselves.
+        spans: tokens of a span by name.
+        places_BT: positions of the tokens.
+        before: cached entries of the token before the first one; None at a sequence's start.
+    """
+    at_T = torch.arange(rows_BTPX.shape[1], device=rows_BTPX.device)
+    first_BTPX = (at_T - places_BT % spans[name])[..., None, None].expand(rows_BTPX.shape)
+    start_BTPX = rows_BTPX.gather(1, first_BTPX.clamp(min=0))
+    return start_BTPX if before is None else torch.where(first_BTPX >= 0, start_BTPX, before(name)[:, None])

@@ -687,7 +687,10 @@ def _wall_decode_step(random: _Inputs, b: int, tokens: int, heads: int, kv_heads
 
     variants: dict[str, Callable[..., Any]] = {}
     for case, (name, p) in enumerate(zip(("KV", "query"), gate_heads, strict=False)):
-        variants[f"wall, gates per {name} head"] = single_token.wall(b, tokens, random.device, case)
+        for bits in (16, 8):
+            variants[f"wall, gates per {name} head" + ", 8-bit cache" * (bits == 8)] = single_token.wall(
+                b, tokens, random.device, case, eight_bits=bits == 8
+            )
         weight, offset = (
             0.02 * random.normal(p, D, D, grad=False),
             torch.full((p, D), kernel_variants.GATE_BIAS, device=random.device),

@@ -22,6 +22,7 @@ from atma_sweep.kernels.paged import op as backends
 from atma_sweep.kernels.paged.op import paged_polar, paged_softmax, write_pages
 from atma_sweep.kernels.paged.page_tables import Texts
 from atma_sweep.kernels.rotary import Kind, apply_rotary_reference, frequencies
+from atma_sweep.kernels.wall_step import fp8
 from atma_sweep.kernels.wall_step import op as wall_step
 from graded import interpreted
 from tolerances import rounding_bound
@@ -169,7 +170,82 @@ def test_the_wall_kernel_merges_ranges(gate_heads: int, splits: int, window: int
     kernels = importlib.import_module("atma_sweep.kernels.wall_step.triton")
     *tensors, texts = args
     options: Any = {"scale": 0.25, "window": window or 0, "splits": splits}
-    y = kernels.attend(*tensors, texts.tables_BP, texts.lengths_B, **options)
+    y = kernels.attend(*tensors, [], texts.tables_BP, texts.lengths_B, **options)
+    assert (y.double() - expected).abs().max() <= 1e-5
+
+
+def fp8_wall_case(gate_heads: int, x: int, steepest: float) -> tuple[list[Any], list[Tensor], Tensor, list[Tensor]]:
+    """Return inputs of `paged_wall` with an 8-bit cache, its powers of two, the result, and (original, stored) numbers.
+
+    A text of 200 tokens in pages of 64, six query heads and two KV heads. The result is the formula in float64, of the
+    keys and values as they were stored; these have no decay.
+    """
+    n, page, chunk, shared = 200, 64, wall_step.chunk_tokens(torch.float32, steepest), fp8.shift_tokens(steepest)
+    q, k, v = drawn((1, 6, x), (1, n, 2, x), (1, n, 2, x), dtype=torch.float32)
+    log_gate = torch.rand(1, n, gate_heads, x, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    log_gate[..., ::3] = 1
+    fall = -steepest * log_gate.cumsum(1)
+    anchor = fall[:, ::chunk].repeat_interleave(chunk, 1)[:, :n]
+    k_shift, v_shift = fp8.key_shifts(fall, anchor)[:, ::shared], fp8.value_shifts(v)
+    every_shift = k_shift.repeat_interleave(shared, 1)[:, :n]
+    packed = fp8.quantize(wall_step.absorb_decay(k, fall, anchor), every_shift), fp8.quantize(v, v_shift[..., None])
+    stored = (
+        fp8.dequantize(packed[0], every_shift, torch.float64) * torch.exp(fall - anchor),
+        fp8.dequantize(packed[1], v_shift[..., None], torch.float64),
+    )
+    terms = q.double()[:, None] * stored[0].repeat_interleave(6 // gate_heads, 2)
+    terms = terms * torch.exp(fall[:, -1:] - fall).repeat_interleave(6 // gate_heads, 2) * x**-0.5
+    expected = torch.einsum("bsh,bshx->bhx", terms.sum(-1).softmax(1), stored[1].repeat_interleave(3, 2))
+
+    def pool(rows: Tensor, per_page: int) -> Tensor:
+        """Return rows [1, tokens, ...] in the pages 1 to 4 of five pages."""
+        pages = torch.zeros(5 * per_page, *rows.shape[2:], dtype=rows.dtype)
+        pages[per_page : per_page + rows.shape[1]] = rows[0]
+        return pages.unflatten(0, (5, per_page))
+
+    texts = Texts(torch.tensor([[1, 2, 3, 4]], dtype=torch.int32), torch.tensor([n], dtype=torch.int32), page)
+    inputs = [q, *(pool(part, page) for part in packed), pool(anchor[:, ::chunk], page // chunk), fall[:, -1], texts]
+    original = k.repeat_interleave(gate_heads // 2, 2).double(), v.double()
+    return inputs, [pool(k_shift, page // shared), pool(v_shift, page)], expected, [*original, *stored]
+
+
+@pytest.mark.parametrize(("gate_heads", "steepest"), [(2, 0.86), (6, 0.86), (2, 0.01)])
+def test_fp8_cache_errs_as_little_as_its_mantissa(gate_heads: int, steepest: float) -> None:
+    """Half a unit of three bits, or of the smallest numbers; what a step makes of the stored numbers is exact."""
+    inputs, shifts, expected, (k, v, k_stored, v_stored) = fp8_wall_case(gate_heads, 16, steepest)
+    assert ((k_stored - k).abs() <= 1.001 * (k.abs() / 16).clamp(min=2**-8)).all()
+    least = 2**-17 * v.abs().amax(-1, keepdim=True)
+    assert ((v_stored - v).abs() <= torch.maximum(v.abs() / 16, least)).all()
+    assert (wall_step.paged_wall(*inputs, shifts=shifts).double() - expected).abs().max() <= 1e-5
+
+
+def test_fp8_powers_of_two_follow_from_the_steepest_gate() -> None:
+    for steepest in (0.001, 0.1, 0.86, 3.0, 90.0):
+        shared = fp8.shift_tokens(steepest)
+        assert (shared - 1) * steepest <= 4 * math.log(2)
+        assert shared == 64 or (2 * shared - 1) * steepest > 4 * math.log(2)
+    assert fp8.shift_tokens(0.86) == 4
+    zeros, large = torch.zeros(1, 1, 1, 4), torch.tensor([[[[1e30, -2.0, 0.0, 1e-30]]]])
+    assert not fp8.quantize(zeros, fp8.value_shifts(zeros)[..., None]).any()
+    kept = fp8.dequantize(
+        fp8.quantize(large, fp8.value_shifts(large)[..., None]), fp8.value_shifts(large)[..., None], torch.float64
+    )
+    assert kept[..., 0] == pytest.approx(1e30, rel=1 / 16)
+    assert (
+        fp8.dequantize(fp8.quantize(large, torch.zeros(1, dtype=torch.int8)), torch.zeros(1), torch.float64)[..., 0]
+        == 448
+    )
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("gate_heads", "splits"), [(2, 1), (6, 4)])
+def test_the_wall_kernel_reads_8_bits(gate_heads: int, splits: int) -> None:
+    (*tensors, texts), shifts, expected, _ = fp8_wall_case(gate_heads, 16, 0.86)
+    tensors[1:3] = [part.view(torch.float8_e4m3fn) for part in tensors[1:3]]
+    y = importlib.import_module("atma_sweep.kernels.wall_step.triton").attend(
+        *tensors, shifts, texts.tables_BP, texts.lengths_B, scale=0.25, window=0, splits=splits
+    )
     assert (y.double() - expected).abs().max() <= 1e-5
 
 
@@ -450,6 +526,7 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
     slots, tables = torch.tensor([2, 0]), torch.tensor([[3, 4], [1, 0]], dtype=torch.int32)
     lengths = torch.tensor([20, 3], dtype=torch.int32)
     where = k_pool, v_pool, tables, lengths
+    packed = torch.zeros(k_pool.shape, dtype=torch.uint8)
     cases: list[tuple[Any, tuple[Any, ...]]] = [
         (conv.plain_step, (x[:, :32], tails, slots, w, True)),
         (conv.gated_step, (x, tails, slots, w)),
@@ -460,7 +537,8 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
         (backends.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
         *((key_gated.attend, (q, k_pool, v_pool, torch.zeros(2, 16, 16), torch.zeros(2, 16), turns, tables, lengths, 0.86, 0.25, 0))
           for turns in ([], [torch.ones(8)])),
-        (wall_step.attend, (q, k_pool, v_pool, torch.zeros(5, 1, 2, 16).double(), torch.zeros(2, 2, 16).double(), tables, lengths, 0.25, 0)),
+        *((wall_step.attend, (q, *pools, torch.zeros(5, 1, 2, 16).double(), torch.zeros(2, 2, 16).double(), shifts, tables, lengths, 0.25, 0))
+          for pools, shifts in (((k_pool, v_pool), []), ((packed, packed), [packed[:, ::4].to(torch.int8), packed[..., 0].to(torch.int8)]))),
     ]  # fmt: skip
     for op, args in cases:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
@@ -480,8 +558,22 @@ def test_the_compiled_wall_kernel(gate_heads: int, splits: int, window: int | No
     args, expected, _ = wall_case([2000, 1, 513, 0], 8, gate_heads, 2, 128, 256, 64, 0.86, torch.bfloat16, window)
     kernels = importlib.import_module("atma_sweep.kernels.wall_step.triton")
     *tensors, texts = args
-    args = [part.cuda() for part in (*tensors, texts.tables_BP, texts.lengths_B)]
-    y = kernels.attend(*args, scale=128**-0.5, window=window or 0, splits=splits)
+    where = texts.tables_BP.cuda(), texts.lengths_B.cuda()
+    y = kernels.attend(
+        *[part.cuda() for part in tensors], [], *where, scale=128**-0.5, window=window or 0, splits=splits
+    )
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=4e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gate_heads", "splits"), [(2, 1), (6, 4)])
+def test_the_compiled_wall_kernel_reads_8_bits(gate_heads: int, splits: int) -> None:
+    (*tensors, texts), shifts, expected, _ = fp8_wall_case(gate_heads, 128, 0.86)
+    tensors[:3] = [tensors[0].bfloat16(), *(part.view(torch.float8_e4m3fn) for part in tensors[1:3])]
+    parts = [part.cuda() for part in (*tensors, *shifts, texts.tables_BP, texts.lengths_B)]
+    y = importlib.import_module("atma_sweep.kernels.wall_step.triton").attend(
+        *parts[:5], parts[5:7], *parts[7:], scale=128**-0.5, window=0, splits=splits
+    )
     torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=4e-2)
 
 
@@ -513,5 +605,7 @@ def test_a_gpu_takes_the_kernels() -> None:
     assert key_gated.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
     assert key_gated.choose_backend(cuda, torch.bfloat16, 256).backend == "torch"
     assert wall_step.choose_backend(cuda, torch.bfloat16, 128, chunk=8).backend == "torch"
+    if torch.cuda.get_device_capability() >= (8, 9):
+        assert wall_step.choose_backend(cuda, torch.bfloat16, 128, fp8=True).backend == "triton"
     assert conv.choose_backend(cuda, torch.bfloat16).backend == "triton"
     assert backends.choose_backend(cuda, torch.bfloat16, 128, page=24).backend == "torch"

@@ -157,6 +157,47 @@ def test_wall_caches_little_more_than_its_keys(small: Callable[..., ModelConfig]
         assert bytes_of["wall"] <= 1.1 * bytes_of["nope"]
 
 
+@pytest.mark.parametrize("tie", ["kv", "head"])
+def test_fp8_wall_cache_is_small_and_near(
+    small: Callable[..., ModelConfig], wake: Callable[[Backbone], None], tie: str
+) -> None:
+    """Bytes as the page on decoding counts them, in every page; logits with an error as three bits of mantissa give.
+
+    Powers of two are shared by tokens on both sides of the prompt's end: a prompt that ends elsewhere changes nothing.
+    """
+    x, tokens = 128, 512
+    sizes = {"n_heads": 4, "n_kv_heads": 2, "head_dim": x, "n_layers": 1, "attn_every": 1, "attn_offset": 0}
+    mixers = {"wall": {"tie": tie, "gate_std": 0.2, "gate_bias": 1.0}}
+    model = build(small(attn_type="wall", mixers=mixers, **sizes), seed=0, dtype=torch.float64).eval()
+    wake(model)
+    (text,) = texts(tokens)
+    wanted = logits_at_once(model, text)[-1]
+    results = []
+    for begun in (tokens - 7, tokens - 2):
+        paged = PagedDecoder(model, tokens=tokens, fp8=True)
+        slot, logits = paged.begin(text[:begun])
+        for at in range(begun, tokens):
+            logits = paged.step([slot], text[at : at + 1])[0]
+        results.append(logits)
+    heads = 4 if tie == "head" else 2
+    per_token = heads * x + 2 * x + heads * x // 4 + 2 + 8 * heads * x // 64
+    assert paged.states[0].pools.token_bytes == per_token
+    near(results[0], results[1])
+    error = (results[0] - wanted).norm() / (wanted - wanted.mean()).norm()
+    assert 1e-5 < error < 1 / 16
+
+
+@pytest.mark.parametrize(("settings", "reason"), [
+    ({"attn_type": "nope"}, "mixer NoPE has no 8-bit cache: its keys"),
+    ({"attn_type": "wall", "mixers": {"wall": {"gate_source": "keys"}}}, "gate_source: keys"),
+    ({"attn_type": "wall", "mixers": {"wall": {"g_max": "none"}}}, "g_max: none"),
+    ({"attn_type": "none", "memory": "deltanet"}, "caches no keys"),
+])  # fmt: skip
+def test_no_fp8_cache_for_other_parts(small: Callable[..., ModelConfig], settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PagedDecoder(build(small(**settings), seed=0), tokens=4, fp8=True)
+
+
 @pytest.mark.thorough
 def test_a_window_keeps_the_pages_that_it_needs_and_no_more(awake: Awake) -> None:
     model = awake(attn_type="polar", window=True, window_size=5).eval()
