@@ -60,7 +60,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame = figure_data.frame[figure_data.frame["cell"].isin(cells)]
     thresholds, layers = sorted(set(frame["threshold"]), reverse=True), sorted(set(frame["layer"]))
     colours = _layer_colours(layers)
-    titles = [f"{map_title(figure_data, look, cell)}\nless than {100 * at:g} % left" for cell in cells for at in thresholds]
+    titles = [
+        f"{map_title(figure_data, look, cell)}\nless than {100 * at:g} % left" for cell in cells for at in thresholds
+    ]
     figure = drawing.page(drawing.PANEL_HEIGHT * len(cells) + 0.35, drawing.width_of(len(thresholds)))
     group = drawing.panels(figure, titles, columns=len(thresholds))
     panels = [(cell, threshold) for cell in cells for threshold in thresholds]

@@ -227,14 +227,10 @@ def test_fp8_powers_of_two_follow_from_the_steepest_gate() -> None:
     assert fp8.shift_tokens(0.86) == 4
     zeros, large = torch.zeros(1, 1, 1, 4), torch.tensor([[[[1e30, -2.0, 0.0, 1e-30]]]])
     assert not fp8.quantize(zeros, fp8.value_shifts(zeros)[..., None]).any()
-    kept = fp8.dequantize(
-        fp8.quantize(large, fp8.value_shifts(large)[..., None]), fp8.value_shifts(large)[..., None], torch.float64
-    )
-    assert kept[..., 0] == pytest.approx(1e30, rel=1 / 16)
-    assert (
-        fp8.dequantize(fp8.quantize(large, torch.zeros(1, dtype=torch.int8)), torch.zeros(1), torch.float64)[..., 0]
-        == 448
-    )
+    shift, none = fp8.value_shifts(large)[..., None], torch.zeros(1, dtype=torch.int8)
+    restored, cut_off = (fp8.dequantize(fp8.quantize(large, by), by, torch.float64) for by in (shift, none))
+    assert restored[..., 0] == pytest.approx(1e30, rel=1 / 16)
+    assert cut_off[..., 0] == 448
 
 
 @interpreted

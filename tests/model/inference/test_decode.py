@@ -193,7 +193,9 @@ def test_fp8_wall_cache_is_small_and_near(
     ({"attn_type": "wall", "mixers": {"wall": {"g_max": "none"}}}, "g_max: none"),
     ({"attn_type": "none", "memory": "deltanet"}, "caches no keys"),
 ])  # fmt: skip
-def test_no_fp8_cache_for_other_parts(small: Callable[..., ModelConfig], settings: dict[str, Any], reason: str) -> None:
+def test_parts_without_fp8_cache_are_refused(
+    small: Callable[..., ModelConfig], settings: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         PagedDecoder(build(small(**settings), seed=0), tokens=4, fp8=True)
 
