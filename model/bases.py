@@ -212,13 +212,13 @@ class Mixer(Part):
         return "its keys and values are cached in the activations' type only"
 
     def quantize(
-        self, entries: dict[str, Tensor], *, places_BT: Tensor, before: PreviousToken | None
+        self, entries: dict[str, Tensor], *, positions_BT: Tensor, before: PreviousToken | None
     ) -> dict[str, Tensor]:
         """Return the entries of an 8-bit cache, "k_shift" among them, from those of `keep`; defined where there is one.
 
         Args:
             entries: result of `keep`.
-            places_BT: positions of the tokens.
+            positions_BT: positions of the tokens.
             before: cached entries of the token before the first one; None at a sequence's start.
         """
         raise NotImplementedError(f"{type(self).__name__} has no 8-bit cache")

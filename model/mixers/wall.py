@@ -190,7 +190,7 @@ class Wall(QueryBlockMixer):
         return {"k": k_BTPX, "v": v_BTJX, "anchor": anchor_BTPX, "fall": fall_BTPX}
 
     def quantize(
-        self, entries: dict[str, Tensor], *, places_BT: Tensor, before: PreviousToken | None
+        self, entries: dict[str, Tensor], *, positions_BT: Tensor, before: PreviousToken | None
     ) -> dict[str, Tensor]:
         """Return the entries of `keep` with "k" and "v" as bytes, and their powers of two "k_shift" and "v_shift".
 
@@ -198,13 +198,13 @@ class Wall(QueryBlockMixer):
 
         Args:
             entries: result of `keep`.
-            places_BT: positions of the tokens.
+            positions_BT: positions of the tokens.
             before: cached entries of the token before the first one; None at a sequence's start.
         """
         own_shift = fp8.key_shifts(entries["fall"], entries["anchor"])
         spans = self.entry_spans(entries["k"].dtype)
         k_shift, v_shift = (
-            _at_span_start("k_shift", own_shift, spans, places_BT, before),
+            _at_span_start("k_shift", own_shift, spans, positions_BT, before),
             fp8.value_shifts(entries["v"]),
         )
         packed = {"k": fp8.quantize(entries["k"], k_shift), "v": fp8.quantize(entries["v"], v_shift[..., None])}
@@ -277,7 +277,7 @@ class Wall(QueryBlockMixer):
 
 
 def _at_span_start(
-    name: str, rows_BTPX: Tensor, spans: dict[str, int], places_BT: Tensor, before: PreviousToken | None
+    name: str, rows_BTPX: Tensor, spans: dict[str, int], positions_BT: Tensor, before: PreviousToken | None
 ) -> Tensor:
     """Return for each token the row of the first token of its span, [B, T, P, X]: a cached one if that lies before.
 
@@ -285,10 +285,10 @@ def _at_span_start(
         name: name of the entry, whose span begins at positions that `spans[name]` divides.
         rows_BTPX: rows of the tokens themselves.
         spans: tokens of a span by name.
-        places_BT: positions of the tokens.
+        positions_BT: positions of the tokens.
         before: cached entries of the token before the first one; None at a sequence's start.
     """
     at_T = torch.arange(rows_BTPX.shape[1], device=rows_BTPX.device)
-    first_BTPX = (at_T - places_BT % spans[name])[..., None, None].expand(rows_BTPX.shape)
+    first_BTPX = (at_T - positions_BT % spans[name])[..., None, None].expand(rows_BTPX.shape)
     start_BTPX = rows_BTPX.gather(1, first_BTPX.clamp(min=0))
     return start_BTPX if before is None else torch.where(first_BTPX >= 0, start_BTPX, before(name)[:, None])

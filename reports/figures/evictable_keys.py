@@ -31,8 +31,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Raises:
         ReportError: No cell has counted evictable keys.
     """
-    found = item_detail_rows(store, data, (PROBE, "evictable", 0))
-    rows = [row | {"layer": row["item"]} for row in found if {"length", "threshold"} <= set(row)]
+    details = item_detail_rows(store, data, (PROBE, "evictable", 0))
+    rows = [row | {"layer": row["item"]} for row in details if {"length", "threshold"} <= set(row)]
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has counted evictable keys; evaluate with --probe {PROBE}")
     frame = pd.DataFrame(rows)[COLUMNS].astype({"length": int, "threshold": float, "value": float})

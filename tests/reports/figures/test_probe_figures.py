@@ -80,7 +80,7 @@ class TestPosition:
 
 class TestEvictableKeys:
     def test_shares_are_those_of_the_items(self, probed: Store) -> None:
-        """As `probed.gate_dynamics` invents them: a key of a layer fades by half in a fixed number of tokens."""
+        """Invented keys (`probed.gate_dynamics`) fade by half in a fixed number of tokens, by layer."""
         frame = make_figure("evictable-keys", probed).frame
         assert set(frame["threshold"]) == {1e-2, 1e-3, 1e-4}
         assert list(frame.groupby(["cell", "layer", "threshold"])["length"].agg(list).map(tuple).unique()) == [

@@ -105,21 +105,21 @@ def near(printed, mixer: str, memory: str, length: int) -> list[list[float]]:
 
 
 class TestCompare:
-    @pytest.mark.parametrize(("mixer", "others"), [("none", []), ("rope", ["none"])])
-    def test_an_open_mixer_of_the_reference_has_a_second_match(self, measure, make, mixer, others):
+    @pytest.mark.parametrize(("mixer", "further"), [("none", []), ("rope", ["none"])])
+    def test_an_open_mixer_of_the_reference_has_a_second_match(self, measure, make, mixer, further):
         """The ATLAS blog leaves open whether attention stands beside the memory; a cell with it is preferred."""
         cell, _ = make
-        names = [mixer, *others, "polysketch"]
+        names = [mixer, *further, "polysketch"]
         cells = [
             cell(at, attn_type=name, memory="off" if name == "polysketch" else "atlas") for at, name in enumerate(names)
         ]
         seconds = Measurement(probe="throughput", metric="train_seconds", value=3600.0)
         values = [[*val(5.0 + at), seconds] for at, _ in enumerate(cells)]
         store = measure("mine", cells, values, [LIKE] * len(cells))
-        found = {
+        compared = {
             c.column.metric: (c.measured.value, c.published.value) for c in compare(store, "mine", "printed-atlas")
         }
-        assert found == {"val_loss": (5.0, 5.5), "train_seconds": (3600.0, 9000.0)}
+        assert compared == {"val_loss": (5.0, 5.5), "train_seconds": (3600.0, 9000.0)}
         notes = make_table("compare", store, "mine", reference="printed-atlas").notes
         assert any("its source leaves the mixer open" in note for note in notes) == (mixer == "none")
 
