@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ...results.store.store import Store
-from ..sweep_data import ReportError, SweepData
-from .canvas import drawing
-from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
-from .probes.heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
-from .probes.item_frames import item_detail_rows
+from ....results.store.store import Store
+from ...sweep_data import ReportError, SweepData
+from ..canvas import drawing
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..probes.heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
+from ..probes.item_frames import item_detail_rows
 
 PROBE = "gate_dynamics"
 COLUMNS = ["cell", "attempt", "layer", "length", "threshold", "value"]
