@@ -139,7 +139,8 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     tables = torch.tensor([[7, 2, 5, 1], [3, 8, 0, 0]], dtype=torch.int32)
     texts = Texts(tables.to(device), torch.tensor([241, 70], dtype=torch.int32, device=device), 64)
     results: list[list[Tensor]] = [[], []]
-    for gate_heads, g_max, rotary in ((4, None, "none"), (2, 0.86, "full")):
+    cases: list[tuple[int, float | None, Kind | Literal["none"]]] = [(4, None, "none"), (2, 0.86, "full")]
+    for gate_heads, g_max, rotary in cases:
         q, v = (torch.randn(*shape, head_dim, generator=draw) for shape in ((2, 4), (9, 64, 2)))
         k = torch.randint(-4, 5, (9, 64, 2, head_dim), generator=draw) / 4
         weight = torch.randint(-2, 3, (gate_heads, head_dim, head_dim), generator=draw) / 16
