@@ -207,10 +207,12 @@ def wall(
     page_texts = texts(b, tokens, device)
 
     def call(q_BHX: Tensor, _: Tensor, v_pool: Tensor, *caches: Tensor) -> Tensor:
+        """Return the attention of one case, [B, H, X]; the arguments are `wall_inputs`."""
         k_pool, anchor_pool, fall_BPX, *packed = caches[CACHE_PARTS * case : CACHE_PARTS * (case + 1)]
+        shifts: list[Tensor] = []
         if eight_bits:
-            return paged_wall(q_BHX, *packed[:2], anchor_pool, fall_BPX, page_texts, shifts=packed[2:])
-        return paged_wall(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, page_texts)
+            k_pool, v_pool, *shifts = packed
+        return paged_wall(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, page_texts, shifts=shifts)
 
     return call
 

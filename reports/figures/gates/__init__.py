@@ -1,4 +1,4 @@
 """Figures of what gates leave in a cache.
 
-Imported by name, as FIGURES of the package above says. Each file has `collect` and `draw`.
+They are imported by way of the registry in figures/__init__.py; nothing else imports them. Start at evictable_keys.py.
 """
