@@ -231,6 +231,8 @@ class Attention(nn.Module):
         if self.mixer is not None:
             positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
             entries = self.mixer.keep(k, v, places_BT=positions_1T, before=None, **self._mixer_inputs(x_1TD))
+            if states.pools.fp8:
+                entries = self.mixer.quantize(entries, positions_BT=positions_1T, before=None)
             paged = {name: rows[0] for name, rows in entries.items() if name not in states.tables}
             newest = {name: rows[:, -1] for name, rows in entries.items() if name in states.tables}
             states.pools.fill(step.texts.tables_BP[0], paged)
@@ -316,13 +318,16 @@ class Attention(nn.Module):
         terms: list[Tensor] = []
         if self.mixer is not None:
             cache = KVView(pools, step, tables, {"k": k, "v": v})
+            positions_B1 = step.positions[:, None]
             entries = self.mixer.keep(
                 k[:, None],
                 v[:, None],
-                places_BT=step.positions[:, None],
+                places_BT=positions_B1,
                 before=cache.before,
                 **self._mixer_inputs(x_BD[:, None]),
             )
+            if "k_shift" in pools:
+                entries = self.mixer.quantize(entries, positions_BT=positions_B1, before=cache.before)
             cache.write({name: rows[:, 0] for name, rows in entries.items()})
             assert self.mixer.step is not None
             inputs = {"x_BD": x_BD} if self.mixer.reads_input else {}

@@ -27,7 +27,7 @@ from ..kernels.row_linear.op import choose_backend
 from ..kernels.sketch import op as sketch
 from . import registry
 from .attention import Attention, LayerState
-from .bases import EmbeddingTable, Position
+from .bases import EmbeddingTable, Mixer, Position
 from .block import Block, DropoutMasks
 from .compilation import compile_full_graph
 from .config import ModelConfig
@@ -495,6 +495,17 @@ class Backbone(nn.Module):
             return "a network with a row decoder"
         reasons = (block.mix.no_step_reason() for block in self.blocks)
         return next((reason for reason in reasons if reason is not None), None)
+
+    def no_fp8_reason(self) -> str | None:
+        """Return the reason why decoding has no 8-bit cache, such as "mixer NoPE has no 8-bit cache: ..."; None if it has.
+
+        Every mixer must have one. A network without mixers of q, k and v has no keys to store.
+        """
+        mixers = [part for part in self.modules() if isinstance(part, Mixer)]
+        if not mixers:
+            return "the network caches no keys and values"
+        reasons = ((type(part).__name__, part.no_fp8_reason()) for part in mixers)
+        return next((f"mixer {name} has no 8-bit cache: {reason}" for name, reason in reasons if reason), None)
 
     def is_capturable(self) -> bool:
         """Return True if a CUDA graph can capture a decoding step: no block copies from device to host.

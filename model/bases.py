@@ -207,6 +207,22 @@ class Mixer(Part):
         """
         return {}
 
+    def no_fp8_reason(self) -> str | None:
+        """Return the reason why the mixer has no 8-bit cache (`quantize`); None if it has one. The default has none."""
+        return "its keys and values are cached in the activations' type only"
+
+    def quantize(
+        self, entries: dict[str, Tensor], *, positions_BT: Tensor, before: PreviousToken | None
+    ) -> dict[str, Tensor]:
+        """Return the entries of an 8-bit cache, "k_shift" among them, from those of `keep`; defined where there is one.
+
+        Args:
+            entries: result of `keep`.
+            positions_BT: positions of the tokens.
+            before: cached entries of the token before the first one; None at a sequence's start.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no 8-bit cache")
+
     def open(self, capacity: CacheCapacity) -> dict[str, Tensor]:
         """Allocate the state that `step` keeps per sequence, by name: tables of `CacheCapacity.table`.
 

@@ -42,6 +42,8 @@ class CacheCapacity:
     device: torch.device
     dtype: torch.dtype
     """Type of activations, keys and values."""
+    fp8: bool = False
+    """True if mixers cache keys and values in 8 bits (`Mixer.quantize`)."""
 
     @property
     def rows(self) -> int:
@@ -110,6 +112,11 @@ class Pools:
 
     def __getitem__(self, name: str) -> Tensor:
         return self._pools[name]
+
+    @property
+    def fp8(self) -> bool:
+        """True if keys and values are to be stored in 8 bits."""
+        return self._capacity.fp8
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -129,7 +129,7 @@ def test_csv_of_hostile_names_is_complete(run: Run, tmp_path: Path) -> None:
 
 
 OF_FURTHER_PROBES = ("position-nll", "passkey", "retention", "attention-map", "extrapolation", "memory-recall",
-                     "downstream", "texts", "gate-dynamics", "recall-state")  # fmt: skip
+                     "downstream", "texts", "gate-dynamics", "evictable-keys", "recall-state")  # fmt: skip
 OF_STUDIES = ("history", "importance", "slices", "contours", "parallel", "front")
 NOT_OF_THESE = ("count-map", "state-norm", "power", "seeds", "items", "response", *OF_STUDIES, *OF_FURTHER_PROBES)
 """Figures that these cells have nothing for."""

@@ -452,6 +452,7 @@ LONG = {
     "kernels/attention/softmax/triton.py": "a kernel's body",
     "kernels/attention/wall/gluon.py": "a kernel's body",
     "kernels/gated_delta/triton.py": "a kernel's body",
+    "kernels/key_gated_step/triton.py": "a kernel's body",
     "kernels/omega/triton.py": "a kernel's body",
     "kernels/wall_step/triton.py": "a kernel's body",
     "results/migrations/versions/0001_baseline.py": "the tables of the first schema, one call each; never changed",

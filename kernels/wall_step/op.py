@@ -10,6 +10,7 @@ B texts, T tokens, N pages of a pool, H query heads, J KV heads, P gate heads (H
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..paged.op import MIN_PAGE_TOKENS
 from ..paged.page_tables import PAGE, Texts
 from ..paged.single_query import row_attention
 from ..shapes import expand_kv
+from .fp8 import E4M3, dequantize, key_shifts, quantize, value_shifts
 
 MAX_CHUNK = 64
 """Largest number of tokens that share an anchor."""
@@ -73,7 +75,7 @@ def absorb_decay(k_BTJX: Tensor, fall_BTPX: Tensor, anchor_BTPX: Tensor) -> Tens
 
 def paged_wall(
     q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, anchor_pool: Tensor, fall_BPX: Tensor, texts: Texts, *,
-    scale: float | None = None, window: int | None = None, backend: str | None = None,
+    shifts: Sequence[Tensor] = (), scale: float | None = None, window: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return `wall_attention` at the last token of each text, [B, H, X] of q's dtype; an empty text gives 0.
 
@@ -87,6 +89,8 @@ def paged_wall(
         anchor_pool: Sums R of the natural log gates, float64 [N, page / C, P, X]: C tokens share one.
         fall_BPX: Sums of the natural log gates up to the new tokens, their own included, float64.
         texts: Page tables and lengths of the texts, the new tokens counted.
+        shifts: Powers of two of an 8-bit cache, whose pools `k_pool` and `v_pool` are uint8 (`fp8.quantize`): those of
+            the keys, int8 [N, page / c, P, X], c tokens share one, and of the values, int8 [N, page, J].
         scale: Factor of the products; None is 1/sqrt(X).
         window: Number of keys that a query sees, its own included; None for all.
         backend: "triton" or "torch", which copies every text's pages; None: `choose_backend`.
@@ -94,26 +98,33 @@ def paged_wall(
     Raises:
         ValueError: Shapes disagree.
     """
-    x, chunk = _check_shapes(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, texts)
+    x, chunk = _check_shapes(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, texts, shifts)
     scale = x**-0.5 if scale is None else scale
     choice = checked_backend(backend, "triton")
-    if (choice or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page, chunk).backend) == "triton":
+    chosen = choice or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page, chunk, fp8=bool(shifts)).backend
+    if chosen == "triton":
         return attend(
-            q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, texts.tables_BP, texts.lengths_B, scale, window or 0
-        )
+            q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, list(shifts), texts.tables_BP, texts.lengths_B, scale, window or 0
+        )  # fmt: skip
     dtype, seen_BS, heads = statistics_dtype(q_BHX.dtype), texts.visible_keys(window), k_pool.shape[2]
     # entries of hidden keys are arbitrary, so are anchors of chunks without visible keys
     seen_chunks = seen_BS.unflatten(1, (-1, chunk)).any(-1)
     grown = torch.where(seen_chunks[..., None, None], fall_BPX[:, None] - texts.gather(anchor_pool), 0.0).exp()
     scaled = q_BHX.to(dtype).unflatten(1, (heads, -1))[:, None] * grown.to(dtype)[:, :, :, None]
-    chunked = texts.gather(k_pool).to(dtype).unflatten(1, (-1, chunk))
+    k_BSPX, v_BSJX = (texts.gather(pool) for pool in (k_pool, v_pool))
+    if shifts:
+        k_shift, v_shift = (texts.gather(pool) for pool in shifts)
+        k_BSPX = dequantize(k_BSPX, k_shift.repeat_interleave(k_BSPX.shape[1] // k_shift.shape[1], 1), dtype)
+        v_BSJX = dequantize(v_BSJX, v_shift[..., None], dtype)
+    chunked = k_BSPX.to(dtype).unflatten(1, (-1, chunk))
     logits = torch.einsum("bapgx,bacpx->bpgac", scaled, chunked)
-    return row_attention(logits.flatten(3).flatten(1, 2) * scale, texts.gather(v_pool), seen_BS).to(q_BHX.dtype)
+    return row_attention(logits.flatten(3).flatten(1, 2) * scale, v_BSJX, seen_BS).to(q_BHX.dtype)
 
 
 def _check_shapes(
-    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, anchor_pool: Tensor, fall_BPX: Tensor, texts: Texts
-) -> tuple[int, int]:
+    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, anchor_pool: Tensor, fall_BPX: Tensor, texts: Texts,
+    shifts: Sequence[Tensor] = (),
+) -> tuple[int, int]:  # fmt: skip
     """Return (head size, tokens per anchor) after a check of all shapes; contents are not read.
 
     Raises:
@@ -130,6 +141,9 @@ def _check_shapes(
         "fall": (fall_BPX, (b, p, x)),
         "lengths": (texts.lengths_B, (b,)),
     }
+    if shifts:
+        shapes["powers of two of k"] = shifts[0], (n, shifts[0].shape[1], p, x)
+        shapes["powers of two of v"] = shifts[1], (n, page, j)
     for name, (tensor, shape) in shapes.items():
         if tensor.shape != shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
@@ -144,8 +158,9 @@ def _check_shapes(
 
 @compile_time_constant
 def choose_backend(
-    device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE, chunk: int = MAX_CHUNK
-) -> BackendChoice:
+    device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE, chunk: int = MAX_CHUNK,
+    fp8: bool = False,
+) -> BackendChoice:  # fmt: skip
     """Return the backend of `paged_wall`, "triton" or "torch", with the reason.
 
     "triton" needs CUDA with compute capability 8.0 or higher, bfloat16, heads of 16, 32, 64, 128 or 256, pages of a
@@ -158,6 +173,7 @@ def choose_backend(
         head_dim: Head size.
         page: Tokens of a page.
         chunk: Tokens per anchor.
+        fp8: True for an 8-bit cache, which needs compute capability 8.9.
     """
     if page < MIN_PAGE_TOKENS or page & (page - 1):
         return BackendChoice(
@@ -170,10 +186,22 @@ def choose_backend(
             "torch",
             f"the kernels need {MIN_KERNEL_CHUNK} tokens per sum of gates, here {chunk}: gates fall too steeply or have no limit",
         )
-    return attention_choice("wall step", torch.device(device), dtype, head_dim, _error)
+    device = torch.device(device)
+    if not fp8:
+        return attention_choice("wall step", device, dtype, head_dim, _error)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        return BackendChoice("torch", "the kernels convert 8-bit floats from compute capability 8.9 on")
+    return attention_choice("wall step, 8-bit cache", device, dtype, head_dim, _fp8_error)
 
 
-def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+def _fp8_error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Return the error of `_error` with an 8-bit cache, whose numbers both backends read."""
+    return _error(device, dtype, head_dim, backend, seed=seed, fp8=True)
+
+
+def _error(
+    device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int, fp8: bool = False
+) -> float:
     """Return the largest relative error of a step with gates per query head and per KV head, against "torch" in float32.
 
     Two texts of 241 and 70 tokens in pages of 64, with 32 tokens per anchor and a window of 130; natural log gates lie
@@ -198,9 +226,15 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
         newest = fall[torch.arange(2), lengths.long() - 1]
         narrow = [part.to(device, dtype) for part in (q, pool(k, 64), pool(v, 64))]
         wide = [part.to(device) for part in (pool(anchor, 2), newest)]
+        shifts: list[Tensor] = []
+        if fp8:
+            k_shift = key_shifts(fall, anchor.repeat_interleave(32, 1))[:, ::4]
+            packed = quantize(k, k_shift.repeat_interleave(4, 1)), quantize(v, value_shifts(v)[..., None])
+            narrow[1:] = [pool(part, 64).to(device) for part in packed]
+            shifts = [pool(k_shift, 16).to(device), pool(value_shifts(v), 64).to(device)]
         for result, name, kind in zip(results, (backend, "torch"), (dtype, torch.float32), strict=True):
-            q_, k_, v_ = (part.to(kind) for part in narrow)
-            result.append(paged_wall(q_, k_, v_, wide[0], wide[1], texts, window=130, backend=name))
+            q_, k_, v_ = (part if part.dtype == torch.uint8 else part.to(kind) for part in narrow)
+            result.append(paged_wall(q_, k_, v_, wide[0], wide[1], texts, shifts=shifts, window=130, backend=name))
     return max_relative_error(*results)
 
 
@@ -213,8 +247,8 @@ def _empty_result(q: Tensor, *_: Any) -> Tensor:
 
 @torch_op("wall_attend", _empty_result)
 def attend(
-    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, anchor_pool: Tensor, fall_BPX: Tensor, tables_BP: Tensor,
-    lengths_B: Tensor, scale: float, window: int,
+    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, anchor_pool: Tensor, fall_BPX: Tensor, shifts: list[Tensor],
+    tables_BP: Tensor, lengths_B: Tensor, scale: float, window: int,
 ) -> Tensor:  # fmt: skip
     """Return y [B, H, X] in q's dtype by the Triton kernels; no gradients.
 
@@ -224,11 +258,14 @@ def attend(
         v_pool: Values [N, page, J, X].
         anchor_pool: Sums R of the natural log gates, float64 [N, page / C, P, X].
         fall_BPX: Sums of the natural log gates up to the new tokens, float64.
+        shifts: Powers of two of the keys and of the values of an 8-bit cache (`paged_wall`), or empty.
         tables_BP: int32 page tables.
         lengths_B: int32 lengths of the texts in tokens, the new one included.
         scale: Factor of the products in natural units.
         window: Attention window in keys, 0 for none.
     """
+    if shifts:
+        k_pool, v_pool = k_pool.view(E4M3), v_pool.view(E4M3)
     return load_kernels(__package__).attend(
-        q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, tables_BP, lengths_B, scale=scale, window=window
+        q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, shifts, tables_BP, lengths_B, scale=scale, window=window
     )

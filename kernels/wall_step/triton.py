@@ -36,10 +36,10 @@ def _decay_factor(log_decay):
 
 @triton.jit
 def _attend_range(
-    q_ptr, k_ptr, v_ptr, anchor_ptr, fall_ptr, tables_ptr, lengths_ptr, top_ptr, sum_ptr, square_ptr, part_ptr, y_ptr,
+    q_ptr, k_ptr, v_ptr, anchor_ptr, fall_ptr, k_shift_ptr, v_shift_ptr, tables_ptr, lengths_ptr, top_ptr, sum_ptr, square_ptr, part_ptr, y_ptr,
     scale, window, TABLE, q_text, q_head, k_token, k_head, v_token, v_head, a_row, a_head,
     H: tl.constexpr, P: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr, X: tl.constexpr, PAGE: tl.constexpr,
-    CHUNK: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Attend from the G queries of one gate head of one text to one range of its keys.
 
@@ -51,6 +51,8 @@ def _attend_range(
         v_ptr: Pool of values [pages, PAGE, J, X] with unit stride in X.
         anchor_ptr: Pool of sums R of natural log gates, float64 [pages, PAGE / CHUNK, P, X], with unit stride in X.
         fall_ptr: Contiguous float64 [B, P, X], sums up to the new tokens.
+        k_shift_ptr: Contiguous int8 powers of two of the keys [pages, PAGE / SHARED, P, X]; read only with FP8.
+        v_shift_ptr: Contiguous int8 powers of two of the values [pages, PAGE, J]; read only with FP8.
         tables_ptr: Contiguous int32 page tables [B, TABLE].
         lengths_ptr: int32 [B], tokens of each text.
         top_ptr: float32 [B, H, SPLITS], largest score of the range in units of log 2, -inf without keys; written, as
@@ -79,6 +81,8 @@ def _attend_range(
         CHUNK: constexpr, tokens per anchor; divides PAGE.
         N: constexpr, keys of a block; divides CHUNK.
         SPLITS: constexpr, number of ranges.
+        FP8: constexpr bool, True for keys and values in e4m3.
+        SHARED: constexpr, tokens that share a power of two; divides PAGE.
     """
     b = tl.program_id(0)
     p = tl.program_id(1)
@@ -113,6 +117,13 @@ def _attend_range(
         anchor = tl.load(anchor_ptr + anchor_row * a_row + p * a_head + x)
         k = tl.load(k_ptr + (token * k_token + p * k_head)[:, None] + x[None, :], mask=seen[:, None], other=0.0)
         v = tl.load(v_ptr + (token * v_token + j * v_head)[:, None] + x[None, :], mask=seen[:, None], other=0.0)
+        if FP8:
+            shared_row = (page * (PAGE // SHARED) + (at % PAGE + tl.arange(0, N)) // SHARED) * P + p
+            k_shift = tl.load(k_shift_ptr + shared_row[:, None] * X + x[None, :], mask=seen[:, None], other=0)
+            v_shift = tl.load(v_shift_ptr + token * J + j, mask=seen, other=0)
+            # exact: bf16 holds the three bits of mantissa and the exponents
+            k = (k.to(tl.float32) * tl.exp2(k_shift.to(tl.float32))).to(q_ptr.dtype.element_ty)
+            v = (v.to(tl.float32) * tl.exp2(v_shift.to(tl.float32))[:, None]).to(q_ptr.dtype.element_ty)
         scaled = (q * _decay_factor(fall - anchor)[None, :]).to(k.dtype)
         score = tl.dot(scaled, tl.trans(k), input_precision="ieee")
         score = tl.where(seen[None, :], score, float("-inf"))
@@ -138,8 +149,8 @@ def _attend_range(
 
 
 def attend(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, anchor_pool: Tensor, fall: Tensor, tables: Tensor, lengths: Tensor, *,
-    scale: float, window: int, splits: int | None = None,
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, anchor_pool: Tensor, fall: Tensor, shifts: list[Tensor], tables: Tensor,
+    lengths: Tensor, *, scale: float, window: int, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Return y [B, H, X] of q's dtype.
 
@@ -149,6 +160,8 @@ def attend(
         v_pool: Values [pages, page, J, X].
         anchor_pool: float64 [pages, page / C, P, X], with C a power of two of at least 16.
         fall: float64 [B, P, X].
+        shifts: int8 powers of two of keys [pages, page / c, P, X] and of values [pages, page, J], for pools in e4m3;
+            else empty.
         tables: int32 page tables [B, pages of a text].
         lengths: int32 [B], tokens of each text, the new one included.
         scale: Factor of q·k in natural units.
@@ -162,17 +175,18 @@ def attend(
     pools = [part if part.stride(-1) == 1 else part.contiguous() for part in (q, k_pool, v_pool, anchor_pool)]
     q, k_pool, v_pool, anchor_pool = pools
     tables, fall = tables.contiguous(), fall.contiguous()
+    k_shift, v_shift = [part.contiguous() for part in shifts] or (fall, fall)
     y = torch.empty(b, h, x, dtype=q.dtype, device=q.device)
     sums = lengths if single_range else torch.empty(3, b, h, splits, dtype=torch.float32, device=q.device)
     top, total, square = (sums,) * 3 if single_range else sums
     part = lengths if single_range else torch.empty(b, h, splits, x, dtype=torch.float32, device=q.device)
     visible_window = window or 2**30
     _attend_range[(b, p, splits)](
-        q, k_pool, v_pool, anchor_pool, fall, tables, lengths, top, total, square, part, y, scale, visible_window, max_pages,
+        q, k_pool, v_pool, anchor_pool, fall, k_shift, v_shift, tables, lengths, top, total, square, part, y, scale, visible_window, max_pages,
         q.stride(0), q.stride(1), k_pool.stride(1), k_pool.stride(2), v_pool.stride(1), v_pool.stride(2),
         anchor_pool.stride(1), anchor_pool.stride(2),
         H=h, P=p, J=j, ROWS=max(16, triton.next_power_of_2(h // p)), X=x, PAGE=page, CHUNK=chunk, N=min(KEYS, chunk),
-        SPLITS=splits, num_warps=4,
+        SPLITS=splits, FP8=bool(shifts), SHARED=page // k_shift.shape[1] if shifts else 1, num_warps=4,
     )  # fmt: skip
     if not single_range:
         merge_ranges[(b, h)](

@@ -57,6 +57,7 @@ class PagedDecoder:
     def __init__(
         self, model: Backbone, *, texts: int = 1, tokens: int, page: int = PAGE, pages: int | None = None,
         full_context: bool = False, chunk: int = CHUNK, graphs: bool | None = None, compiled: bool = False,
+        fp8: bool = False,
     ) -> None:  # fmt: skip
         """Allocate the page tables and states; pools of pages follow at the first `begin`.
 
@@ -74,17 +75,21 @@ class PagedDecoder:
                 captured fails at the first step.
             compiled: fuse the steps with torch.compile, once per such number of sequences. Where it fails,
                 `not_compiled` holds the reason and steps run without it.
+            fp8: cache keys and values in 8 bits; approximate (docs/explanation/decoding.md).
 
         Raises:
-            ValueError: a part of the network cannot decode token by token (`Backbone.no_step_reason`).
+            ValueError: a part of the network cannot decode token by token (`Backbone.no_step_reason`), or has no 8-bit
+                cache although `fp8` is set (`Backbone.no_fp8_reason`).
         """
         reason = model.no_step_reason()
         if reason is not None:
             raise ValueError(f"{reason} cannot decode token by token")
+        if fp8 and (reason := model.no_fp8_reason()) is not None:
+            raise ValueError(f"{reason}; decode without fp8")
         self.window = model.config.window_size if model.config.window and not full_context else None
         pages_per_text = -(-tokens // page)
         capacity = CacheCapacity(
-            texts, 1 + (texts * pages_per_text if pages is None else pages), page, model.device, model.dtype
+            texts, 1 + (texts * pages_per_text if pages is None else pages), page, model.device, model.dtype, fp8
         )
         self.model, self.allocator, self._chunk = (
             cast_for_decoding(model),

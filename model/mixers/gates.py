@@ -20,38 +20,30 @@ class Gate(nn.Module):
     """Projection to log gates: logsigmoid(W x + b), in float32 (float64 for float64).
 
     W starts normal with standard deviation `std`, b at `offset`. b exists even in networks without biases, because it
-    sets the gate's initial value. With groups, x is [B, T, groups * inputs], and each group of channels is projected to
-    its own, equal share of the outputs. `Backbone.init_weights` leaves both as they are.
+    sets the gate's initial value. `Backbone.init_weights` leaves both as they are.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, std: float, offset: float, groups: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, *, std: float, offset: float) -> None:
         """Create W [outputs, inputs], drawn from torch's global generator, and b [outputs].
 
         Args:
-            inputs: channels per group.
-            outputs: gates of all groups together; a multiple of `groups`.
+            inputs: input channels.
+            outputs: gates.
             std: standard deviation of W's initial values.
             offset: initial value of b.
-            groups: independent groups of channels.
         """
         super().__init__()
         # in place, because a product on the meta device (used to count sizes) imports torch's compiler
         self.weight = nn.Parameter(torch.randn(outputs, inputs).mul_(std))
         self.offset = nn.Parameter(torch.full((outputs,), offset))
-        self.groups = groups
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return natural log gates logsigmoid(W x + b) <= 0, [B, T, outputs], of inputs [B, T, groups * inputs].
+        """Return natural log gates logsigmoid(W x + b) <= 0, [B, T, outputs], of inputs [B, T, D].
 
-        The product has x's type, the rest is float32 (float64 for float64). With groups, outputs stand group after
-        group, and each depends on its group's channels alone.
+        The product has x's type, the rest is float32 (float64 for float64).
         """
-        dtype, weight = statistics_dtype(x_BTD.dtype), self.weight.to(x_BTD.dtype)
-        if self.groups == 1:
-            logit = functional.linear(x_BTD, weight)
-        else:
-            grouped = x_BTD.unflatten(-1, (self.groups, -1))
-            logit = torch.einsum("btgx,gnx->btgn", grouped, weight.unflatten(0, (self.groups, -1))).flatten(2)
+        dtype = statistics_dtype(x_BTD.dtype)
+        logit = functional.linear(x_BTD, self.weight.to(x_BTD.dtype))
         return functional.logsigmoid(logit.to(dtype) + self.offset.to(dtype))
 
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention.wall.op import choose_backend, wall_attention
+from ...kernels.attention.wall.op import choose_backend, soft_clamp, wall_attention
+from ...kernels.key_gated_step.op import KeyGates, key_log_gates, paged_wall_from_keys
 from ...kernels.norms import statistics_dtype
 from ...kernels.rotary import check_rotary, rotate
+from ...kernels.wall_step import fp8
 from ...kernels.wall_step import op as wall_step
 from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
@@ -110,8 +112,8 @@ class Wall(QueryBlockMixer):
         if self.gated_channels:
             outputs = self.gate_heads * self.gated_channels
             inputs = self.gate_inputs(model, config)
-            groups = 1 if config.gate_source == "input" else self.kv_heads
-            self.gate = Gate(inputs, outputs, std=config.gate_std, offset=config.gate_bias, groups=groups)
+            self.gate = Gate(inputs, outputs, std=config.gate_std, offset=config.gate_bias)
+        self.caches_plain_keys = config.gate_source == "keys" and self.gated_channels > 0
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
@@ -138,11 +140,28 @@ class Wall(QueryBlockMixer):
         )  # fmt: skip
 
     def entry_spans(self, dtype: torch.dtype) -> dict[str, int]:
-        """Return the number of tokens that share an entry of "anchor" (`wall_step.chunk_tokens`)."""
-        return {"anchor": wall_step.chunk_tokens(dtype, self.g_max)}
+        """Return the number of tokens that share an entry of "anchor" (`wall_step.chunk_tokens`), if there are any.
+
+        In an 8-bit cache also of those that share one of "k_shift" (`fp8.shift_tokens`).
+        """
+        if self.caches_plain_keys:
+            return {}
+        spans = {"anchor": wall_step.chunk_tokens(dtype, self.g_max)}
+        return spans if self.g_max is None else spans | {"k_shift": fp8.shift_tokens(self.g_max)}
+
+    def no_fp8_reason(self) -> str | None:
+        """Return the reason why there is no 8-bit cache: gates read keys, or may fall without a limit."""
+        if self.caches_plain_keys:
+            return "gates are projected from the cached keys, which must be exact (gate_source: keys)"
+        return None if self.g_max is not None else "gates have no limit (g_max: none)"
 
     def open(self, capacity: CacheCapacity) -> dict[str, Tensor]:
-        """Allocate "fall", the sum of each sequence's natural log gates so far, float64 [slots + 1, P, X]."""
+        """Allocate "fall", the sum of each sequence's natural log gates so far, float64 [slots + 1, P, X].
+
+        With gates from keys there is none.
+        """
+        if self.caches_plain_keys:
+            return {}
         return {"fall": capacity.table(self.gate_heads, self.size, dtype=torch.float64)}
 
     def keep(
@@ -152,7 +171,8 @@ class Wall(QueryBlockMixer):
 
         "fall" is the cumulative natural log P of the gates, float64 [B, T, P, X]; P is H, or with `tie: kv` J. "anchor"
         is its value R at the first token of each token's chunk. "k" is the rotated key times exp(R - P), [B, T, P, X]
-        (`wall_step.absorb_decay`); "v" are the values [B, T, J, X].
+        (`wall_step.absorb_decay`); "v" are the values [B, T, J, X]. With gates from keys there are "k" and "v" alone,
+        the keys as they are.
 
         Args:
             k_BTJX: keys, not rotated.
@@ -162,15 +182,33 @@ class Wall(QueryBlockMixer):
                 start from 0.
             x_BTD: the block's normed input, from which gates are projected with `gate_source: input`.
         """
+        if self.caches_plain_keys:
+            return {"k": k_BTJX, "v": v_BTJX}
         fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
-        at_T = torch.arange(k_BTJX.shape[1], device=k_BTJX.device)
-        first_BT = at_T - places_BT % self.entry_spans(k_BTJX.dtype)["anchor"]
-        first_BTPX = first_BT[..., None, None].expand(fall_BTPX.shape)
-        anchor_BTPX = fall_BTPX.gather(1, first_BTPX.clamp(min=0))
-        if before is not None:  # the chunk may have begun before these tokens
-            anchor_BTPX = torch.where(first_BTPX >= 0, anchor_BTPX, before("anchor")[:, None])
+        anchor_BTPX = _at_span_start("anchor", fall_BTPX, self.entry_spans(k_BTJX.dtype), places_BT, before)
         k_BTPX = wall_step.absorb_decay(self._rotated(k_BTJX, places_BT), fall_BTPX, anchor_BTPX)
         return {"k": k_BTPX, "v": v_BTJX, "anchor": anchor_BTPX, "fall": fall_BTPX}
+
+    def quantize(
+        self, entries: dict[str, Tensor], *, positions_BT: Tensor, before: PreviousToken | None
+    ) -> dict[str, Tensor]:
+        """Return the entries of `keep` with "k" and "v" as bytes, and their powers of two "k_shift" and "v_shift".
+
+        They are int8 [B, T, P, X] and [B, T, J]; see kernels/wall_step/fp8.py.
+
+        Args:
+            entries: result of `keep`.
+            positions_BT: positions of the tokens.
+            before: cached entries of the token before the first one; None at a sequence's start.
+        """
+        own_shift = fp8.key_shifts(entries["fall"], entries["anchor"])
+        spans = self.entry_spans(entries["k"].dtype)
+        k_shift, v_shift = (
+            _at_span_start("k_shift", own_shift, spans, positions_BT, before),
+            fp8.value_shifts(entries["v"]),
+        )
+        packed = {"k": fp8.quantize(entries["k"], k_shift), "v": fp8.quantize(entries["v"], v_shift[..., None])}
+        return entries | packed | {"k_shift": k_shift, "v_shift": v_shift}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
         """Return wall attention at one new token per sequence, from the cache: [B, H, X] in q's type.
@@ -181,12 +219,18 @@ class Wall(QueryBlockMixer):
         Args:
             q_BHX: queries of the new tokens, not rotated.
             cache: what `keep` returned for all tokens, the new ones included; its window applies.
-            x_BD: ignored, because the new tokens' gates are in the cache already.
+            x_BD: ignored, because the new tokens' gates follow from the cache.
         """
         q_BHX = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
+        if self.caches_plain_keys:
+            return paged_wall_from_keys(
+                q_BHX, cache["k"], cache["v"], self._key_gates(per_channel=True), cache.texts, scale=self.config.scale,
+                window=cache.window,
+            )  # fmt: skip
+        shifts = [cache[name] for name in ("k_shift", "v_shift") if name in cache.pools]
         return wall_step.paged_wall(
-            q_BHX, cache["k"], cache["v"], cache["anchor"], cache.row("fall"), cache.texts, scale=self.config.scale,
-            window=cache.window,
+            q_BHX, cache["k"], cache["v"], cache["anchor"], cache.row("fall"), cache.texts, shifts=shifts,
+            scale=self.config.scale, window=cache.window,
         )  # fmt: skip
 
     def _rotated(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
@@ -206,20 +250,45 @@ class Wall(QueryBlockMixer):
         b, t, _, size = k_BTJX.shape
         if not self.gated_channels:
             return k_BTJX.new_zeros(b, t, self.gate_heads, size, dtype=statistics_dtype(k_BTJX.dtype))
-        log_gate = self.gate(x_BTD if self.config.gate_source == "input" else k_BTJX.flatten(2))
-        if self.g_max is not None:
-            log_gate = soft_clamp(log_gate, self.g_max)
+        if self.config.gate_source == "keys":
+            log_gate = key_log_gates(k_BTJX, self._key_gates())
+        else:
+            log_gate = self.gate(x_BTD).unflatten(-1, (self.gate_heads, self.gated_channels))
+            log_gate = log_gate if self.g_max is None else soft_clamp(log_gate, self.g_max)
         if self.config.gates == "scalar":
-            return log_gate.unsqueeze(-1).expand(b, t, self.gate_heads, size).contiguous()
-        return functional.pad(
-            log_gate.view(b, t, self.gate_heads, self.gated_channels), (0, size - self.gated_channels)
-        )
+            return log_gate.expand(b, t, self.gate_heads, size).contiguous()
+        return functional.pad(log_gate, (0, size - self.gated_channels))
+
+    def _key_gates(self, *, per_channel: bool = False) -> KeyGates:
+        """Return the projection of keys to gates: those that exist, or `per_channel` one for every channel of a head."""
+        shape = self.gate_heads, self.gated_channels
+        weight_PNX, offset_PN = self.gate.weight.unflatten(0, shape), self.gate.offset.unflatten(0, shape)
+        if per_channel and self.config.gates == "scalar":
+            weight_PNX, offset_PN = weight_PNX.expand(-1, self.size, -1), offset_PN.expand(-1, self.size)
+        elif per_channel and self.gated_channels < self.size:
+            more = self.size - self.gated_channels
+            weight_PNX = functional.pad(weight_PNX, (0, 0, 0, more))
+            offset_PN = functional.pad(offset_PN, (0, more), value=torch.inf)
+        return KeyGates(weight_PNX, offset_PN, self.g_max, self.config.rotary, self.config.base)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         full, windowed = (choose_backend(device, dtype, self.size, self.g_max, w) for w in (None, self.window))
         return {"wall": str(full), "wall_window": str(windowed)}
 
 
-def soft_clamp(log_gate: Tensor, g_max: float) -> Tensor:
-    """Map numbers <= 0 smoothly into (-g_max, 0]: slope 1 at 0, limit -g_max at minus infinity."""
-    return g_max * torch.expm1(log_gate / g_max)
+def _at_span_start(
+    name: str, rows_BTPX: Tensor, spans: dict[str, int], positions_BT: Tensor, before: PreviousToken | None
+) -> Tensor:
+    """Return for each token the row of the first token of its span, [B, T, P, X]: a cached one if that lies before.
+
+    Args:
+        name: name of the entry, whose span begins at positions that `spans[name]` divides.
+        rows_BTPX: rows of the tokens themselves.
+        spans: tokens of a span by name.
+        positions_BT: positions of the tokens.
+        before: cached entries of the token before the first one; None at a sequence's start.
+    """
+    at_T = torch.arange(rows_BTPX.shape[1], device=rows_BTPX.device)
+    first_BTPX = (at_T - positions_BT % spans[name])[..., None, None].expand(rows_BTPX.shape)
+    start_BTPX = rows_BTPX.gather(1, first_BTPX.clamp(min=0))
+    return start_BTPX if before is None else torch.where(first_BTPX >= 0, start_BTPX, before(name)[:, None])

@@ -31,6 +31,7 @@ FIGURES: SpecRegistry[ReportSpec] = SpecRegistry("figures", {
     "passkey": ReportSpec("probes.passkey", "passkey accuracy by depth and context length", takes=LINES),
     "retention": ReportSpec("probes.retention", "half-life of gated state in mixers and memories", takes=CELLS),
     "gate-dynamics": ReportSpec("probes.gate_dynamics", "retention of gates by position, channel and token", takes=CELLS),
+    "evictable-keys": ReportSpec("gates.evictable_keys", "share of cached keys that could be evicted, by length", takes=CELLS),
     "attention-map": ReportSpec("probes.attention_map", "attention maps of a short text", takes=CELLS),
     "extrapolation": ReportSpec("probes.extrapolation", "perplexity by window length", takes=LINES),
     "memory-recall": ReportSpec("probes.memory_recall", "recall of key-value pairs by memories and networks", takes=CELLS),

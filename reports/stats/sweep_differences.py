@@ -304,6 +304,10 @@ ABSENT_LEVELS = ("none", "off", "-")
 """Levels of a component that a network does not have; a config without the component is equivalent."""
 
 
+ALSO_MIXER = "published.also_attn_type"
+"""Setting of a published cell with a further mixer that its source may mean."""
+
+
 @dataclass(frozen=True)
 class Match:
     """A configuration that both sweeps have."""
@@ -322,6 +326,8 @@ def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> li
     Configurations match if their levels on the fixed AXES are equal and their levels on every extra axis of either
     sweep are, case ignored. The level of an axis that a sweep does not vary is read from its config. A missing setting
     equals the levels "none", "off" and "-" and no other, so a configuration may have no match; it is then left out.
+    Where a published source leaves the mixer open, a second one that its config names (`ALSO_MIXER`) matches too, if
+    the first has no match.
     Where the match has no number yet, but the same configuration trained on other tokens has, the longest of these is
     matched instead; the tokens are then a recipe difference.
 
@@ -338,6 +344,8 @@ def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> li
     for key, cells in reference_sweep.configurations().items():
         levels = {axis: _level(reference_sweep, cells[0], axis) for axis in axes}
         candidates = own_configurations.get(key[: len(AXES)], [])
+        if not candidates and (also := reference_sweep.setting(cells[0], ALSO_MIXER)):
+            candidates = own_configurations.get((also, *key[1 : len(AXES)]), [])
         matching = [runs for runs in candidates if _has_levels(own_sweep, runs[0], levels)]
         if matching and not any(cell.cell_id in measured for runs in matching for cell in runs):
             shared = {axis: level for axis, level in levels.items() if axis != TOKENS_AXIS}

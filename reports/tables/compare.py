@@ -49,6 +49,7 @@ from ..table_builder import (
     sweep_note,
 )
 from .paper_rows import printed_discrepancies
+from .paper_tables import TRAIN_SECONDS
 from .task_tables import printed_fact_notes
 
 COLUMNS = (
@@ -121,6 +122,8 @@ class SweepComparison:
     unrecorded: Sequence[str]
     axes: tuple[str, ...] = ()
     """The extra axes in which matched configurations differ."""
+    substitutes: Sequence[str] = ()
+    """Sentences on configurations whose mixer the reference leaves open."""
 
 
 def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
@@ -197,7 +200,18 @@ def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepCompariso
             f"sweeps {data.sweep} and {published.sweep} have no number of a common configuration{why}; choose "
             "others with --sweep"
         )
-    return SweepComparison(numbers=comparisons, differences=unlike, unrecorded=unrecorded, axes=axes)
+    return SweepComparison(
+        numbers=comparisons, differences=unlike, unrecorded=unrecorded, axes=axes, substitutes=_substitute_notes(pairs)
+    )
+
+
+def _substitute_notes(pairs: Sequence[Match]) -> list[str]:
+    """Return a sentence for each pair of matched configurations whose mixers differ."""
+    return [
+        f"{pair.reference_cells[0].slug} is compared with {pair.own_cells[0].slug}: its source leaves the mixer open."
+        for pair in pairs
+        if pair.own_cells[0].levels["attn_type"] != pair.reference_cells[0].levels["attn_type"]
+    ]
 
 
 def _printed_spread(published: SweepData, pair: Match, column: Column) -> NoiseEstimate | None:
@@ -219,8 +233,8 @@ def _printed_spread(published: SweepData, pair: Match, column: Column) -> NoiseE
 def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
     """Return the columns to compare: one per number and length, with the length in its heading ("Ndl@2K").
 
-    They are validation loss, clean loss, junk loss, needle accuracy, MFU by the paper's formula, and then extra metrics
-    of the reference. Each comes at the lengths that the reference has and that this sweep has or requests, ascending.
+    They are validation loss, clean loss, junk loss, needle accuracy, MFU by the paper's formula (of a published sweep
+    without it: the time of training), and then extra metrics of the reference. Each comes at the lengths that the reference has and that this sweep has or requests, ascending.
     Numbers without a length have length 0. A number that the reference lacks has no column.
 
     Args:
@@ -229,9 +243,15 @@ def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
     """
     columns = []
     standard_keys = {(column.probe, column.metric) for column in COLUMNS}
+    seconds = (
+        [TRAIN_SECONDS]
+        if paper.is_published(published.sweep) and not published.lengths("throughput", "mfu_paper")
+        else []
+    )
     further = [column_of(probe, metric) for probe, metric in extra_metrics(published)]
     for column in (
         *COLUMNS,
+        *seconds,
         *(
             metric_column
             for metric_column in further
@@ -396,6 +416,7 @@ def compare_table(
         f"Published: {reference}, from the authors' logs where available. Limit: the largest difference "
         "that the spread between runs of the same mixer and memory explains (95%), at least a printed "
         "digit and the sampling error of an accuracy's trials.",
+        *both.substitutes,
         *([WELCH_NOTE] if tested else []),
         *([EQUAL_RUNS_NOTE] if any(_has_equal_runs(comparison) for comparison in comparisons) else []),
         *seed_notes(

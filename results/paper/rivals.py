@@ -107,19 +107,24 @@ def atlas_sweep(sweep: str) -> Sheet:
     """Return the results of two trainings in a blog about ATLAS as the sheet of the sweep of that name.
 
     Each cell has val.val_loss (the last loss) and throughput.train_seconds. The blog does not give the number of
-    tokens.
+    tokens, nor does it say whether ATLAS stands beside attention: its cell has the level rope, records no mixer, and
+    also matches cells without attention (`published.also_attn_type`).
     """
     cells, values = [], {}
     facts = {row["setting"]: row["printed"] for row in rows("atlas-settings")}
     for row in rows("atlas-blog"):
         shape = {"n_layers": 12, "d_model": 768, "n_heads": 16, "n_kv_heads": 16, "head_dim": 48}
-        model: dict[str, Any] = {"attn_type": row["attn_type"], "memory": row["memory"], "window": False, **shape}
+        model: dict[str, Any] = {"memory": row["memory"], "window": False, **shape}
         if row["memory"] == "atlas":
             model |= {"memories": {"atlas": {"memory": "mlp2", "hidden": 4, "chunk": 64, "features": "sketch"}}}
+        else:
+            model |= {"attn_type": row["attn_type"]}
         train = {"seq_len": 512, "batch_tokens": 16 * 512, "optimizer": "muon", "muon_lr": 1e-3, "warmup_steps": 200}
         train |= {"schedule": "cosine", "constant": 0.0}
         train |= dict.fromkeys(("embedding_lr", "head_lr", "scalar_lr"), 3e-4)
         published: dict[str, Any] = {"name": row["name"]} | (facts if row["memory"] == "atlas" else {})
+        if row["also_attn_type"]:
+            published["also_attn_type"] = row["also_attn_type"]
         config = {"model": model, "data": {"corpus": facts["corpus"]}, "train": train, "published": published}
         level = "off" if row["memory"] == "none" else row["memory"]
         axes = {"attn_type": row["attn_type"], "memory": level}

@@ -28,7 +28,6 @@ from ...kernels.omega.op import Rates, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv, visible_mask
 from ...model.memory.gated_delta import GAMMA_OFFSET, KDAConfig
 from ...model.memory.omega import AtlasConfig, OmegaConfig
-from ...model.mixers.wall import soft_clamp
 
 WALL_CLAMP, GATE_BIAS = 0.86, 6.0
 """Wall attention: clamp of a gate and initial bias, as the mixer has them."""
@@ -68,7 +67,7 @@ def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, 
             expanded to query heads.
         backend: "gluon", "triton" or "torch" of this package, or "fla", which must be installed.
     """
-    log_gate = soft_clamp(functional.logsigmoid(logit_BTPX.float() + GATE_BIAS), WALL_CLAMP)
+    log_gate = wall_op.soft_clamp(functional.logsigmoid(logit_BTPX.float() + GATE_BIAS), WALL_CLAMP)
     if backend != FLA:
         return wall_op.wall_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
     o: Tensor = _fla("wall_attn").parallel_wall_attn(q_BTHX, k_BTJX, v_BTJX, expand_kv(log_gate, q_BTHX.shape[2]))

@@ -25,6 +25,7 @@ from ...kernels.cross_entropy import op as cross_entropy
 from ...kernels.dispatch import BackendChoice, why_no_fla
 from ...kernels.fp8 import op as fp8_linear
 from ...kernels.gated_delta import op as gated_delta
+from ...kernels.key_gated_step.op import KeyGates
 from ...kernels.norms import rms_norm
 from ...kernels.paged.page_tables import PAGE
 from ...kernels.row_linear.op import row_linear
@@ -684,10 +685,20 @@ def _wall_decode_step(random: _Inputs, b: int, tokens: int, heads: int, kv_heads
         k_pool, v_pool = (random.normal(tokens // PAGE * b, PAGE, kv_heads, D, grad=False) for _ in range(2))
         return single_token.wall_inputs(random.normal(b, heads, D, grad=False), k_pool, v_pool, gate_heads, tokens)
 
-    names = ["wall, gates per KV head", "wall, gates per query head"][: len(gate_heads)]
-    variants: dict[str, Callable[..., Any]] = {
-        name: single_token.wall(b, tokens, random.device, case) for case, name in enumerate(names)
-    }
+    variants: dict[str, Callable[..., Any]] = {}
+    for case, (name, p) in enumerate(zip(("KV", "query"), gate_heads, strict=False)):
+        for bits in (16, 8):
+            variants[f"wall, gates per {name} head" + ", 8-bit cache" * (bits == 8)] = single_token.wall(
+                b, tokens, random.device, case, eight_bits=bits == 8
+            )
+        weight, offset = (
+            0.02 * random.normal(p, D, D, grad=False),
+            torch.full((p, D), kernel_variants.GATE_BIAS, device=random.device),
+        )
+        gates = KeyGates(weight, offset, kernel_variants.WALL_CLAMP)
+        variants[f"wall, gates per {name} head from plain keys"] = single_token.wall_from_keys(
+            b, tokens, random.device, gates
+        )
     size = f"{heads}/{kv_heads} heads, B{b} T{tokens}"
     baseline = single_token.BASELINE
     reasons = {

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ...kernels.key_gated_step.op import KeyGates, paged_wall_from_keys
 from ...kernels.paged.op import paged_polar, paged_softmax
 from ...kernels.paged.page_tables import PAGE, Texts
+from ...kernels.wall_step import fp8
 from ...kernels.wall_step.op import MAX_CHUNK, paged_wall
 from ...model.bases import Mixer
 from ...model.mixers import softmax as softmax_mixers
@@ -25,6 +27,8 @@ WALL_SIZES = ((1, 4096), (1, 32768), (1, 131072), (16, 4096), (64, 4096), (16, 3
 """(Number of texts, tokens of each) of Wall attention."""
 STEEPEST_LOG2 = 0.02
 """Largest fall of the timed gates per token, in units of log 2."""
+CACHE_PARTS = 7
+"""Tensors of `wall_inputs` for each number of gate heads."""
 DENSE = {"softmax, cuDNN": SDPBackend.CUDNN_ATTENTION, "softmax, flash": SDPBackend.FLASH_ATTENTION}
 BASELINE = "softmax, cuDNN"
 
@@ -154,7 +158,8 @@ def wall_inputs(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, gate_heads: Seque
     """Return inputs of steps of Wall attention: q, k, v, and for each number of gate heads P what its cache holds.
 
     The latter are the keys with their decay [pages, PAGE, P, X], the float64 sums of log gates at the first of every 64
-    tokens [pages, PAGE / 64, P, X], and those at the last token, [B, P, X]. Every gate is constant over tokens, between
+    tokens [pages, PAGE / 64, P, X], those at the last token, [B, P, X], and of an 8-bit cache keys, values and their
+    powers of two. Every gate is constant over tokens, between
     2^-0.02 and 1, drawn from torch's generator.
 
     Args:
@@ -171,15 +176,25 @@ def wall_inputs(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, gate_heads: Seque
         grown = torch.exp(at_C * rate_PX).to(k_pool.dtype).repeat(rows, 1, 1)
         first = torch.arange(1, tokens + 1, MAX_CHUNK, device=q_BHX.device)[:, None, None]
         anchor = (-first * rate_PX).unflatten(0, (-1, rows)).repeat(b, 1, 1, 1)
+        decayed = k_pool.repeat_interleave(p // j, 2) * grown
+        shared = fp8.shift_tokens(STEEPEST_LOG2 * math.log(2))
+        own_shift = fp8.key_shifts(-at_C * rate_PX, torch.zeros_like(rate_PX))[::shared].repeat(rows, 1, 1)
+        k_shift, v_shift = own_shift.expand(len(k_pool), -1, -1, -1).contiguous(), fp8.value_shifts(v_pool)
         inputs += [
-            k_pool.repeat_interleave(p // j, 2) * grown,
+            decayed,
             anchor,
             (-tokens * rate_PX).expand(b, p, x).contiguous(),
+            fp8.quantize(decayed, k_shift.repeat_interleave(shared, 1)),
+            fp8.quantize(v_pool, v_shift[..., None]),
+            k_shift,
+            v_shift,
         ]
     return inputs
 
 
-def wall(b: int, tokens: int, device: torch.device, case: int = 0) -> Callable[..., Tensor]:
+def wall(
+    b: int, tokens: int, device: torch.device, case: int = 0, *, eight_bits: bool = False
+) -> Callable[..., Tensor]:
     """Return Wall attention of one token per text, as a function of `wall_inputs` that gives [B, H, X].
 
     Args:
@@ -187,12 +202,34 @@ def wall(b: int, tokens: int, device: torch.device, case: int = 0) -> Callable[.
         tokens: Tokens of each text.
         device: Device of the page table.
         case: Index of the number of gate heads whose cache is read.
+        eight_bits: True to read the 8-bit cache.
     """
     page_texts = texts(b, tokens, device)
 
     def call(q_BHX: Tensor, _: Tensor, v_pool: Tensor, *caches: Tensor) -> Tensor:
-        k_pool, anchor_pool, fall_BPX = caches[3 * case : 3 * case + 3]
-        return paged_wall(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, page_texts)
+        """Return the attention of one case, [B, H, X]; the arguments are `wall_inputs`."""
+        k_pool, anchor_pool, fall_BPX, *packed = caches[CACHE_PARTS * case : CACHE_PARTS * (case + 1)]
+        shifts: list[Tensor] = []
+        if eight_bits:
+            k_pool, v_pool, *shifts = packed
+        return paged_wall(q_BHX, k_pool, v_pool, anchor_pool, fall_BPX, page_texts, shifts=shifts)
+
+    return call
+
+
+def wall_from_keys(b: int, tokens: int, device: torch.device, gates: KeyGates) -> Callable[..., Tensor]:
+    """Return Wall attention of one token per text with gates from plain keys, from the q, k and v of `wall_inputs`.
+
+    Args:
+        b: Number of texts.
+        tokens: Tokens of each text.
+        device: Device of the page table.
+        gates: Projection of keys to gates.
+    """
+    page_texts = texts(b, tokens, device)
+
+    def call(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, *_: Tensor) -> Tensor:
+        return paged_wall_from_keys(q_BHX, k_pool, v_pool, gates, page_texts)
 
     return call
 
@@ -200,7 +237,7 @@ def wall(b: int, tokens: int, device: torch.device, case: int = 0) -> Callable[.
 def fla_wall(q_BHX: Tensor, _: Tensor, v_pool: Tensor, *caches: Tensor) -> Tensor:
     """Return Wall attention [B, H, X] by flash-linear-attention, from `wall_inputs` whose last case has P = H."""
     b, x = len(q_BHX), q_BHX.shape[-1]
-    k_pool, anchor_pool, fall_BPX = caches[-3:]
+    k_pool, anchor_pool, fall_BPX = caches[-CACHE_PARTS:][:3]
     k, v = (pool.view(b, -1, *pool.shape[2:]) for pool in (k_pool, v_pool))
     anchor, newest = (
         (part / math.log(2)).float() for part in (anchor_pool.view(b, -1, *anchor_pool.shape[2:]), fall_BPX)

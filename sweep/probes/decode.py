@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...model.bounds import MAX_COUNT
-from ...model.config import Int, knob
+from ...model.config import Flag, Int, knob
 from ...results import metrics
 from .base import LengthwiseProbe, ProbeConfig, Result
 
@@ -20,6 +20,7 @@ class DecodeConfig(ProbeConfig):
     """Settings of the probe `decode`."""
 
     texts: Int = knob(8, "Texts that are decoded in parallel.", ge=1, le=MAX_COUNT)
+    fp8: Flag = knob(False, "Cache keys and values in 8 bits, which wall can; approximate.")
     steps: Int = knob(8, "Tokens per text of one timing; the median of three timings counts.", ge=1, le=MAX_COUNT)
 
 
@@ -52,12 +53,14 @@ class Decode(LengthwiseProbe):
         texts, new_tokens = self.settings.texts, 4 * self.settings.steps
         if (unsupported := subject.model.no_step_reason()) is not None:
             return f"n/a: {unsupported} cannot decode token by token"
+        if self.settings.fp8 and (unsupported := subject.model.no_fp8_reason()) is not None:
+            return f"n/a: {unsupported}"
         if (reason := subject.beyond(length + new_tokens)) is not None:
             return reason
         subject.pause()
         paged = PagedDecoder(
             subject.model, texts=texts, tokens=length + new_tokens, full_context=True,
-            chunk=self.config.eval.chunk_tokens, compiled=subject.model.device.type == "cuda",
+            chunk=self.config.eval.chunk_tokens, compiled=subject.model.device.type == "cuda", fp8=self.settings.fp8,
         )  # fmt: skip
         first, _ = paged.begin(torch.zeros(length, dtype=torch.int64))
         slots = [first, *(paged.fork(first) for _ in range(texts - 1))]

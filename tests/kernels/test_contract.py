@@ -27,6 +27,7 @@ from atma_sweep.kernels.dispatch import CONDITION, ROUNDINGS
 from atma_sweep.kernels.fp8.op import fp8_gated_linear, fp8_linear
 from atma_sweep.kernels.gated_delta.op import gated_delta
 from atma_sweep.kernels.gates import squared_relu_gate, swish_gate
+from atma_sweep.kernels.key_gated_step.op import KeyGates, paged_wall_from_keys
 from atma_sweep.kernels.norms import rms_norm
 from atma_sweep.kernels.paged.op import paged_softmax
 from atma_sweep.kernels.paged.page_tables import Texts
@@ -225,7 +226,7 @@ POOL, WIDE_POOL, TEXTS = (
     Texts(torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int32), 4),
 )  # fmt: skip
 REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]] = [
-    (message, function, tuple(torch.zeros(x) if isinstance(x, tuple) else x for x in args), options)
+    (message, function, tuple(torch.zeros(x) if type(x) is tuple else x for x in args), options)
     for message, function, args, options in (
         (r"\(1, 13, 4, 16\).*\(2, 5, 2, 16\)", polar_distractor_loss, ((1, 13, 4, 16), (2, 5, 2, 16), (4,), (4,), (4,)), {}),
         (r"but the distractors are", softmax_distractor_loss, (*QKV, (2, 3, 2, 4), (2, 2, 2, 4), QKV[0]), {}),
@@ -258,6 +259,8 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
         (r"k has shape \(3, 4, 2, 6\), expected \(3, 5, 2, 6\)", paged_wall, ((2, 4, 6), POOL, POOL, (3, 2, 2, 6), (2, 2, 6), Texts(TEXTS.tables_BP, TEXTS.lengths_B, 5)), {}),
         (r"fall has shape \(2, 4, 6\), expected \(2, 2, 6\)", paged_wall, ((2, 4, 6), POOL, POOL, (3, 2, 2, 6), (2, 4, 6), TEXTS), {}),
         (r"3 anchors must divide a page of 4", paged_wall, ((2, 4, 6), POOL, POOL, (3, 3, 2, 6), (2, 2, 6), TEXTS), {}),
+        (r"gates have shapes \(2, 3, 6\) and \(2, 6\), expected \(2, 6, 6\) and \(2, 6\)", paged_wall_from_keys,
+         ((2, 4, 6), POOL, POOL, KeyGates(torch.zeros(2, 3, 6), torch.zeros(2, 6), None), TEXTS), {}),
         (r"the tails", conv_step, ((2, 5), (4, 3, 2), torch.arange(2), (5, 4)), {}),
         (r"but the states", delta_step, ((2, 4, 8), (2, 2, 8), (2, 2, 8), (2, 4), (2, 4), (5, 2, 8, 8), torch.arange(2)), {}),
         (r"do not fit 4 query heads", canon_step, ((3, 100), (5, 3, 96), torch.arange(3), (96, 4), [4, 2, 24]), {"norm": True}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,10 +16,13 @@ from atma_sweep.kernels.conv_step.op import canon_step, conv_step, gated_conv_st
 from atma_sweep.kernels.delta_step import op as delta
 from atma_sweep.kernels.delta_step.op import delta_step
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
+from atma_sweep.kernels.key_gated_step import op as key_gated
 from atma_sweep.kernels.norms import rms_norm_reference
 from atma_sweep.kernels.paged import op as backends
 from atma_sweep.kernels.paged.op import paged_polar, paged_softmax, write_pages
 from atma_sweep.kernels.paged.page_tables import Texts
+from atma_sweep.kernels.rotary import Kind, apply_rotary_reference, frequencies
+from atma_sweep.kernels.wall_step import fp8
 from atma_sweep.kernels.wall_step import op as wall_step
 from graded import interpreted
 from tolerances import rounding_bound
@@ -167,8 +170,191 @@ def test_the_wall_kernel_merges_ranges(gate_heads: int, splits: int, window: int
     kernels = importlib.import_module("atma_sweep.kernels.wall_step.triton")
     *tensors, texts = args
     options: Any = {"scale": 0.25, "window": window or 0, "splits": splits}
-    y = kernels.attend(*tensors, texts.tables_BP, texts.lengths_B, **options)
+    y = kernels.attend(*tensors, [], texts.tables_BP, texts.lengths_B, **options)
     assert (y.double() - expected).abs().max() <= 1e-5
+
+
+def fp8_wall_case(gate_heads: int, x: int, steepest: float) -> tuple[list[Any], list[Tensor], Tensor, list[Tensor]]:
+    """Return inputs of `paged_wall` with an 8-bit cache, its powers of two, the result, and (original, stored) numbers.
+
+    A text of 200 tokens in pages of 64, six query heads and two KV heads. The result is the formula in float64, of the
+    keys and values as they were stored; these have no decay.
+    """
+    n, page, chunk, shared = 200, 64, wall_step.chunk_tokens(torch.float32, steepest), fp8.shift_tokens(steepest)
+    q, k, v = drawn((1, 6, x), (1, n, 2, x), (1, n, 2, x), dtype=torch.float32)
+    log_gate = torch.rand(1, n, gate_heads, x, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    log_gate[..., ::3] = 1
+    fall = -steepest * log_gate.cumsum(1)
+    anchor = fall[:, ::chunk].repeat_interleave(chunk, 1)[:, :n]
+    k_shift, v_shift = fp8.key_shifts(fall, anchor)[:, ::shared], fp8.value_shifts(v)
+    every_shift = k_shift.repeat_interleave(shared, 1)[:, :n]
+    packed = fp8.quantize(wall_step.absorb_decay(k, fall, anchor), every_shift), fp8.quantize(v, v_shift[..., None])
+    stored = (
+        fp8.dequantize(packed[0], every_shift, torch.float64) * torch.exp(fall - anchor),
+        fp8.dequantize(packed[1], v_shift[..., None], torch.float64),
+    )
+    terms = q.double()[:, None] * stored[0].repeat_interleave(6 // gate_heads, 2)
+    terms = terms * torch.exp(fall[:, -1:] - fall).repeat_interleave(6 // gate_heads, 2) * x**-0.5
+    expected = torch.einsum("bsh,bshx->bhx", terms.sum(-1).softmax(1), stored[1].repeat_interleave(3, 2))
+
+    def pool(rows: Tensor, per_page: int) -> Tensor:
+        """Return rows [1, tokens, ...] in the pages 1 to 4 of five pages."""
+        pages = torch.zeros(5 * per_page, *rows.shape[2:], dtype=rows.dtype)
+        pages[per_page : per_page + rows.shape[1]] = rows[0]
+        return pages.unflatten(0, (5, per_page))
+
+    texts = Texts(torch.tensor([[1, 2, 3, 4]], dtype=torch.int32), torch.tensor([n], dtype=torch.int32), page)
+    inputs = [q, *(pool(part, page) for part in packed), pool(anchor[:, ::chunk], page // chunk), fall[:, -1], texts]
+    original = k.repeat_interleave(gate_heads // 2, 2).double(), v.double()
+    return inputs, [pool(k_shift, page // shared), pool(v_shift, page)], expected, [*original, *stored]
+
+
+@pytest.mark.parametrize(("gate_heads", "steepest"), [(2, 0.86), (6, 0.86), (2, 0.01)])
+def test_fp8_cache_errs_as_little_as_its_mantissa(gate_heads: int, steepest: float) -> None:
+    """Half a unit of three bits, or of the smallest numbers; what a step makes of the stored numbers is exact."""
+    inputs, shifts, expected, (k, v, k_stored, v_stored) = fp8_wall_case(gate_heads, 16, steepest)
+    assert ((k_stored - k).abs() <= 1.001 * (k.abs() / 16).clamp(min=2**-8)).all()
+    least = 2**-17 * v.abs().amax(-1, keepdim=True)
+    assert ((v_stored - v).abs() <= torch.maximum(v.abs() / 16, least)).all()
+    assert (wall_step.paged_wall(*inputs, shifts=shifts).double() - expected).abs().max() <= 1e-5
+
+
+def test_fp8_powers_of_two_follow_from_the_steepest_gate() -> None:
+    for steepest in (0.001, 0.1, 0.86, 3.0, 90.0):
+        shared = fp8.shift_tokens(steepest)
+        assert (shared - 1) * steepest <= 4 * math.log(2)
+        assert shared == 64 or (2 * shared - 1) * steepest > 4 * math.log(2)
+    assert fp8.shift_tokens(0.86) == 4
+    zeros, large = torch.zeros(1, 1, 1, 4), torch.tensor([[[[1e30, -2.0, 0.0, 1e-30]]]])
+    assert not fp8.quantize(zeros, fp8.value_shifts(zeros)[..., None]).any()
+    shift, none = fp8.value_shifts(large)[..., None], torch.zeros(1, dtype=torch.int8)
+    restored, cut_off = (fp8.dequantize(fp8.quantize(large, by), by, torch.float64) for by in (shift, none))
+    assert restored[..., 0] == pytest.approx(1e30, rel=1 / 16)
+    assert cut_off[..., 0] == 448
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("gate_heads", "splits"), [(2, 1), (6, 4)])
+def test_the_wall_kernel_reads_8_bits(gate_heads: int, splits: int) -> None:
+    (*tensors, texts), shifts, expected, _ = fp8_wall_case(gate_heads, 16, 0.86)
+    tensors[1:3] = [part.view(torch.float8_e4m3fn) for part in tensors[1:3]]
+    y = importlib.import_module("atma_sweep.kernels.wall_step.triton").attend(
+        *tensors, shifts, texts.tables_BP, texts.lengths_B, scale=0.25, window=0, splits=splits
+    )
+    assert (y.double() - expected).abs().max() <= 1e-5
+
+
+def key_gated_case(
+    lengths: list[int], h: int, p: int, j: int, x: int, page: int, g_max: float | None, rotary: Kind | Literal["none"],
+    dtype: torch.dtype, window: int | None = None,
+) -> tuple[list[Any], Tensor, Tensor]:  # fmt: skip
+    """Return inputs of `paged_wall_from_keys`, its result by the formula in float64, and a bound of scores [B, H].
+
+    Keys and gates' matrices are multiples of 1/4 and 1/16, so that no dtype rounds their products. Every third channel
+    has no gate.
+    """
+    draw = torch.Generator().manual_seed(len(lengths))
+    q = torch.randn(len(lengths), h, x, generator=draw).to(dtype)
+    weight = torch.randint(-2, 3, (p, x, x), generator=draw).double() / 16
+    offset = 3 * torch.randn(p, x, generator=draw, dtype=torch.float64)
+    weight[:, ::3], offset[:, ::3] = 0, torch.inf
+    cached, outputs, sizes = [], [], []
+    for row, n in enumerate(lengths):
+        k = torch.randint(-4, 5, (n, j, x), generator=draw) / 4.0
+        v = torch.randn(n, j, x, generator=draw).to(dtype)
+        cached.append((k.to(dtype), v))
+        first = 0 if window is None else max(0, n - window)
+        output, size = torch.zeros(h, x, dtype=torch.float64), torch.zeros(h, dtype=torch.float64)
+        turned = k.double() if rotary == "none" else apply_rotary_reference(k[None].double(), rotary, 50.0)[0]
+        for head in range(h if n else 0):
+            kv, gate = head * j // h, head * p // h
+            log_gate = torch.log(torch.sigmoid(k[first:, kv].double() @ weight[gate].T + offset[gate]))
+            if g_max is not None:
+                log_gate = g_max * (torch.exp(log_gate / g_max) - 1)
+            decay = torch.stack([log_gate[at + 1 :].sum(0) for at in range(n - first)]).exp()
+            terms = q[row, head].double() * turned[first:, kv] * decay * x**-0.5
+            output[head] = terms.sum(-1).softmax(0) @ v[first:, kv].double()
+            size[head] = terms.abs().sum(-1).max()
+        outputs.append(output)
+        sizes.append(size)
+    k_pool, tables = paged([k for k, _ in cached], page)
+    v_pool, _ = paged([v for _, v in cached], page)
+    gates = key_gated.KeyGates(weight, offset, g_max, rotary, 50.0)
+    texts = Texts(tables, torch.tensor(lengths, dtype=torch.int32), page)
+    return [q, k_pool, v_pool, gates, texts], torch.stack(outputs), torch.stack(sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("gate_heads", "window", "page", "g_max", "rotary"), [
+    (2, None, 64, 0.86, "none"), (4, 7, 8, None, "none"), (4, 70, 24, 0.86, "full"), (2, 1, 4, None, "none")
+])  # fmt: skip
+def test_key_gated_step_is_the_formula(
+    gate_heads: int,
+    window: int | None,
+    page: int,
+    g_max: float | None,
+    rotary: Kind | Literal["none"],
+    dtype: torch.dtype,
+) -> None:
+    """In bf16 the roundings are those of rotated keys and of the result: see `test_wall_step_is_the_formula`."""
+    args, expected, size = key_gated_case([133, 1, 0, 64], 4, gate_heads, 2, 6, page, g_max, rotary, dtype, window)
+    y = key_gated.paged_wall_from_keys(*args, window=window)
+    assert y.dtype == dtype
+    if dtype == torch.bfloat16:
+        u = torch.finfo(dtype).eps / 2
+        bound = (
+            torch.expm1(2 * 1.01 * (0 if rotary == "none" else u) * size)[..., None] * 4.5 + u * expected.abs() + 1e-5
+        )
+        assert ((y.double() - expected).abs() <= bound).all()
+    else:
+        assert (y.double() - expected).abs().max() <= (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("gate_heads", "splits", "window", "page", "g_max", "rotary"), [
+    (2, 4, None, 64, 0.86, "none"), (6, 1, 37, 32, None, "full"), (2, 16, 1, 32, 0.86, "none"), (6, 4, 70, 256, None, "none"),
+    (2, 2, None, 64, 0.86, "half-truncated"),
+])  # fmt: skip
+def test_the_key_gated_kernel_sums_later_ranges(
+    gate_heads: int, splits: int, window: int | None, page: int, g_max: float | None, rotary: Kind | Literal["none"]
+) -> None:
+    """In float32, against the formula: the kernel errs by no more than the torch implementation may."""
+    args, expected, _ = key_gated_case(
+        [200, 0, 1, 64], 6, gate_heads, 2, 16, page, g_max, rotary, torch.float32, window
+    )
+    q, k_pool, v_pool, gates, texts = args
+    turns = [] if rotary == "none" else [frequencies(rotary, 16, 50.0).float()]
+    y = importlib.import_module("atma_sweep.kernels.key_gated_step.triton").attend(
+        q, k_pool, v_pool, gates.weight_PNX.float(), gates.offset_PN.float(), turns, texts.tables_BP, texts.lengths_B,
+        g_max=g_max or 0.0, scale=0.25, window=window or 0, splits=splits,
+    )  # fmt: skip
+    assert (y.double() - expected).abs().max() <= 1e-5
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_gates_of_the_kernel_lose_no_digits() -> None:
+    """Equal gates of 3,000 tokens, from closed to wide open: the weight of the first key shows the decay of a channel.
+
+    Its logarithm is 20 exp(S), with S the sum of log gates; a relative error of 1e-6 of S changes it by 8e-6 at most.
+    """
+    n, x, channels = 3000, 16, [0, 12, 14, 15]
+    offset = torch.linspace(-6, 12, x, dtype=torch.float64)[None]
+    tables, lengths = torch.arange(1, 13, dtype=torch.int32)[None], torch.tensor([n], dtype=torch.int32)
+    pages, q = torch.zeros(13, 256, 1, x), torch.zeros(1, 4, x)
+    pages[1, 0], q[0, range(4), channels] = 1, 20.0
+    kernels = importlib.import_module("atma_sweep.kernels.key_gated_step.triton")
+    for g_max in (0.86, None):
+        y = kernels.attend(
+            q, pages, pages, torch.zeros(1, x, x), offset.float(), [], tables, lengths, g_max=g_max or 0.0, scale=1.0,
+            window=0, splits=4,
+        )  # fmt: skip
+        log_gate = functional.logsigmoid(offset[0, channels])
+        log_gate = log_gate if g_max is None else g_max * torch.expm1(log_gate / g_max)
+        weight = torch.exp(20 * torch.exp((n - 1) * log_gate))
+        torch.testing.assert_close(y[0, :, 0].double(), weight / (weight + n - 1), rtol=2e-5, atol=0)
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
@@ -336,6 +522,7 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
     slots, tables = torch.tensor([2, 0]), torch.tensor([[3, 4], [1, 0]], dtype=torch.int32)
     lengths = torch.tensor([20, 3], dtype=torch.int32)
     where = k_pool, v_pool, tables, lengths
+    packed = torch.zeros(k_pool.shape, dtype=torch.uint8)
     cases: list[tuple[Any, tuple[Any, ...]]] = [
         (conv.plain_step, (x[:, :32], tails, slots, w, True)),
         (conv.gated_step, (x, tails, slots, w)),
@@ -344,7 +531,10 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
         (backends.put, (k, v, *where)),
         (backends.attend, (q, *where, [], 0.25, 0, 0.0)),
         (backends.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
-        (wall_step.attend, (q, k_pool, v_pool, torch.zeros(5, 1, 2, 16).double(), torch.zeros(2, 2, 16).double(), tables, lengths, 0.25, 0)),
+        *((key_gated.attend, (q, k_pool, v_pool, torch.zeros(2, 16, 16), torch.zeros(2, 16), turns, tables, lengths, 0.86, 0.25, 0))
+          for turns in ([], [torch.ones(8)])),
+        *((wall_step.attend, (q, *pools, torch.zeros(5, 1, 2, 16).double(), torch.zeros(2, 2, 16).double(), shifts, tables, lengths, 0.25, 0))
+          for pools, shifts in (((k_pool, v_pool), []), ((packed, packed), [packed[:, ::4].to(torch.int8), packed[..., 0].to(torch.int8)]))),
     ]  # fmt: skip
     for op, args in cases:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
@@ -364,8 +554,41 @@ def test_the_compiled_wall_kernel(gate_heads: int, splits: int, window: int | No
     args, expected, _ = wall_case([2000, 1, 513, 0], 8, gate_heads, 2, 128, 256, 64, 0.86, torch.bfloat16, window)
     kernels = importlib.import_module("atma_sweep.kernels.wall_step.triton")
     *tensors, texts = args
-    args = [part.cuda() for part in (*tensors, texts.tables_BP, texts.lengths_B)]
-    y = kernels.attend(*args, scale=128**-0.5, window=window or 0, splits=splits)
+    where = texts.tables_BP.cuda(), texts.lengths_B.cuda()
+    y = kernels.attend(
+        *[part.cuda() for part in tensors], [], *where, scale=128**-0.5, window=window or 0, splits=splits
+    )
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=4e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gate_heads", "splits"), [(2, 1), (6, 4)])
+def test_the_compiled_wall_kernel_reads_8_bits(gate_heads: int, splits: int) -> None:
+    (*tensors, texts), shifts, expected, _ = fp8_wall_case(gate_heads, 128, 0.86)
+    tensors[:3] = [tensors[0].bfloat16(), *(part.view(torch.float8_e4m3fn) for part in tensors[1:3])]
+    parts = [part.cuda() for part in (*tensors, *shifts, texts.tables_BP, texts.lengths_B)]
+    y = importlib.import_module("atma_sweep.kernels.wall_step.triton").attend(
+        *parts[:5], parts[5:7], *parts[7:], scale=128**-0.5, window=0, splits=splits
+    )
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=4e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gate_heads", "rotary"), [(2, "none"), (8, "full")])
+@pytest.mark.parametrize(("splits", "window"), [(1, None), (16, None), (8, 700)])
+def test_the_compiled_key_gated_kernel(
+    gate_heads: int, rotary: Kind | Literal["none"], splits: int, window: int | None
+) -> None:
+    args, expected, _ = key_gated_case(
+        [2000, 1, 513, 0], 8, gate_heads, 2, 128, 256, 0.86, rotary, torch.bfloat16, window
+    )
+    *pools, gates, texts = args
+    weight, offset = gates.weight_PNX.to(torch.bfloat16), gates.offset_PN.float()
+    turns = [] if rotary == "none" else [frequencies(rotary, 128, 50.0).float().cuda()]
+    y = importlib.import_module("atma_sweep.kernels.key_gated_step.triton").attend(
+        *[part.cuda() for part in (*pools, weight, offset)], turns, texts.tables_BP.cuda(), texts.lengths_B.cuda(),
+        g_max=0.86, scale=128**-0.5, window=window or 0, splits=splits,
+    )  # fmt: skip
     torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=4e-2)
 
 
@@ -375,6 +598,10 @@ def test_a_gpu_takes_the_kernels() -> None:
     assert backends.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
     assert delta.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
     assert wall_step.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
+    assert key_gated.choose_backend(cuda, torch.bfloat16, 128).backend == "triton"
+    assert key_gated.choose_backend(cuda, torch.bfloat16, 256).backend == "torch"
     assert wall_step.choose_backend(cuda, torch.bfloat16, 128, chunk=8).backend == "torch"
+    if torch.cuda.get_device_capability() >= (8, 9):
+        assert wall_step.choose_backend(cuda, torch.bfloat16, 128, fp8=True).backend == "triton"
     assert conv.choose_backend(cuda, torch.bfloat16).backend == "triton"
     assert backends.choose_backend(cuda, torch.bfloat16, 128, page=24).backend == "torch"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 from atma_sweep.results.store.recorder import DatabaseRecorder
@@ -12,6 +14,7 @@ FIGURES = (
     "texts",
     "retention",
     "gate-dynamics",
+    "evictable-keys",
     "passkey",
     "attention-map",
     "extrapolation",
@@ -109,6 +112,14 @@ def gate_dynamics(
                 examples.append(
                     Example(**fields, metric="trace", item=layer, position=position, value=value, detail=detail)
                 )
+        for position, (power, threshold) in enumerate(itertools.product(range(5), (1e-2, 1e-3, 1e-4))):
+            # as if the slowest channel lost the same of a key at every token
+            length, half_life = 64 << power, 20 * 2 ** (layer / 3) * (1 + share)
+            faded = max(0.0, 1 - half_life * -math.log2(threshold) / length)
+            detail = {"length": length, "threshold": threshold}
+            examples.append(
+                Example(**fields, metric="evictable", item=layer, position=position, value=faded, detail=detail)
+            )
     recorder.examples(examples)
     numbers = {
         "mean": 0.9,

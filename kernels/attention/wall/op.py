@@ -33,6 +33,11 @@ STEEPEST = 1.19
 """Largest fall of a natural log gate that the kernels support: 64 of them stay within 2^110."""
 
 
+def soft_clamp(log_gate: Tensor, g_max: float) -> Tensor:
+    """Map numbers <= 0 smoothly into (-g_max, 0]: slope 1 at 0, limit -g_max at minus infinity."""
+    return g_max * torch.expm1(log_gate / g_max)
+
+
 def wall_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gate_BTPX: Tensor, *, scale: float | None = None,
     window: int | None = None, query_block: int | None = None, steepest: float | None = None,

@@ -94,18 +94,23 @@ WALL = [
     {"g_max": "none"},
     {"gates": "scalar", "tie": "kv"},
     {"gate_source": "keys"},
+    {"gate_source": "keys", "tie": "kv", "rotary": "full", "subdim": 3},
+    {"gate_source": "keys", "gates": "scalar", "g_max": "none"},
 ]
 """Settings of wall: gates per query head, per KV head, of any steepness, per head, and from keys."""
 
 
-@pytest.mark.parametrize(("settings", "window"), every_nth([(s, window) for s in WALL for window in (False, True)], 3))
-def test_wall_decodes_over_several_chunks(awake: Awake, settings: dict[str, Any], window: bool) -> None:
-    """Chunks of 64 tokens that begin before, at and after the end of the prompts, in pages of 24."""
+@pytest.mark.parametrize(
+    ("settings", "window", "page"),
+    every_nth([(s, window, page) for s in WALL for window, page in ((False, 256), (True, 24), (False, 24))], 4),
+)
+def test_wall_decodes_over_several_chunks(awake: Awake, settings: dict[str, Any], window: bool, page: int) -> None:
+    """Chunks of 64 tokens that begin before, at and after the end of the prompts; a text is one page or several."""
     mixers = {"wall": {"gate_std": 0.7, "gate_bias": -1.0} | settings}
     model = awake(attn_type="wall", mixers=mixers, window=window, window_size=70).eval()
     begun, tokens = (1, 64, 100), 145
     three = texts(tokens, tokens, tokens)
-    paged = PagedDecoder(model, texts=3, tokens=tokens, page=24)
+    paged = PagedDecoder(model, texts=3, tokens=tokens, page=page)
     wanted = [logits_at_once(model, text) for text in three]
     slots = [paged.begin(text[:at])[0] for text, at in zip(three, begun, strict=True)]
     for done in range(tokens - max(begun)):
@@ -114,24 +119,85 @@ def test_wall_decodes_over_several_chunks(awake: Awake, settings: dict[str, Any]
             near(row, rows[at + done])
 
 
-@pytest.mark.parametrize(("tie", "keys_per_value"), [("kv", 1), ("head", 2)])
-def test_wall_caches_little_more_than_its_keys(
-    small: Callable[..., ModelConfig], tie: str, keys_per_value: int
+@pytest.mark.parametrize("settings", WALL[-3:])
+def test_key_gated_wall_decodes_in_float32_within_1e_5(
+    small: Callable[..., ModelConfig], wake: Callable[[Backbone], None], settings: dict[str, Any]
 ) -> None:
-    """With gates per KV head at most 1.1 times the bytes of nope; otherwise keys of every query head."""
+    """The logits of a step from plain keys differ from those of the forward pass by float32's roundings alone."""
+    model = build(small(attn_type="wall", mixers={"wall": {"gate_std": 0.7} | settings}), seed=0, dtype=torch.float32)
+    wake(model)
+    (text,) = texts(145)
+    wanted = logits_at_once(model.eval(), text)
+    paged = PagedDecoder(model, tokens=145, page=24)
+    slot, _ = paged.begin(text[:100])
+    for at in range(100, 145):
+        torch.testing.assert_close(paged.step([slot], text[at : at + 1])[0], wanted[at], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tie", ["kv", "head"])
+@pytest.mark.parametrize("source", ["input", "keys"])
+def test_wall_caches_little_more_than_its_keys(small: Callable[..., ModelConfig], tie: str, source: str) -> None:
+    """With gates per KV head at most 1.1 times nope's bytes, from keys exactly as many; else keys of every query head."""
+    keys_per_value = 2 if tie == "head" else 1
     x, j, tokens = 128, 2, 512
     sizes = {"n_heads": 4, "n_kv_heads": j, "head_dim": x, "n_layers": 1, "attn_every": 1, "attn_offset": 0}
     bytes_of: dict[str, int] = {}
-    for name, mixers in (("nope", {}), ("wall", {"wall": {"tie": tie}})):
+    for name, mixers in (("nope", {}), ("wall", {"wall": {"tie": tie, "gate_source": source}})):
         model = build(small(attn_type=name, mixers=mixers, canon=False, **sizes), seed=0, dtype=torch.bfloat16).eval()
         paged = PagedDecoder(model, tokens=tokens)
         bytes_of[name] = paged.cache_bytes(paged.begin(torch.zeros(tokens, dtype=torch.int64))[0])
     heads = j * keys_per_value
     anchors, newest = 8 * heads * x * tokens // 64, 8 * heads * x
     assert bytes_of["nope"] == 2 * 2 * j * x * tokens
+    if source == "keys":
+        assert bytes_of["wall"] == bytes_of["nope"]
+        return
     assert bytes_of["wall"] == 2 * (heads + j) * x * tokens + anchors + newest
     if tie == "kv":
         assert bytes_of["wall"] <= 1.1 * bytes_of["nope"]
+
+
+@pytest.mark.parametrize("tie", ["kv", "head"])
+def test_fp8_wall_cache_is_small_and_near(
+    small: Callable[..., ModelConfig], wake: Callable[[Backbone], None], tie: str
+) -> None:
+    """Bytes as the page on decoding counts them, in every page; logits with an error as three bits of mantissa give.
+
+    Powers of two are shared by tokens on both sides of the prompt's end: a prompt that ends elsewhere changes nothing.
+    """
+    x, tokens = 128, 512
+    sizes = {"n_heads": 4, "n_kv_heads": 2, "head_dim": x, "n_layers": 1, "attn_every": 1, "attn_offset": 0}
+    mixers = {"wall": {"tie": tie, "gate_std": 0.2, "gate_bias": 1.0}}
+    model = build(small(attn_type="wall", mixers=mixers, **sizes), seed=0, dtype=torch.float64).eval()
+    wake(model)
+    (text,) = texts(tokens)
+    wanted = logits_at_once(model, text)[-1]
+    results = []
+    for begun in (tokens - 7, tokens - 2):
+        paged = PagedDecoder(model, tokens=tokens, fp8=True)
+        slot, logits = paged.begin(text[:begun])
+        for at in range(begun, tokens):
+            logits = paged.step([slot], text[at : at + 1])[0]
+        results.append(logits)
+    heads = 4 if tie == "head" else 2
+    per_token = heads * x + 2 * x + heads * x // 4 + 2 + 8 * heads * x // 64
+    assert paged.states[0].pools.token_bytes == per_token
+    near(results[0], results[1])
+    error = (results[0] - wanted).norm() / (wanted - wanted.mean()).norm()
+    assert 1e-5 < error < 1 / 16
+
+
+@pytest.mark.parametrize(("settings", "reason"), [
+    ({"attn_type": "nope"}, "mixer NoPE has no 8-bit cache: its keys"),
+    ({"attn_type": "wall", "mixers": {"wall": {"gate_source": "keys"}}}, "gate_source: keys"),
+    ({"attn_type": "wall", "mixers": {"wall": {"g_max": "none"}}}, "g_max: none"),
+    ({"attn_type": "none", "memory": "deltanet"}, "caches no keys"),
+])  # fmt: skip
+def test_parts_without_fp8_cache_are_refused(
+    small: Callable[..., ModelConfig], settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PagedDecoder(build(small(**settings), seed=0), tokens=4, fp8=True)
 
 
 @pytest.mark.thorough

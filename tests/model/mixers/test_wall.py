@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
-from atma_sweep.kernels.attention.wall.op import wall_attention
+from atma_sweep.kernels.attention.wall.op import soft_clamp, wall_attention
 from atma_sweep.kernels.rotary import apply_rotary_reference
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.wall import Wall, WallConfig, soft_clamp
+from atma_sweep.model.mixers.wall import Wall, WallConfig
 from torch import Tensor
 
 SIZES = {"d_model": 12, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8}

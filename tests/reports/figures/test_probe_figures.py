@@ -13,7 +13,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import with_highlight
 from atma_sweep.reports.figures.probes.position_nll import complete_line_means
-from atma_sweep.reports.sweep_data import load_sweep_data
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
@@ -76,6 +76,39 @@ class TestPosition:
         look = with_highlight(COLUMN, load_sweep_data(probed), ["fox,seed=1"])
         (axes, *_) = figure_of(make_figure("position-nll", probed), look).axes
         assert "seed 1" in {text.get_text() for text in axes.texts}
+
+
+class TestEvictableKeys:
+    def test_shares_are_those_of_the_items(self, probed: Store) -> None:
+        """Invented keys (`probed.gate_dynamics`) fade by half in a fixed number of tokens, by layer."""
+        frame = make_figure("evictable-keys", probed).frame
+        assert set(frame["threshold"]) == {1e-2, 1e-3, 1e-4}
+        assert list(frame.groupby(["cell", "layer", "threshold"])["length"].agg(list).map(tuple).unique()) == [
+            (64, 128, 256, 512, 1024)
+        ]
+        shares = frame.set_index(["cell", "layer", "length", "threshold"])["value"].unstack("threshold")
+        assert (shares[1e-2] >= shares[1e-3]).all()
+        longest = frame[(frame["length"] == 1024) & (frame["layer"] == 2)]
+        for _, row in longest.iterrows():
+            half_lives = (1 - row["value"]) * 1024 / -np.log2(row["threshold"])
+            assert 20 * 2 ** (2 / 3) <= half_lives <= 40 * 2 ** (2 / 3) + 1e-9
+
+    def test_a_line_per_layer_and_their_mean_in_percent(self, probed: Store) -> None:
+        figure_data = make_figure("evictable-keys", probed)
+        frame, cell = figure_data.frame, figure_data.draw_options["first"][0]
+        axes = figure_of(figure_data, COLUMN).axes[0]
+        mean, *layers = (np.asarray(line.get_ydata(), dtype=float) for line in axes.lines)
+        wanted = frame[(frame["cell"] == cell) & (frame["threshold"] == 1e-2)].pivot(
+            index="layer", columns="length", values="value"
+        )
+        assert np.allclose(layers, 100 * wanted)
+        assert np.allclose(mean, 100 * wanted.mean())
+
+    def test_without_counted_keys_the_error_names_the_probe(self, empty: Store, make: Any) -> None:
+        cell, _ = make
+        empty.record_revision("old", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
+        with pytest.raises(ReportError, match="evictable keys; evaluate with --probe gate_dynamics"):
+            make_figure("evictable-keys", empty, "old")
 
 
 class TestRetention:

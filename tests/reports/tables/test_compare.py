@@ -105,6 +105,24 @@ def near(printed, mixer: str, memory: str, length: int) -> list[list[float]]:
 
 
 class TestCompare:
+    @pytest.mark.parametrize(("mixer", "further"), [("none", []), ("rope", ["none"])])
+    def test_an_open_mixer_of_the_reference_has_a_second_match(self, measure, make, mixer, further):
+        """The ATLAS blog leaves open whether attention stands beside the memory; a cell with it is preferred."""
+        cell, _ = make
+        names = [mixer, *further, "polysketch"]
+        cells = [
+            cell(at, attn_type=name, memory="off" if name == "polysketch" else "atlas") for at, name in enumerate(names)
+        ]
+        seconds = Measurement(probe="throughput", metric="train_seconds", value=3600.0)
+        values = [[*val(5.0 + at), seconds] for at, _ in enumerate(cells)]
+        store = measure("mine", cells, values, [LIKE] * len(cells))
+        compared = {
+            c.column.metric: (c.measured.value, c.published.value) for c in compare(store, "mine", "printed-atlas")
+        }
+        assert compared == {"val_loss": (5.0, 5.5), "train_seconds": (3600.0, 9000.0)}
+        notes = make_table("compare", store, "mine", reference="printed-atlas").notes
+        assert any("its source leaves the mixer open" in note for note in notes) == (mixer == "none")
+
     def test_within_and_beyond_by_hand(self, measure, make, printed):
         cell, _ = make
         cells = [cell(0), cell(1, attn_type="nope"), cell(2, attn_type="wall")]

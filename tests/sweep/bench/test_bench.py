@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.attention.polar.op import polar_attention
+from atma_sweep.kernels.key_gated_step.op import KeyGates
 from atma_sweep.kernels.paged.page_tables import PAGE
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference.decode import PagedDecoder
@@ -587,15 +588,22 @@ def test_wall_decode_variants_are_the_formula() -> None:
     inputs = single_token.wall_inputs(q, k, v, (2, 4), tokens)
     k, v = (pool.view(2, tokens, 2, 16).double().repeat_interleave(2, 2) for pool in (k, v))
     for case, heads in enumerate((2, 4)):
-        rate = (-inputs[3 * case + 5][0] / tokens).repeat_interleave(4 // heads, 0)
+        rate = (-inputs[7 * case + 5][0] / tokens).repeat_interleave(4 // heads, 0)
         fade = torch.exp(-torch.arange(tokens - 1, -1, -1)[:, None, None] * rate)
         weights = (torch.einsum("bhx,bshx->bhs", q.double(), k * fade) / 4).softmax(-1)
-        y = single_token.wall(2, tokens, torch.device("cpu"), case)(*inputs)
-        assert (y - torch.einsum("bhs,bshx->bhx", weights, v)).abs().max() < 1e-5
+        expected = torch.einsum("bhs,bshx->bhx", weights, v)
+        gates = KeyGates(torch.zeros(heads, 16, 16), torch.logit(torch.exp(inputs[7 * case + 5][0] / tokens)), None)
+        for step in (
+            single_token.wall(2, tokens, torch.device("cpu"), case),
+            single_token.wall_from_keys(2, tokens, torch.device("cpu"), gates),
+        ):
+            assert (step(*inputs) - expected).abs().max() < 1e-5
+        eight_bits = single_token.wall(2, tokens, torch.device("cpu"), case, eight_bits=True)(*inputs)
+        assert 1e-4 < (eight_bits - expected).norm() / expected.norm() < 1 / 16
     cases = list(kernels.cases(["wall_decode"], torch.device("meta")))
     assert len(cases) == 12
     assert cases[0].size == "8/2 heads, B1 T4096, without fla: fla needs CUDA, the device is meta"
-    assert [len(case.variants) for case in cases] == [3] * 6 + [2] * 6
+    assert [len(case.variants) for case in cases] == [7] * 6 + [4] * 6
 
 
 @pytest.mark.thorough

@@ -37,3 +37,17 @@ def test_decode_of_network_without_step_has_reason(network: Any, subject: Callab
     who = subject(network(awake=True, vocab_size=264, attn_type="path").eval())
     ((measurements, _),) = run_probe("decode", replace(who), (16,))
     assert {m.reason for m in measurements} == {"n/a: mixer PaTH cannot decode token by token"}
+
+
+@pytest.mark.parametrize(("attn_type", "reason"), [("wall", None), ("nope", "n/a: mixer NoPE has no 8-bit cache")])
+def test_decode_in_8_bits(network: Any, subject: Callable[..., Any], attn_type: str, reason: str | None) -> None:
+    """Wall keeps fewer bytes than in the activations' type; a mixer without such a cache has a reason."""
+    model, cache_bytes = network(awake=True, vocab_size=264, attn_type=attn_type).eval(), []
+    for fp8 in (False, True):
+        who = subject(model, settings={"decode": {"texts": 1, "steps": 1, "fp8": fp8}})
+        ((measurements, _),) = run_probe("decode", who, (16,))
+        cache_bytes.append({m.metric: m for m in measurements}["cache_bytes"])
+    if reason is None:
+        assert 0 < cache_bytes[1].value < cache_bytes[0].value
+    else:
+        assert cache_bytes[1].reason.startswith(reason)
