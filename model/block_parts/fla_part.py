@@ -109,7 +109,7 @@ class FlaPart(BlockPart):
             inner = build_layer(cls.fla_name, model.d_model, model.n_layers, config.model_dump())
             flops = sum(_projection_flops(module) for module in inner.modules())
         cost = cost_of(cls.fla_name, config.model_dump(), model.d_model)
-        return flops if cost is None else flops + (cost.total_flops(keys) or 0.0)
+        return flops if cost is None else flops + cost.total_flops(keys)
 
     def refusal(self, device: torch.device) -> str | None:
         """Return why fla cannot run the layer on that device, and the remedy; None if it can.

@@ -155,6 +155,6 @@ def fla_entries(no_gpu: str | None) -> Iterator[PartEntry]:
         trains = reason is None or (not layer.decodes and no_gpu is None and not lacks_flash and layer.refusal is None)
         yield PartEntry(
             f"{PREFIX}:{name}", "block part", trains, trains and layer.decodes, reason, LENGTH_LIMITS.get(name),
-            None if layer.refusal else "formula" if cost is not None and cost.flops is not None else "projections",
+            None if layer.refusal else "formula" if cost is not None else "projections",
             *((None, None) if sizes is None or not layer.decodes else sizes),
         )  # fmt: skip

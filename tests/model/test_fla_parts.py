@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import math
 import sqlite3
 import subprocess
 import sys
@@ -15,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.backbone import build
-from atma_sweep.model.block_parts import fla_catalogue, fla_costs
+from atma_sweep.model.block_parts import fla_catalogue
 from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.inference.decode import PagedDecoder
 from atma_sweep.model.registry import MIXERS
 from atma_sweep.model.resolve import check_model_config
 from patience import PATIENCE_S
-from torch.utils.flop_counter import FlopCounterMode
 
 NAMES = fla_catalogue.fla_names()
 PARTS = [name for name in NAMES if fla_catalogue.fla_layer(name).refusal is None]
@@ -35,22 +33,6 @@ CACHED = [
     "PaTHAttention", "Parallax", "Raven", "RodimusAttention", "SlidingWindowSharedKeyAttention",
 ]  # fmt: skip
 """Layers whose cache can be filled on a CPU."""
-MEAN = 513 / 2
-"""Keys of a token on average in a row of 512 tokens."""
-KERNEL_FLOPS = {
-    "DeltaFormerAttention": 8 * 1024 * MEAN,
-    "Parallax": 8 * 1024 * MEAN,
-    "BasedLinearAttention": 2 * 12 * (16 + 1024 / 12) * MEAN,
-    "ReBasedLinearAttention": 2 * 16 * (16 + 64) * MEAN,
-    "MomentumDeltaNet": 10 * 4 * 256 * 512,
-    "MesaNet": 16 * 128 * 128 * (3 + 3 + 2 + 60),
-    "Mamba3": 2048 * 128 * (1 + 4 + 2),
-    "Raven": 4 * 2 * 5 * 256 * 256,
-    "RodimusAttention": 5 * 64 * 2048,
-    "CyclicFlowAttention": 4 * (5 * 128 * 512 + 2 * 2 * 127 * 128),
-    "LogLinearMamba2": 0,
-}
-"""Work of a layer beside projections and convolutions, FLOPs per token at width 1024 in rows of 512 tokens."""
 
 
 @needs_fla
@@ -62,14 +44,6 @@ def test_fla_layers_are_mixers_without_being_listed() -> None:
     assert MIXERS.choices("poler") == list(MIXERS)
     with pytest.raises(ValueError, match="reserved"):
         MIXERS.register("fla:GatedDeltaNet")
-
-
-@needs_fla
-def test_state_of_a_gated_delta_net_by_hand() -> None:
-    """Six heads of [256, 512] in float32, and four inputs of the convolutions on q, k and v in 16 bits."""
-    settings = {name: argument.default for name, argument in fla_catalogue.fla_layer("GatedDeltaNet").arguments.items()}
-    convolutions = 4 * (6 * 256 + 6 * 256 + 6 * 512)
-    assert fla_costs.state_bytes("GatedDeltaNet", settings, 1024) == (4 * 6 * 256 * 512 + 2 * convolutions, 0)
 
 
 @needs_fla
@@ -130,50 +104,6 @@ def test_cache_of_fla_layers_has_the_stated_bytes() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     for name, result in json.loads(done.stdout.splitlines()[-1]).items():
         assert result["bytes"] == result["wanted_bytes"], name
-
-
-def default_settings(name: str) -> dict[str, Any]:
-    return {key: argument.default for key, argument in fla_catalogue.fla_layer(name).arguments.items()}
-
-
-@needs_fla
-def test_states_of_layers_without_cpu_kernels_by_hand() -> None:
-    """The shapes that their source allocates, at width 1024 with fla's defaults."""
-    mamba3 = 4 * (2048 * 128 + 32 * 32) + 2 * (32 * 128 + 2048)  # state, angles; last key of each head, and value
-    assert fla_costs.state_bytes("Mamba3", default_settings("Mamba3"), 1024) == (mamba3, 0)
-    mesa = 4 * 2 * 16 * 128 * 128 + 2 * 4 * 2 * 2048  # two states of 16 heads; convolutions on q and k
-    assert fla_costs.state_bytes("MesaNet", default_settings("MesaNet"), 1024) == (mesa, 0)
-    # 256 chunks of 64 tokens give levels 0 to 8, and fla stores one more
-    matrices, chunk = 10 * 32 * 128 * 64, 64 * (2 * 128 + 32 * 64)
-    log_linear = 4 * (matrices + 1 + 64 * 32 * (1 + 15)) + 2 * (chunk + 4 * (2048 + 2 * 128))
-    settings = default_settings("LogLinearMamba2")
-    assert fla_costs.state_bytes("LogLinearMamba2", settings, 1024) == (log_linear, 0)
-    assert fla_costs.cost_of("LogLinearMamba2", settings, 1024).total_flops(100.0) is None
-
-
-@pytest.mark.parametrize(("most", "stride"), [(math.inf, 1), (10, 1), (math.inf, 4), (3, 4), (100, 1)])
-def test_mean_keys_of_a_span_by_counting(most: float, stride: int) -> None:
-    """Keys of each token of a row of 64, counted; blocks that are not complete add less than one key."""
-    span = fla_costs.KeySpan(1.0, most, stride)
-    counted = sum(min(token / stride, most) for token in range(1, 65)) / 64
-    assert span.mean_keys(65 / 2) == pytest.approx(counted, rel=1e-12)
-
-
-@needs_fla
-@pytest.mark.parametrize("name", sorted(KERNEL_FLOPS))
-def test_flops_are_torch_projections_and_kernel_by_hand(name: str) -> None:
-    """At width 1024, rows of 512: projections of the layer on the meta device by torch's counter, and KERNEL_FLOPS."""
-    part = MIXERS.load(f"fla:{name}")
-    config = part.Config()
-    with torch.device("meta"):
-        inner = part(ModelConfig(d_model=1024, n_layers=2), config).inner
-    linears = [module for module in inner.modules() if isinstance(module, torch.nn.Linear)]
-    with FlopCounterMode(display=False) as counter:
-        for linear in linears:
-            linear(torch.empty(1, linear.in_features, device="meta"))
-    taps = sum(2 * module.weight.numel() for module in inner.modules() if isinstance(module, torch.nn.Conv1d))
-    flops = part.forward_flops(ModelConfig(d_model=1024, n_layers=2), config, 513 / 2)
-    assert flops == pytest.approx(counter.get_total_flops() + taps + KERNEL_FLOPS[name], rel=1e-12)
 
 
 def network(name: str, **changes: Any) -> ModelConfig:
