@@ -92,7 +92,7 @@ class FlaPart(BlockPart):
         refusal = fla_layer(cls.fla_name).refusal
         if refusal is not None:
             raise ValueError(f"fla's {cls.fla_name} cannot be a block part: {refusal}")
-        _try_build(cls.fla_name, model.d_model, model.n_layers, tuple(config.model_dump().items()))
+        _projections_flops(cls.fla_name, model.d_model, model.n_layers, tuple(config.model_dump().items()))
 
     @classmethod
     def layer_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
@@ -105,10 +105,9 @@ class FlaPart(BlockPart):
             config: arguments of the layer.
             keys: tokens up to the current one, its own included, on average over a row.
         """
-        with torch.device("meta"):
-            inner = build_layer(cls.fla_name, model.d_model, model.n_layers, config.model_dump())
-            flops = sum(_projection_flops(module) for module in inner.modules())
-        cost = cost_of(cls.fla_name, config.model_dump(), model.d_model)
+        settings = config.model_dump()
+        flops = _projections_flops(cls.fla_name, model.d_model, model.n_layers, tuple(settings.items()))
+        cost = cost_of(cls.fla_name, settings, model.d_model)
         return flops if cost is None else flops + cost.total_flops(keys)
 
     def refusal(self, device: torch.device) -> str | None:
@@ -205,10 +204,13 @@ def build_layer(name: str, width: int, layers: int, settings: Mapping[str, Any])
 
 
 @functools.lru_cache(maxsize=256)
-def _try_build(name: str, width: int, layers: int, settings: tuple[tuple[str, Any], ...]) -> None:
-    """Build a layer on torch's meta device, once per process and arguments; ValueError if fla refuses them."""
+def _projections_flops(name: str, width: int, layers: int, settings: tuple[tuple[str, Any], ...]) -> float:
+    """Return the FLOPs per token of a layer's projections and convolutions; ValueError if fla refuses the arguments.
+
+    Builds the layer on torch's meta device, once per process and arguments.
+    """
     with torch.device("meta"):
-        build_layer(name, width, layers, dict(settings))
+        return sum(_projection_flops(module) for module in build_layer(name, width, layers, dict(settings)).modules())
 
 
 @contextlib.contextmanager
