@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...kernels import dispatch
+from ...kernels.fla_configs import first_configs
 from ..bases import BlockConfig, BlockPart
 from ..bounds import MAX_COUNT, MAX_FLOAT
 from ..config import Config, Flag, Float, Int, ModelConfig, knob
@@ -240,7 +241,7 @@ def _projection_flops(module: nn.Module) -> float:
 def _trial_error(
     name: str, settings: tuple[tuple[str, Any], ...], width: int, device: torch.device, *, seed: int
 ) -> float:
-    """Run a layer once, forward and backward in bfloat16; return 0.0 if all results are finite, else NaN.
+    """Run a layer once in bfloat16, forward and backward, kernels untuned; return 0.0 if all results are finite, else NaN.
 
     Args:
         name: Layer class.
@@ -253,7 +254,7 @@ def _trial_error(
         RuntimeError: fla lacks a package or function that the layer needs; fla's other errors pass through.
     """
     part = _part_class(name)
-    with torch.random.fork_rng(devices=[device]), torch.enable_grad():
+    with first_configs(), torch.random.fork_rng(devices=[device]), torch.enable_grad():
         torch.manual_seed(seed)
         layer = part(ModelConfig(d_model=width, n_layers=2), part.Config(**dict(settings))).to(device)
         for parameter in layer.parameters():  # the last projection may be zero

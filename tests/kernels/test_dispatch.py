@@ -31,6 +31,7 @@ from atma_sweep.kernels.dispatch import (
     use_torch_backend,
     why_no_triton,
 )
+from atma_sweep.kernels.fla_configs import first_configs
 from atma_sweep.kernels.gated_delta import op as gated_delta
 from atma_sweep.kernels.wall_step import op as wall_step
 
@@ -412,3 +413,33 @@ def test_every_op_checks_the_name_of_a_backend() -> None:
                     assert "checked_backend" in calls, (path, function.name)
                     ops += 1
     assert ops >= 20
+
+
+def test_a_trial_takes_the_first_configuration_that_runs() -> None:
+    """Too much shared memory leads to the next one. Nothing is stored, and tuning is back afterwards."""
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    from triton.runtime.autotuner import Autotuner, OutOfResources
+
+    tried = []
+
+    def launch(x: float, size: int, **options: object) -> float:
+        tried.append(size)
+        if size < 8:
+            raise OutOfResources(size, 4, "shared memory")
+        return x * size
+
+    def tuner(*sizes: int) -> Autotuner:
+        new = object.__new__(Autotuner)
+        new.__dict__ |= {
+            "arg_names": ["x"], "configs": [triton.Config({"size": size}) for size in sizes], "cache": {},
+            "fn": SimpleNamespace(run=launch), "early_config_prune": None, "perf_model": None,
+        }  # fmt: skip
+        return new
+
+    before, chosen = Autotuner.run, tuner(4, 8, 16)
+    with first_configs():
+        assert chosen.run(3.0) == 24.0
+        with pytest.raises(OutOfResources):
+            tuner(2, 4).run(3.0)
+    assert (tried, chosen.cache) == ([4, 8, 2, 4], {})
+    assert Autotuner.run is before

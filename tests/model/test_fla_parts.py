@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import math
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from atma_sweep.kernels.fla_configs import first_configs
 from atma_sweep.model.backbone import build
 from atma_sweep.model.bases import BlockPart
 from atma_sweep.model.block_parts import fla_catalogue
@@ -114,27 +115,10 @@ def network(name: str, **changes: Any) -> ModelConfig:
 
 
 @pytest.fixture
-def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
+def untuned() -> Iterator[None]:
     """Kernels take the first configuration that runs, since their speed is of no interest; fla lists up to 133."""
-    from triton.runtime.autotuner import Autotuner
-
-    try_config = Autotuner._bench
-    settled: dict[Any, Any] = {}
-
-    def run_once(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
-        if settled.get(self) is self.nargs:
-            return [math.inf] * 3
-        times: list[float] = try_config(self, *args, config=config, **meta)
-        if times[0] < math.inf:
-            settled[self] = self.nargs
-        return times
-
-    def run(self: Any, call: Any, quantiles: Any) -> list[float]:
-        call()
-        return [0.0] * 3
-
-    monkeypatch.setattr(Autotuner, "_bench", run_once)
-    monkeypatch.setattr(Autotuner, "do_bench", run)
+    with first_configs():
+        yield
 
 
 def fla_alone(name: str) -> torch.nn.Module:
