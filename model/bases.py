@@ -401,16 +401,15 @@ def _checked_step(part: BlockPart, result: Any, before: BlockState) -> tuple[Ten
     Raises:
         ValueError: it is not a pair, or its state has other names or shapes than the state before it.
     """
-    pair = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    y_BD, state = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     shapes = {name: tuple(table.shape) for name, table in before.items()}
-    state = pair[1]
     returned = {name: tuple(table.shape) for name, table in state.items()} if isinstance(state, dict) else None
-    if returned != shapes:
+    if not isinstance(state, dict) or returned != shapes:
         raise ValueError(
             f"{type(part).__name__}.step returned {f'state {returned}' if returned else 'no state'}; return the output "
             f"and a dict like that of empty_state: {shapes}"
         )
-    return pair[0], pair[1]
+    return y_BD, state
 
 
 def _store_rows(tables: dict[str, Tensor], slots_B: Tensor, state: BlockState) -> None:
