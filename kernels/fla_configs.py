@@ -7,10 +7,11 @@ Hopper. It also picks the fastest by measured time, so two processes may round d
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -102,6 +103,40 @@ def path_configs(_head_dim: int) -> KernelConfigs:
         "ops.utils.solve_tril:merge_16x16_to_64x64_inverse_kernel": KernelConfig(4, 3),
         "ops.utils.solve_tril:merge_16x16_to_32x32_inverse_kernel": KernelConfig(4, 3),
     }
+
+
+@contextlib.contextmanager
+def first_configs() -> Iterator[None]:
+    """Let Triton's autotuners take the first configuration that runs, without timing any, in this process.
+
+    For a trial of kernels: tuning takes minutes, and what it chose for a short text would be kept for long ones. Nothing
+    is stored in the autotuners or on disk.
+    """
+    autotuner: Any = importlib.import_module("triton.runtime.autotuner")
+    errors = importlib.import_module("triton.compiler.errors")
+    refusals = (autotuner.OutOfResources, autotuner.PTXASError, errors.CompileTimeAssertionFailure)
+    tuned_run = autotuner.Autotuner.run
+
+    def run(tuner: Any, *args: Any, **named: Any) -> Any:
+        """Launch the kernel of an autotuner; raises the last configuration's error if none runs."""
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        configs = tuner.prune_configs(named) if len(tuner.configs) > 1 else tuner.configs
+        for config in configs:
+            chosen = named | config.all_kwargs()
+            if config.pre_hook is not None:
+                config.pre_hook(tuner.nargs | chosen)
+            try:
+                return tuner.fn.run(*args, **chosen)
+            except refusals:
+                if config is configs[-1]:
+                    raise
+        return None
+
+    autotuner.Autotuner.run = run
+    try:
+        yield
+    finally:
+        autotuner.Autotuner.run = tuned_run
 
 
 def pin_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> None:

@@ -373,14 +373,21 @@ class BlockPart(Part):
         assert self.step is not None
         state, outputs = self.empty_state(x_1TD[:, 0]), []
         for x_1D in x_1TD.unbind(1):
-            y_1D, state = self.step(x_1D, state)
+            y_1D, state = _checked_step(self, self.step(x_1D, state), state)
             outputs.append(y_1D)
         return torch.stack(outputs, 1), state
 
     def open(self, capacity: CacheCapacity) -> Any:
         """Allocate empty states for every slot of a cache of that capacity: name -> [slots + 1, ...]."""
         rows = torch.zeros(capacity.rows, self.width, dtype=capacity.dtype, device=capacity.device)
-        return {name: table.clone() for name, table in self.empty_state(rows).items()}
+        state = self.empty_state(rows)
+        for name, table in state.items():
+            if len(table) != len(rows) or table.device != rows.device:
+                raise ValueError(
+                    f"{type(self).__name__}.empty_state returned {name!r} of shape {tuple(table.shape)} on "
+                    f"{table.device} for {len(rows)} sequences on {rows.device}; return a row per sequence, on x's device"
+                )
+        return {name: table.clone() for name, table in state.items()}
 
     def begin(self, x_1TD: Tensor, states: Any, slots_1: Tensor, *, chunk: int) -> Tensor:
         """Prefill: return the output [1, T, D] of one new sequence; store its state in `states` at its slot.
@@ -398,9 +405,27 @@ class BlockPart(Part):
     def decode(self, x_BD: Tensor, states: Any, slots_B: Tensor) -> Tensor:
         """Return the output [B, D] of each sequence's next token; updates `states` in place at the given slots."""
         assert self.step is not None
-        y_BD, state = self.step(x_BD, {name: table[slots_B] for name, table in states.items()})
+        before = {name: table[slots_B] for name, table in states.items()}
+        y_BD, state = _checked_step(self, self.step(x_BD, before), before)
         _store_rows(states, slots_B, state)
         return y_BD
+
+
+def _checked_step(part: BlockPart, result: Any, before: BlockState) -> tuple[Tensor, BlockState]:
+    """Return the result of a block part's `step`, (output, state).
+
+    Raises:
+        ValueError: it is not a pair, or its state has other names or shapes than the state before it.
+    """
+    y_BD, state = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    shapes = {name: tuple(table.shape) for name, table in before.items()}
+    returned = {name: tuple(table.shape) for name, table in state.items()} if isinstance(state, dict) else None
+    if not isinstance(state, dict) or returned != shapes:
+        raise ValueError(
+            f"{type(part).__name__}.step returned {f'state {returned}' if returned else 'no state'}; return the output "
+            f"and a dict like that of empty_state: {shapes}"
+        )
+    return y_BD, state
 
 
 def _store_rows(tables: dict[str, Tensor], slots_B: Tensor, state: BlockState) -> None:

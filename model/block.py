@@ -6,6 +6,7 @@ Letters of shapes: B batch, T length, D model width, R distractors, C channels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from .config import ModelConfig, ModelConfigError
 from .kv_cache import CacheCapacity, DecodeStep, can_capture, has_step
 from .layers import MLP, CausalConv, Linear, RMSNorm, apply_dropout, map_chunks
 from .registry import MIXERS
-from .resolve import NO_MEMORY, mixer_settings, uses_block_part
+from .resolve import NO_MEMORY, NO_MIXER, mixer_settings, uses_block_part
 
 DropoutMasks = tuple[Tensor, Tensor]
 """Dropout masks of a block's two branches (mixing, MLP), bool [B, T, D] each; True where a value is kept."""
@@ -365,6 +366,14 @@ def block_mlp_channels(config: ModelConfig, layer: int) -> int:
 
 def _mixing_parameters(config: ModelConfig) -> int:
     """Return the number of parameters of one global layer of the network, without its MLP and norms."""
+    part = None if config.attn_type == NO_MIXER else MIXERS.load(config.attn_type)
+    return _count_mixing_parameters(config.model_dump_json(), part)
+
+
+@functools.lru_cache(maxsize=256)
+def _count_mixing_parameters(config_json: str, part: type | None) -> int:
+    """Return `_mixing_parameters` of a network as JSON, once per process; `part` is its mixer, which a plugin may change."""
+    config = ModelConfig.model_validate_json(config_json)
     with torch.device("meta"):
         mix: nn.Module = BlockLayer(config, 0) if uses_block_part(config) else Attention(config)
     return sum(parameter.numel() for parameter in mix.parameters())

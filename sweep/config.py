@@ -24,6 +24,7 @@ from ..model.bounds import (
     MAX_WIDTH,
 )
 from ..model.config import Config, Flag, Float, Int, ModelConfig, knob, parse_flag
+from ..results.console.text import counted
 
 
 def knob_outside_id(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
@@ -353,6 +354,21 @@ class TrainConfig(Config):
     def accumulation(self) -> int:
         """Micro-batches of one step."""
         return self.batch_tokens // (self.seq_len * self.micro_batch)
+
+    def ranks_problem(self, setting: str, size: int) -> str | None:
+        """Return why `size` GPUs or ranks cannot divide the micro-batches of a step, and the remedy; None if they can.
+
+        Args:
+            setting: Name of the setting or option that holds the size.
+            size: Number of GPUs or ranks.
+        """
+        if size <= self.accumulation:
+            return None
+        return (
+            f"{setting} is {size}, but a step of train.batch_tokens ({self.batch_tokens}) has only "
+            f"{counted(self.accumulation, 'micro-batch', 'micro-batches')} of train.seq_len * train.micro_batch "
+            f"({self.seq_len} * {self.micro_batch}) tokens to divide; set {setting} to {self.accumulation} or less"
+        )
 
 
 MOVED_PROBE_SETTINGS = {

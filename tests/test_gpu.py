@@ -55,7 +55,7 @@ def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: in
     why = why_no_fla(torch.device("cuda"), torch.bfloat16)
     if backend == "fla" and why is not None:
         assert "wrong gradients" in why or "not installed" in why
-        return
+        pytest.skip(f"needs an NVIDIA GPU that takes fla: {why}")
     if backend == "triton" and size == 20:
         assert "power of two" in choose_backend("cuda", torch.bfloat16, size).reason
         return
@@ -68,10 +68,11 @@ def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: in
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 @pytest.mark.parametrize("window", [False, True])
 def test_cuda_bf16_loss_and_gradients_are_near_the_cpu(attn_type: str, memory: str, window: bool) -> None:
+    """Float64 on the CPU; a gradient may err twice as much as plain torch does there in bfloat16."""
     config = ModelConfig(**SMALL, head_dim=64, attn_type=attn_type, memory=memory, window=window)
     tokens = torch.randint(0, 264, (3, 101), generator=torch.Generator().manual_seed(0))
     grads, losses = [], []
-    for device, dtype in (("cpu", torch.float64), ("cuda", torch.bfloat16)):
+    for device, dtype in (("cpu", torch.float64), ("cpu", torch.bfloat16), ("cuda", torch.bfloat16)):
         model = build(config, seed=0, device=torch.device(device), dtype=dtype)
         with torch.no_grad():
             for index, parameter in enumerate(model.parameters()):
@@ -84,12 +85,11 @@ def test_cuda_bf16_loss_and_gradients_are_near_the_cpu(attn_type: str, memory: s
         loss.backward()
         losses.append(float(loss.detach()))
         grads.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
-    assert grads[0].keys() == grads[1].keys()
-    for name in ("blocks.0.mix.conv.weight", "blocks.2.mix.q.weight", "head.weight"):
-        matching = [key for key in grads[0] if key == name or key.endswith(name)]
-        for key in matching:
-            assert relative(grads[1][key], grads[0][key]) < 0.1, key
+    assert losses[2] == pytest.approx(losses[0], rel=5e-3)
+    assert grads[0].keys() == grads[2].keys()
+    for name in ("blocks.0.mix.conv.weight", "blocks.2.mix.w_q.weight", "head.weight"):
+        exact, plain, ours = (gradients[name] for gradients in grads)
+        assert relative(ours, exact) <= 2 * max(relative(plain, exact), 0.01), name
 
 
 def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
@@ -112,6 +112,7 @@ def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
 
 
 def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs ray")
     launched(
         tmp_path,
         "axes: {attn_type: [nope, polar]}\nresources: {gpus: 0.5, cpus: 2, gpu_type: NVIDIA}\n"

@@ -17,30 +17,62 @@ LOG_LINEAR_CHUNK = 64
 
 
 class KeySpan(NamedTuple):
-    """Keys that a token attends to: of the tokens up to itself, one of `stride`, and `most` at most."""
+    """Tokens that a token attends to: those up to itself, or the last of them."""
 
     flops: float
     """FLOPs per token and key."""
     most: float = math.inf
     """Most keys."""
-    stride: int = 1
-    """Tokens per key."""
+    block: int = 1
+    """Tokens per block, for keys in blocks of which the last one ends with the token itself; `most` counts it as full."""
 
     def mean_keys(self, keys: float) -> float:
-        """Return the keys per token on average over a row in which a token has `keys` tokens up to itself on average."""
-        length, full = 2 * keys - 1, self.most * self.stride
-        if length <= full:
-            return keys / self.stride
-        return (full * (full + 1) / 2 + (length - full) * full) / length / self.stride
+        """Return the keys per token on average over a row in which a token has `keys` tokens up to itself on average.
+
+        With blocks, the row has a whole number of them.
+        """
+        length = 2 * keys - 1
+        full = min(self.most, length)
+        return (full * (full + 1) / 2 + (length - full) * (full - (self.block - 1) / 2)) / length
+
+
+class BlockSpan(NamedTuple):
+    """Blocks of tokens, one key each, that are complete when a token attends to them."""
+
+    flops: float
+    """FLOPs per token and block."""
+    block: int
+    """Tokens per block."""
+
+    def mean_keys(self, keys: float) -> float:
+        """Return the blocks per token on average over a row in which a token has `keys` tokens up to itself on average."""
+        length = 2 * keys - 1
+        blocks, rest = divmod(length, self.block)
+        return blocks * (self.block * (blocks - 1) / 2 + rest + 1) / length
+
+
+class LevelSpan(NamedTuple):
+    """States of a hierarchy of chunks that a token reads: one per binary digit 1 of the chunks before its own."""
+
+    flops: float
+    """FLOPs per token and state."""
+    chunk: int
+    """Tokens per chunk."""
+
+    def mean_keys(self, keys: float) -> float:
+        """Return the states per token on average over a row in which a token has `keys` tokens up to itself on average."""
+        chunks, rest = divmod(round(2 * keys - 1), self.chunk)
+        read = self.chunk * sum(map(int.bit_count, range(chunks))) + rest * chunks.bit_count()
+        return read / (2 * keys - 1)
 
 
 class LayerCost(NamedTuple):
     """Work and state of one layer beside its projections and convolutions, per sequence."""
 
-    flops: float | None
-    """FLOPs per token, two per multiply-add, one per decayed entry of the state; None where no closed form exists."""
-    spans: tuple[KeySpan, ...] = ()
-    """Keys that a token attends to."""
+    flops: float
+    """FLOPs per token, two per multiply-add, one per decayed entry of the state."""
+    spans: tuple[KeySpan | BlockSpan | LevelSpan, ...] = ()
+    """Keys that a token attends to, and states whose number depends on the length."""
     state: int = 0
     """Entries of the recurrent state, float32."""
     token_entries: int = 0
@@ -52,11 +84,9 @@ class LayerCost(NamedTuple):
     window: int | None = None
     """Most tokens that the cache holds; None for all."""
 
-    def total_flops(self, keys: float) -> float | None:
-        """Return FLOPs per token for rows in which a token has `keys` tokens up to itself on average; None if unknown."""
-        return (
-            None if self.flops is None else self.flops + sum(span.flops * span.mean_keys(keys) for span in self.spans)
-        )
+    def total_flops(self, keys: float) -> float:
+        """Return FLOPs per token for rows in which a token has `keys` tokens up to itself on average."""
+        return self.flops + sum(span.flops * span.mean_keys(keys) for span in self.spans)
 
 
 def _linear(heads: int, key: float, value: float, rules: int = 0) -> LayerCost:
@@ -100,9 +130,7 @@ def _slots(a: Any, d: int) -> LayerCost:
     slots = a.num_slots or round(key)
     parts = _linear(a.num_heads, key, slots), _linear(a.num_heads, slots, value)
     channels = a.num_heads * round(2 * key + value)
-    return LayerCost(
-        sum(part.flops or 0.0 for part in parts), state=sum(part.state for part in parts), conv_channels=channels
-    )
+    return LayerCost(sum(part.flops for part in parts), state=sum(part.state for part in parts), conv_channels=channels)
 
 
 def _full_heads(a: Any, d: int) -> LayerCost:
@@ -153,23 +181,26 @@ def _cyclic(a: Any, d: int) -> LayerCost:
     cost = _linear(a.num_heads, key + value, a.num_slots)
     readout = 4.0 * a.num_heads * a.num_slots * (a.num_slots - 1)
     channels = a.num_heads * (2 * key + value)
-    return LayerCost((cost.flops or 0.0) + readout, state=cost.state + a.num_heads, conv_channels=channels)
+    return LayerCost(cost.flops + readout, state=cost.state + a.num_heads, conv_channels=channels)
 
 
 def _log_linear(a: Any, d: int) -> LayerCost:
-    """Return the state after the longest text: a matrix per level and head, and the last chunk's inputs.
+    """Return the cost of attention in the own chunk, and to a matrix per level of the chunks before it.
 
-    The work grows with the logarithm of the length, so it has no form here.
+    Each chunk is written to a matrix, and all that are stored decay. The state is that after the longest text: a matrix
+    per level and head, and the last chunk's inputs.
     """
     inner = int(a.expand * d)
     heads = a.num_heads or inner // a.head_dim
     chunks = LENGTH_LIMITS["LogLinearMamba2"] // LOG_LINEAR_CHUNK
-    matrices = (chunks.bit_length() + 1) * heads * a.state_size * a.head_dim
+    entries = heads * a.state_size * a.head_dim
+    own = KeySpan(2.0 * heads * (a.state_size + a.head_dim), LOG_LINEAR_CHUNK, LOG_LINEAR_CHUNK)
+    earlier = LevelSpan(entries * (2 + 1 / LOG_LINEAR_CHUNK), LOG_LINEAR_CHUNK)
     scalars = heads * (1 + LENGTH_LIMITS["LogLinearMamba2"].bit_length())  # decay, and a scale per level of the tokens
     inputs = 2 * a.n_groups * a.state_size + heads * a.head_dim
     return LayerCost(
-        None, state=matrices + 1 + LOG_LINEAR_CHUNK * scalars, conv_channels=inner + 2 * a.n_groups * a.state_size,
-        half_entries=LOG_LINEAR_CHUNK * inputs,
+        2.0 * entries, (own, earlier), state=(chunks.bit_length() + 1) * entries + 1 + LOG_LINEAR_CHUNK * scalars,
+        conv_channels=inner + 2 * a.n_groups * a.state_size, half_entries=LOG_LINEAR_CHUNK * inputs,
     )  # fmt: skip
 
 
@@ -201,23 +232,21 @@ def _latent(a: Any, d: int) -> LayerCost:
 
 
 def _selected(a: Any, d: int) -> LayerCost:
-    """Return the cost of scoring the mean key of each chunk, and attention to the best ones and the token's own."""
-    cost = _full_heads(a, d)
-    spans = KeySpan(2.0 * d, stride=a.moba_chunk_size), KeySpan(4.0 * d, _selected_keys(a.moba_topk, a.moba_chunk_size))
-    return cost._replace(spans=spans)
+    """Return the cost of scoring the mean key of each chunk, and attention to the best ones and the token's own.
 
-
-def _selected_keys(blocks: int, size: int) -> float:
-    """Return the keys in that many blocks on average, if the last one ends with the token itself."""
-    return blocks * size - (size - 1) / 2
+    With one chunk per token, fla attends to all tokens instead.
+    """
+    size = a.moba_chunk_size
+    selected = BlockSpan(2.0 * d, size), KeySpan(4.0 * d, a.moba_topk * size, size)
+    return _full_heads(a, d)._replace(spans=selected if a.moba_topk > 1 else (KeySpan(4.0 * d),))
 
 
 def _sparse(a: Any, d: int) -> LayerCost:
     """Return the cost of attention to the means of blocks, to selected blocks, and to a window if there is one."""
-    work, heads = 4.0 * a.num_heads * a.head_dim, a.num_kv_heads or a.num_heads
-    spans = [KeySpan(work, stride=a.block_size), KeySpan(work, _selected_keys(a.block_counts, a.block_size))]
-    spans += [KeySpan(work, a.window_size)] if a.window_size else []
-    return LayerCost(0.0, tuple(spans), token_entries=2 * heads * a.head_dim)
+    work, size, heads = 4.0 * a.num_heads * a.head_dim, a.block_size, a.num_kv_heads or a.num_heads
+    window = (KeySpan(work, a.window_size),) if a.window_size else ()
+    spans = (BlockSpan(work, size), KeySpan(work, a.block_counts * size, size), *window)
+    return LayerCost(0.0, spans, token_entries=2 * heads * a.head_dim)
 
 
 def _mixture(a: Any, d: int) -> LayerCost:
@@ -232,7 +261,7 @@ def _mixture(a: Any, d: int) -> LayerCost:
     per_memory = 2.0 * d * (key + value + 2 * a.num_heads)
     for_all = 2.0 * d * key + 2.0 * a.conv_size * (2 * key + value)
     shown = per_memory * (1 if a.single_kv_proj else stored) + for_all
-    work = used * ((delta.flops or 0.0) + per_memory + for_all) - shown
+    work = used * (delta.flops + per_memory + for_all) - shown
     return LayerCost(work, state=stored * delta.state, conv_channels=stored * delta.conv_channels)
 
 
@@ -252,12 +281,15 @@ def _parallax(a: Any, d: int) -> LayerCost:
 def _path(a: Any, d: int) -> LayerCost:
     """Return the cost of attention whose keys a transition per token moves, in chunks of PATH_CHUNK tokens."""
     heads, kv_heads, size = a.num_heads, a.num_kv_heads or a.num_heads, d // a.num_heads
-    inside = kv_heads * PATH_CHUNK * (6.0 * size + PATH_CHUNK) + heads * PATH_CHUNK * 2.0 * size
-    span = KeySpan(heads * (8.0 * size + 2.0 * PATH_CHUNK))
+    # in a chunk, per KV head: w wᵀ, w kᵀ and moved keys, and a triangular solve of their width; then the queries' scores
+    inside = kv_heads * (6.0 * size * PATH_CHUNK + (PATH_CHUNK - 1) * (size + PATH_CHUNK))
+    own = KeySpan(2.0 * heads * PATH_CHUNK, PATH_CHUNK, PATH_CHUNK)
     gates = 2 * heads if a.use_forget_gate else 0
     taps = a.conv_size if a.use_w_shortconv else 0
     entries = 2 * kv_heads * size + gates
-    return LayerCost(inside, (span,), token_entries=entries, half_entries=kv_heads * size * taps)
+    return LayerCost(
+        inside, (KeySpan(8.0 * heads * size), own), token_entries=entries, half_entries=kv_heads * size * taps
+    )
 
 
 def _rodimus(a: Any, d: int) -> LayerCost:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...kernels import dispatch
+from ...kernels.fla_configs import first_configs
 from ..bases import BlockConfig, BlockPart
 from ..bounds import MAX_COUNT, MAX_FLOAT
 from ..config import Config, Flag, Float, Int, ModelConfig, knob
@@ -92,7 +93,7 @@ class FlaPart(BlockPart):
         refusal = fla_layer(cls.fla_name).refusal
         if refusal is not None:
             raise ValueError(f"fla's {cls.fla_name} cannot be a block part: {refusal}")
-        _try_build(cls.fla_name, model.d_model, model.n_layers, tuple(config.model_dump().items()))
+        _projections_flops(cls.fla_name, model.d_model, model.n_layers, tuple(config.model_dump().items()))
 
     @classmethod
     def layer_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
@@ -105,11 +106,10 @@ class FlaPart(BlockPart):
             config: arguments of the layer.
             keys: tokens up to the current one, its own included, on average over a row.
         """
-        with torch.device("meta"):
-            inner = build_layer(cls.fla_name, model.d_model, model.n_layers, config.model_dump())
-            flops = sum(_projection_flops(module) for module in inner.modules())
-        cost = cost_of(cls.fla_name, config.model_dump(), model.d_model)
-        return flops if cost is None else flops + (cost.total_flops(keys) or 0.0)
+        settings = config.model_dump()
+        flops = _projections_flops(cls.fla_name, model.d_model, model.n_layers, tuple(settings.items()))
+        cost = cost_of(cls.fla_name, settings, model.d_model)
+        return flops if cost is None else flops + cost.total_flops(keys)
 
     def refusal(self, device: torch.device) -> str | None:
         """Return why fla cannot run the layer on that device, and the remedy; None if it can.
@@ -205,10 +205,13 @@ def build_layer(name: str, width: int, layers: int, settings: Mapping[str, Any])
 
 
 @functools.lru_cache(maxsize=256)
-def _try_build(name: str, width: int, layers: int, settings: tuple[tuple[str, Any], ...]) -> None:
-    """Build a layer on torch's meta device, once per process and arguments; ValueError if fla refuses them."""
+def _projections_flops(name: str, width: int, layers: int, settings: tuple[tuple[str, Any], ...]) -> float:
+    """Return the FLOPs per token of a layer's projections and convolutions; ValueError if fla refuses the arguments.
+
+    Builds the layer on torch's meta device, once per process and arguments.
+    """
     with torch.device("meta"):
-        build_layer(name, width, layers, dict(settings))
+        return sum(_projection_flops(module) for module in build_layer(name, width, layers, dict(settings)).modules())
 
 
 @contextlib.contextmanager
@@ -238,7 +241,7 @@ def _projection_flops(module: nn.Module) -> float:
 def _trial_error(
     name: str, settings: tuple[tuple[str, Any], ...], width: int, device: torch.device, *, seed: int
 ) -> float:
-    """Run a layer once, forward and backward in bfloat16; return 0.0 if all results are finite, else NaN.
+    """Run a layer once in bfloat16, forward and backward, kernels untuned; return 0.0 if all results are finite, else NaN.
 
     Args:
         name: Layer class.
@@ -251,7 +254,7 @@ def _trial_error(
         RuntimeError: fla lacks a package or function that the layer needs; fla's other errors pass through.
     """
     part = _part_class(name)
-    with torch.random.fork_rng(devices=[device]), torch.enable_grad():
+    with first_configs(), torch.random.fork_rng(devices=[device]), torch.enable_grad():
         torch.manual_seed(seed)
         layer = part(ModelConfig(d_model=width, n_layers=2), part.Config(**dict(settings))).to(device)
         for parameter in layer.parameters():  # the last projection may be zero

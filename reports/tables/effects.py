@@ -44,10 +44,10 @@ UNITS = (
     "Differences in nats per token; needle and MFU in percentage points. n counts configurations: the "
     "seeds of one are averaged, not counted."
 )
-TESTS = (
-    "Low, High and p come from the same test ({}), for configurations like these. p corr: p corrected "
-    "within its family, the tests of one number and one axis ({} families); significant: p corr below "
-    "0.05."
+TESTS = "Low, High and p come from the same test ({}), for configurations like these."
+FAMILIES = (
+    " p corr: p corrected within its family, the tests of one number and one axis ({} families); significant: p corr "
+    "below 0.05."
 )
 SIGNS = " p sign: exact sign test."
 STRATA_NOTE = (
@@ -229,6 +229,7 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
     if declared:
         notes += [
             UNITS,
+            _methods_text(declared),
             "Contrasts were declared in the grid before the launch and are corrected together (p corr) as one "
             "family; all other tests are exploratory.",
             "Margin: the largest difference that does not matter, as declared in the grid; p equiv: two "
@@ -365,13 +366,14 @@ def _test_notes(differences: Sequence[EffectEstimate], signs: bool) -> list[str]
     """
     if not differences:
         return []
-    methods = [
-        METHOD_LABELS[name] for name in METHOD_LABELS if any(difference.method == name for difference in differences)
-    ]
-    return [
-        TESTS.format("; ".join(methods), len({difference.family for difference in differences}))
-        + (SIGNS if signs else "")
-    ]
+    families = FAMILIES.format(len({difference.family for difference in differences}))
+    return [_methods_text(differences) + families + (SIGNS if signs else "")]
+
+
+def _methods_text(differences: Sequence[EffectEstimate]) -> str:
+    """Return the sentence that names the tests of the differences."""
+    used = {difference.method for difference in differences}
+    return TESTS.format("; ".join(label for name, label in METHOD_LABELS.items() if name in used))
 
 
 def _declared_note(data: SweepData, differences: Sequence[EffectEstimate]) -> list[str]:

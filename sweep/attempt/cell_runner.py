@@ -20,12 +20,13 @@ from ...results.weights import INITIAL_WEIGHTS, NO_HASH, WEIGHTS_SHA256
 from ..checkpoints import checkpoint, initial, storage
 from ..data.batches import marked_capacity, training_batches
 from ..data.corpora import Corpus, open_corpus
+from ..errors import SweepError
 from ..probes.perplexity import stream_loss
 from ..probes.subject import CellSubject, evaluating
 from ..ranks.group import SINGLE, Ranks
 from ..training import flops, optimizer_steps
 from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
-from ..training.sharded import build_optimizers, check_ranks
+from ..training.sharded import build_optimizers
 from . import provenance
 from .base_runner import AttemptRunner
 from .compile_lock import CompileLock
@@ -88,7 +89,9 @@ class CellRunner(AttemptRunner):
         """
         config, ranks = self.config, self.ranks
         if self.job.kind == "train":
-            check_ranks(config.train, ranks.size)
+            problem = config.train.ranks_problem("resources.gpus", ranks.size)
+            if problem is not None:
+                raise SweepError(problem)
         torch.set_num_threads(max(1, config.resources.cpus // ranks.size))
         if config.train.deterministic:
             enable_determinism()

@@ -179,6 +179,7 @@ def _cache_folder(device: torch.device) -> Path:
 def _print_refusals() -> None:
     """Read model sections from standard input, try their parts on the GPU, and print the distinct reasons as JSON."""
     device = choose_device(1)
+    use_shared_compile_cache(device)
     use_shared_self_tests(device)
     reasons: dict[str, None] = {}
     for section in json.load(sys.stdin):

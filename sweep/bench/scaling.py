@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...results.console.text import counted
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..ranks.group import join
@@ -89,12 +88,9 @@ def run(
     if kind == "cuda" and torch.cuda.device_count() < counts[-1]:
         raise MachineError(f"--gpus {counts[-1]} needs as many GPUs, and this machine has {torch.cuda.device_count()}")
     for cell in cells:
-        if cell.config.train.accumulation < counts[-1]:
-            raise SweepError(
-                f"--gpus {counts[-1]}: cell {cell.slug} has only "
-                f"{counted(cell.config.train.accumulation, 'micro-batch', 'micro-batches')} per step to divide; lower it, "
-                "or --set train.micro_batch"
-            )
+        problem = cell.config.train.ranks_problem("--gpus", counts[-1])
+        if problem is not None:
+            raise SweepError(f"cell {cell.slug}: {problem}")
     rows: list[ScalingRow] = []
     for cell in cells:
         base: float | None = None

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from ...model import registry
 from ...model.config import ModelConfig, ModelConfigError, quoted
 from ...model.resolve import NO_MEMORY, check_model_config, has_distractor, longest_text, memory_settings
-from ...results.console.text import counted
 from .. import probes
 from ..config import CellConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
@@ -324,15 +323,10 @@ def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources
 
 def check_ranks(train: TrainConfig, resources: Resources) -> None:
     """Raise InvalidConfig if a cell has more GPUs, or ranks on the CPU, than a step has micro-batches to divide."""
-    if resources.n_ranks <= train.accumulation:
-        return
-    name = "gpus" if resources.gpus else "ranks"
-    raise InvalidConfig(
-        (f"resources.{name}", "train.micro_batch", "train.batch_tokens"),
-        f"resources.{name} is {resources.n_ranks}, but a step of train.batch_tokens ({train.batch_tokens}) has only "
-        f"{counted(train.accumulation, 'micro-batch', 'micro-batches')} of train.seq_len * train.micro_batch ({train.seq_len} * "
-        f"{train.micro_batch}) tokens to divide; set resources.{name} to {train.accumulation} or less",
-    )
+    name = f"resources.{'gpus' if resources.gpus else 'ranks'}"
+    problem = train.ranks_problem(name, resources.n_ranks)
+    if problem is not None:
+        raise InvalidConfig((name, "train.micro_batch", "train.batch_tokens"), problem)
 
 
 def base_of(setting: Setting, grid: Path) -> str | None:

@@ -50,13 +50,54 @@ def _cache_bytes(**settings: Any) -> tuple[int, int] | None:
     from ...model.inference.decode import PagedDecoder
 
     model = build(ModelConfig(**SHAPE | settings), seed=0, dtype=torch.bfloat16).eval()
+    text_T = torch.zeros(TOKENS, dtype=torch.int64)
+    with torch.no_grad():
+        model(text_T[None])  # a part that cannot take 16 bits fails here
     if model.no_step_reason() is not None:
         return None
     decoder = PagedDecoder(model, tokens=TOKENS + 1, graphs=False)
-    slot, _ = decoder.begin(torch.zeros(TOKENS, dtype=torch.int64))
+    slot, _ = decoder.begin(text_T)
     before = decoder.cache_bytes(slot)
     decoder.step([slot], torch.zeros(1, dtype=torch.int64))
     return before, decoder.cache_bytes(slot) - before
+
+
+def contract_problem(kind: str, name: str) -> str | None:
+    """Return how a mixer or memory breaks its contract in one layer in float64; None if it does not. Imports torch.
+
+    Checked are that no output depends on later tokens, and that decoding gives the logits of the forward pass, within
+    1e-3 of them, since states may be float32.
+
+    Args:
+        kind: "mixer" or "memory".
+        name: name of the part.
+    """
+    import torch
+
+    from ...model.backbone import build
+    from ...model.config import ModelConfig
+    from ...model.inference.decode import PagedDecoder
+
+    own = {"attn_type": name} if kind == "mixer" else {"attn_type": "nope", "memory": name}
+    model = build(ModelConfig(**SHAPE | own), seed=0, dtype=torch.float64).eval()
+    draw, half = torch.Generator().manual_seed(0), TOKENS // 2
+    text_T, late_T = torch.randint(0, SHAPE["vocab_size"], (2, TOKENS), generator=draw)
+    with torch.no_grad():
+        for parameter in model.parameters():  # the last projection may be zero
+            if not parameter.any():
+                parameter.normal_(std=0.02, generator=draw)
+        logits_TV = model(text_T[None])[0]
+        changed_TV = model(torch.cat([text_T[:half], late_T[half:]])[None])[0]
+        if not (changed_TV - logits_TV)[:half].norm() <= 1e-6 * logits_TV.norm():
+            return "its output at a token depends on later tokens"
+        if model.no_step_reason() is not None:
+            return None
+        decoder = PagedDecoder(model, tokens=TOKENS, graphs=False)
+        slot, first_V = decoder.begin(text_T[:half])
+        rows = [first_V, *(decoder.step([slot], token[None])[0] for token in text_T[half:])]
+    if not (torch.stack(rows) - logits_TV[half - 1 :]).norm() <= 1e-3 * logits_TV[half - 1 :].norm():
+        return "decoding token by token gives other outputs than forward"
+    return None
 
 
 def own_rows() -> Iterator[dict[str, str]]:

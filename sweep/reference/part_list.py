@@ -69,7 +69,9 @@ def parts(
     plugin: Annotated[
         list[Path] | None,
         typer.Option(
-            "--plugin", metavar="FILE", help="Plugin file whose mixers and memories are listed too; repeatable."
+            "--plugin",
+            metavar="FILE",
+            help="Plugin file whose mixers and memories are listed too, after a check of each; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -78,6 +80,7 @@ def parts(
 
     The state is what decoding stores per sequence in one global layer of the 370M network: bytes of a fixed size, and
     bytes per token of the text. A layer of flash-linear-attention needs a GPU; a launch tries it there first.
+    Parts of --plugin must run in bfloat16, see no later token, and decode to the outputs of their forward pass.
 
     \b
     Example:
@@ -113,19 +116,34 @@ def _own_entry(row: dict[str, str]) -> PartEntry:
 
 
 def _plugin_entries(files: Sequence[Path]) -> Iterator[PartEntry]:
-    """Yield the mixers and memories that plugin files register. Raises GridError for a file that cannot be loaded."""
+    """Yield the mixers and memories that plugin files register.
+
+    Raises:
+        GridError: A file cannot be loaded, or a part of it fails in bfloat16, sees later tokens, or decodes to other
+            outputs.
+    """
     if not files:
         return
     from ...model.registry import MEMORIES, MIXERS
-    from ..grid.plugins import load_plugins
-    from .part_facts import part_row
+    from ..attempt.failures import user_frame
+    from ..errors import GridError
+    from ..grid.plugins import cause_of, load_plugins
+    from .part_facts import contract_problem, part_row
 
     load_plugins(files)
     for kind, registry in (("mixer", MIXERS), ("memory", MEMORIES)):
         for name in registry:
             if registry.owner(name) is not None:
                 has_formula = "forward_flops" in vars(registry.load(name))
-                yield _own_entry(part_row(kind, name))._replace(flops="formula" if has_formula else None)
+                try:
+                    row, problem = part_row(kind, name), contract_problem(kind, name)
+                except Exception as error:
+                    at = user_frame(error)
+                    problem = f"fails on a text of 128 tokens: {cause_of(error)}{f' ({at})' if at else ''}"
+                    raise GridError("--plugin", None, f"{kind} {name}", problem) from error
+                if problem is not None:
+                    raise GridError("--plugin", None, f"{kind} {name}", problem)
+                yield _own_entry(row)._replace(flops="formula" if has_formula else None)
 
 
 def _no_gpu_reason() -> str | None:
@@ -155,6 +173,6 @@ def fla_entries(no_gpu: str | None) -> Iterator[PartEntry]:
         trains = reason is None or (not layer.decodes and no_gpu is None and not lacks_flash and layer.refusal is None)
         yield PartEntry(
             f"{PREFIX}:{name}", "block part", trains, trains and layer.decodes, reason, LENGTH_LIMITS.get(name),
-            None if layer.refusal else "formula" if cost is not None and cost.flops is not None else "projections",
+            None if layer.refusal else "formula" if cost is not None else "projections",
             *((None, None) if sizes is None or not layer.decodes else sizes),
         )  # fmt: skip

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ...model.backbone import Backbone
 from ..config import TrainConfig
-from ..errors import SweepError
 from ..ranks.group import SINGLE, Ranks
 from ..ranks.shards import GradientReducer, WeightExchange, assign_owners, reduction_dtype
 from .optimizers import HeadBlocks, Muon, Optimizers
@@ -265,16 +264,3 @@ def build_optimizers(model: Backbone, config: TrainConfig, device: torch.device,
     if ranks.size == 1:
         return Optimizers(groups, config, device, head_blocks=head_blocks)
     return ShardedOptimizers(groups, config, device, ranks, head_blocks=head_blocks)
-
-
-def check_ranks(config: TrainConfig, size: int) -> None:
-    """Check that every rank gets at least one micro-batch of each step.
-
-    Raises:
-        SweepError: there are more ranks than micro-batches.
-    """
-    if size > config.accumulation:
-        raise SweepError(
-            f"resources.gpus ({size}) is more than the {config.accumulation} micro-batches of a step (batch_tokens / "
-            f"(seq_len * micro_batch)): set it to at most {config.accumulation}, or lower train.micro_batch"
-        )

@@ -31,6 +31,7 @@ from atma_sweep.kernels.dispatch import (
     use_torch_backend,
     why_no_triton,
 )
+from atma_sweep.kernels.fla_configs import first_configs
 from atma_sweep.kernels.gated_delta import op as gated_delta
 from atma_sweep.kernels.wall_step import op as wall_step
 
@@ -271,11 +272,13 @@ def test_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CHOOSERS)
 def test_kernels_are_chosen_on_this_gpu(name: str) -> None:
-    """From Ampere on nothing is left to torch, and every self-test passes."""
+    """From Ampere on nothing is left to torch, polar attention takes Gluon where it can, and every self-test passes."""
     if torch.cuda.get_device_capability() >= (8, 0) and not (
         name == "softmax" and torch.cuda.get_device_capability() < (9, 0)
     ):
-        assert CHOOSERS[name](CUDA, BF16).backend != "torch", CHOOSERS[name](CUDA, BF16)
+        choice = CHOOSERS[name](CUDA, BF16)
+        takes_gluon = name == "polar" and dispatch.why_not_gluon(CUDA, BF16, 128, None) is None
+        assert choice.backend == "gluon" if takes_gluon else choice.backend != "torch", choice
 
 
 def test_a_constant_is_marked_as_torch_marks_it() -> None:
@@ -410,3 +413,33 @@ def test_every_op_checks_the_name_of_a_backend() -> None:
                     assert "checked_backend" in calls, (path, function.name)
                     ops += 1
     assert ops >= 20
+
+
+def test_a_trial_takes_the_first_configuration_that_runs() -> None:
+    """Too much shared memory leads to the next one. Nothing is stored, and tuning is back afterwards."""
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    from triton.runtime.autotuner import Autotuner, OutOfResources
+
+    tried = []
+
+    def launch(x: float, size: int, **options: object) -> float:
+        tried.append(size)
+        if size < 8:
+            raise OutOfResources(size, 4, "shared memory")
+        return x * size
+
+    def tuner(*sizes: int) -> Autotuner:
+        new = object.__new__(Autotuner)
+        new.__dict__ |= {
+            "arg_names": ["x"], "configs": [triton.Config({"size": size}) for size in sizes], "cache": {},
+            "fn": SimpleNamespace(run=launch), "early_config_prune": None, "perf_model": None,
+        }  # fmt: skip
+        return new
+
+    before, chosen = Autotuner.run, tuner(4, 8, 16)
+    with first_configs():
+        assert chosen.run(3.0) == 24.0
+        with pytest.raises(OutOfResources):
+            tuner(2, 4).run(3.0)
+    assert (tried, chosen.cache) == ([4, 8, 2, 4], {})
+    assert Autotuner.run is before

@@ -8,6 +8,7 @@ import pytest
 import torch
 from atma_sweep.kernels.attention.forgetting.op import forgetting_attention, forgetting_forward
 from atma_sweep.kernels.attention.wall.op import wall_attention, wall_forward
+from atma_sweep.kernels.dispatch import why_not_gluon
 from graded import distance, double, in_type, run
 from kernel_operations import OPERATIONS, forgetting_inputs, wall_inputs
 
@@ -19,6 +20,7 @@ def skip_without_gluon(name: str, dtype: torch.dtype, d: int, window: int | None
     chosen = OPERATIONS[name].choose(dtype, d, {"window": window})  # type: ignore[misc]
     assert chosen.backend != "torch", chosen
     if chosen.backend != "gluon":
+        assert why_not_gluon(torch.device("cuda"), dtype, d, window) is not None, chosen
         pytest.skip(f"needs an NVIDIA GPU that takes gluon: {chosen}")
 
 

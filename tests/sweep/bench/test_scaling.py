@@ -35,7 +35,7 @@ def test_speedup_refers_to_a_single_gpu(cell: Cell, monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(MachineError, match="--gpus 8 needs as many GPUs, and this machine has 4"):
         scaling.run([cell], [8])
-    with pytest.raises(SweepError, match="has only 8 micro-batches per step to divide"):
+    with pytest.raises(SweepError, match=r"--gpus is 9, but .* has only 8 micro-batches"):
         scaling.run([cell], [9], kind="cpu")
 
 

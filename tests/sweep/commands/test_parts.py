@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import registries
 from atma_sweep.model.block_parts.fla_catalogue import fla_layer, fla_names
 from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.host import hardware
+from atma_sweep.sweep.reference import part_facts
 from atma_sweep.sweep.reference.part_facts import part_row
 from atma_sweep.sweep.reference.part_list import OWN_PARTS, fla_entries
 
 Command = Callable[..., tuple[int, str, str]]
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "block-mixer" / "my_block.py"
 
 
 def test_parts_lists_every_mixer_memory_and_fla_layer(command_line: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +54,34 @@ def test_parts_imports_no_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'fla', 'pandas', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("text", "changed", "problem"), [
+    ("# Decoding", "# Decoding", None),
+    (".tril()", "", "mixer retention: its output at a token depends on later tokens"),
+    ("* self.keep(x)[:, None, None] +", "+", "mixer retention: decoding token by token gives other outputs than forward"),
+    ("linear(x, self.qkv.weight.to(x.dtype))", "linear(x, self.qkv.weight)", "fails on a text of 128 tokens: RuntimeError"),
+    ('{"s": s}', "s", "Retention.step returned no state; return the output and a dict like that of empty_state: {'s': (1, "),
+    ('{"s": s}', '{"s": s[:, :1]}', "Retention.step returned state {'s': (1, 1, 8, 8)}; return the output and a dict"),
+    ("torch.zeros(len(x), heads", "torch.zeros(1, heads", "return a row per sequence, on x's device"),
+])  # fmt: skip
+def test_parts_refuses_a_plugin_that_breaks_the_contract(
+    command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, changed: str, problem: str | None
+) -> None:
+    """The shipped block part, as it is and with one mistake each, in a small network."""
+    small = {"d_model": 16, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8}
+    monkeypatch.setattr(part_facts, "SHAPE", part_facts.SHAPE | small)
+    source = EXAMPLE.read_text()
+    assert text in source
+    (tmp_path / "my_block.py").write_text(source.replace(text, changed))
+    with registries.scope():
+        code, out, err = command_line("parts", "--plugin", str(tmp_path / "my_block.py"), "--json")
+    if problem is None:
+        (entry,) = [entry for entry in json.loads(out) if entry["name"] == "retention"]
+        assert (code, entry["decodes"], entry["state_bytes"]) == (0, True, 4 * 2 * 8 * 8)
+    else:
+        assert code == 2
+        assert problem in err
 
 
 @pytest.mark.thorough

@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.sweep.checkpoints import checkpoint
-from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.ranks.group import SINGLE
-from atma_sweep.sweep.training.sharded import check_ranks
 from ranked import run_ranks
 from ranked_training import overflow, train
-from small_training import recipe
 
 STEPS = 20
 CALM = {
@@ -100,13 +97,6 @@ def test_checkpoint_continues_on_another_number(tmp_path: Path, sizes: tuple[int
     for ours in run_ranks(sizes[1], train, model, CALM | training, str(tmp_path)):
         assert ours["begun"] == 9
         assert_equal(ours | {"points": [*begun[0]["points"], *ours["points"]]}, reference)
-
-
-def test_more_ranks_than_micro_batches_are_refused() -> None:
-    config = recipe(batch_tokens=24, micro_batch=2)
-    check_ranks(config, 2)
-    with pytest.raises(SweepError, match=r"resources.gpus \(3\) is more than the 2 micro-batches.*at most 2"):
-        check_ranks(config, 3)
 
 
 @pytest.mark.thorough

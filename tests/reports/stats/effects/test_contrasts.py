@@ -203,3 +203,6 @@ def test_table_of_contrasts(holed: Store) -> None:
     assert (row["Pairs"], row["Mean"], row["Margin"]) == ("2 of 4", "-0.875", "10.000")
     assert float(row["p equiv"]) == pytest.approx(reference_p, abs=5e-5)
     assert row["Verdict"] == "equivalent within 10.000 nats"
+    assert any(
+        "Low, High and p come from the same test (Student's t over configurations" in note for note in table.notes
+    )
