@@ -37,6 +37,11 @@ class TrackerRun:
     step: int = 0
     tags: tuple[str, ...] = ()
 
+    @property
+    def group(self) -> str:
+        """Name that the runs of all seeds of one configuration share: the slug without its seed."""
+        return self.cell.slug.removesuffix(f"-s{self.cell.seed}")
+
     def hyperparameters(self) -> dict[str, Any]:
         """Return id, seed and tokens of the cell, its five levels and the grid's axes, by name; these never change."""
         facts = {"cell": self.cell.id, "seed": self.cell.seed, "tokens": self.cell.tokens}

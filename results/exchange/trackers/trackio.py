@@ -63,7 +63,7 @@ def _write(folder: Path, project: str, run: TrackerRun) -> None:
         run: run to write, possibly with its new points and values alone.
     """
     sqlite_storage.TRACKIO_DIR = folder  # a constant of the module, which TRACKIO_DIR sets only at its import
-    own = {"tags": list(run.tags), "note": run.cell.note, "_Group": re.sub(r"-s\d+$", "", run.cell.slug)}
+    own = {"tags": list(run.tags), "note": run.cell.note, "_Group": run.group}
     config = run.config() | own
     earlier = Storage.get_run_config(project, run.name, run_id=run.cell.id) or {}
     reasons = dict(earlier.get("reasons", {}))

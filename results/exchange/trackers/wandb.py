@@ -1,6 +1,6 @@
 """Exporter to Weights & Biases: offline runs, one per cell, for `wandb sync FOLDER/wandb/*`.
 
-Project: the sweep. Run id: the cell's id. Config: id, state, seed, levels, axes and the cell's complete config.
+Project: the sweep. Run id: the cell's id. Group: the seeds of one configuration. Config: id, state, seed, levels, axes and the cell's complete config.
 History: `curve/NAME` over `step`, and `PROBE/METRIC` over `length`. Summary: `PROBE/METRIC@LENGTH`, or the reason of a
 missing value. Tags: the sweep's. Nothing about this machine or the working folder is written.
 """
@@ -34,12 +34,13 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
         """Write one offline run, with the cell's id as its run id; nothing is sent.
 
         The config holds cell (the id), state, seed, tokens, the levels and the grid's axes by name, `began` and `ended`
-        as UTC text or None, and under `config` the cell's complete config. No groups are set.
+        as UTC text or None, and under `config` the cell's complete config.
         """
         with wandb.init(
             project=safe_file_name(sweep),
             id=run.cell.id,
             name=run.name,
+            group=run.group,
             dir=str(folder),
             config=run.config(),
             tags=run.tags,
@@ -69,7 +70,7 @@ def follow(store: Store, sweep: str, target: str) -> LiveTarget:
         """Send the news; the key is the cell's id."""
         if run.cell.id not in open_runs:
             open_runs[run.cell.id] = wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or safe_file_name(sweep), id=run.cell.id, name=run.name,
+                project=os.environ.get("WANDB_PROJECT") or safe_file_name(sweep), id=run.cell.id, name=run.name, group=run.group,
                 dir=target, config=run.config(), tags=run.tags, resume="allow", reinit="create_new",
                 settings=_settings(mode),
             )  # fmt: skip

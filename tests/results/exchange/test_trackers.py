@@ -175,6 +175,7 @@ class TestWandb:
         cell = cells(1)[0]
         described, history, summary = read(cell.id)
         assert (described.project, described.run_id, described.display_name) == ("quick", cell.id, NAMES[1])
+        assert described.run_group == NAMES[1].partition("-s0")[0]
         points = curve_of(filled, cell.id)
         expected = [{"step": point["step"]} | {f"curve/{n}": point[n] for n in CURVE} for point in points]
         assert history == [*expected, {"length": 0, "val/val_loss": 2 / 3}]
