@@ -89,17 +89,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in stored]
     origins = origins or [(cell.cell_id, None) for cell in polar]
     names = _cell_labels(data, {str(curve["cell"]) for curve in stored})
+    title = "Count map of PoLAR attention: output magnitude by number of equally weighted keys"
     return collected(
-        store,
-        data,
-        "count-map",
-        "Count map of PoLAR attention: output magnitude by number of equally weighted keys",
-        frame,
-        origins,
-        notes=[note_text],
-        has_glossary=False,
-        names=names,
-    )
+        store, data, "count-map", title, frame, origins, notes=[note_text], has_glossary=False, names=names,
+    )  # fmt: skip
 
 
 def _cell_labels(data: SweepData, cells: set[str]) -> dict[str, str]:

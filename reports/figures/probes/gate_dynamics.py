@@ -206,3 +206,4 @@ def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], high: f
     colours = [inks[layer] for layer in rows["layer"]]
     axes.scatter(rows["x"], rows["value"], s=7, c=colours, alpha=0.8, linewidths=0, rasterized=len(rows) > 2000)
     axes.set_ylim(-0.04 * max(high, 1e-3), 1.1 * max(high, 1e-3))
+    axes.locator_params(axis="y", min_n_ticks=3)

@@ -98,7 +98,7 @@ class TestTimeline:
             for tokens in ("65.5M tokens", "131M tokens")
         }
         assert figure_data.notes[2] == "12 attempts, all done.", "no cross, no note on it"
-        assert figure_data.notes[2].startswith("12 attempts shared a GPU, up to 12 of this sweep at one time.")
+        assert figure_data.notes[3].startswith("12 attempts shared a GPU, up to 12 of this sweep at one time.")
         figure = figure_of(figure_data)
         assert not any(note.startswith("Last in each name") for note in figure_data.notes), "names say their unit"
         mixers = ["NoPE", "PoLAR", "RoPE"]
