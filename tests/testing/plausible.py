@@ -237,6 +237,15 @@ def _gate_dynamics(recorder: DatabaseRecorder, memory: str, draw: random.Random)
             value = 1 - abs(draw.gauss(0, 0.01 + 0.02 * lost)) if is_open else draw.uniform(0.3, 0.8)
             detail = {"head": index // channels, "channel": index % channels, "token": token}
             examples.append(Example(**fields, metric="trace", item=layer, position=rank, value=value, detail=detail))
+        for position, (power, threshold) in enumerate(itertools.product(range(5), (1e-2, 1e-3, 1e-4))):
+            # a key has faded that lies more than the slowest channel's half-lives back; these differ between heads
+            length, half_life = 256 << power, 25 * 2 ** (1.3 * order + 0.4 * (memory == "on"))
+            ages = [half_life * math.exp(draw.gauss(0, 0.3)) * -math.log2(threshold) for _ in range(HEADS)]
+            faded = sum(max(0.0, 1 - age / length) for age in ages) / HEADS
+            detail = {"length": length, "threshold": threshold}
+            examples.append(
+                Example(**fields, metric="evictable", item=layer, position=position, value=faded, detail=detail)
+            )
     recorder.examples(examples)
     numbers = {
         "mean": 0.9,
