@@ -366,7 +366,7 @@ def block_mlp_channels(config: ModelConfig, layer: int) -> int:
 
 def _mixing_parameters(config: ModelConfig) -> int:
     """Return the number of parameters of one global layer of the network, without its MLP and norms."""
-    part = None if config.attn_type == NO_MIXER else MIXERS.load(config.attn_type)
+    part: Any = None if config.attn_type == NO_MIXER else MIXERS.load(config.attn_type)
     return _count_mixing_parameters(config.model_dump_json(), part)
 
 

@@ -88,10 +88,9 @@ class CellRunner(AttemptRunner):
                 micro-batches.
         """
         config, ranks = self.config, self.ranks
-        if self.job.kind == "train":
-            problem = config.train.ranks_problem("resources.gpus", ranks.size)
-            if problem is not None:
-                raise SweepError(problem)
+        problem = config.train.ranks_problem("resources.gpus", ranks.size) if self.job.kind == "train" else None
+        if problem is not None:
+            raise SweepError(problem)
         torch.set_num_threads(max(1, config.resources.cpus // ranks.size))
         if config.train.deterministic:
             enable_determinism()
