@@ -146,7 +146,14 @@ def track(
         until_end: Exit when no process runs the sweep and everything was sent.
     """
     from ...results.errors import StoreError, SweepUnknown
-    from ...results.exchange.trackers.live import TRACKED_LAUNCH, Follower, default_target, follow, watch_owner
+    from ...results.exchange.trackers.live import (
+        TRACKED_LAUNCH,
+        Follower,
+        default_target,
+        follow,
+        memory_name,
+        watch_owner,
+    )
     from ...results.store.store import open_store
 
     names = [name for name, exporter in EXPORTERS.items() if not exporter.ending]
@@ -159,7 +166,7 @@ def track(
     with contextlib.suppress(*([SweepUnknown] if launch else [])):
         store.cell_states(name)  # a damaged database is refused here, before anything is sent
     target = out or default_target(name, tracker)
-    memory = make_tracking_folder(runs_folder(runs, db)) / f"{safe_file_name(name)}-{tracker}.json"
+    memory = make_tracking_folder(runs_folder(runs, db)) / memory_name(name, tracker, target)
     echo_text(f"{name}: sending to {tracker}, {target}", err=True)
     with contextlib.closing(Follower(store, name, tracker, target, memory)) as follower:
         is_complete = follow(

@@ -6,6 +6,7 @@ it. What was sent is remembered in a file, so that a later process goes on where
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -111,10 +112,22 @@ def _content(value: Any) -> list[Any]:
 
 def default_target(sweep: str, tracker: str) -> str:
     """Return where the news go if the user names no place: a folder, or for MLflow a tracking URI."""
+    variable = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_DIR"}.get(tracker, "")
+    return os.environ.get(variable) or _own_target(sweep, tracker)
+
+
+def _own_target(sweep: str, tracker: str) -> str:
+    """Return the target in the working folder that is named after sweep and tracker."""
     folder = Path(f"{safe_file_name(sweep)}-{tracker}").absolute()
-    if tracker == "mlflow":
-        return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
-    return (os.environ.get("TRACKIO_DIR") if tracker == "trackio" else None) or str(folder)
+    return f"sqlite:///{folder / 'mlflow.db'}" if tracker == "mlflow" else str(folder)
+
+
+def memory_name(sweep: str, tracker: str, target: str) -> str:
+    """Return the name of the file that remembers what a target was sent; every target has its own."""
+    target = target if "://" in target else str(Path(target).absolute())
+    is_own = target == _own_target(sweep, tracker)
+    digest = "" if is_own else f"-{hashlib.sha256(target.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+    return f"{safe_file_name(sweep)}-{tracker}{digest}.json"
 
 
 def watch_owner(store: Store, sweep: str, launch: str | None) -> Callable[[], bool]:
