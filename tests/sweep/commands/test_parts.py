@@ -13,6 +13,7 @@ import pytest
 import registries
 from atma_sweep.model.block_parts.fla_catalogue import fla_layer, fla_names
 from atma_sweep.model.registry import MEMORIES, MIXERS
+from atma_sweep.results.console.quantities import format_bytes
 from atma_sweep.sweep.host import hardware
 from atma_sweep.sweep.reference import part_facts
 from atma_sweep.sweep.reference.part_facts import part_row
@@ -36,6 +37,19 @@ def test_parts_lists_every_mixer_memory_and_fla_layer(command_line: Command, mon
     code, out, _ = command_line("parts")
     assert all(name in out for name in entries)
     assert ("a GPU that can be used is missing" in out) == bool(fla_names())
+
+
+def test_page_of_part_sizes_has_the_bytes_of_the_command(command_line: Command) -> None:
+    page = (EXAMPLE.parents[2] / "docs" / "reference" / "part-sizes.md").read_text(encoding="utf-8")
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:3] == "| `"]
+    printed = {row[0]: (row[-4:-2] if row[0].startswith("fla:") else row[3:5]) for row in cells}
+    entries = {entry["name"]: entry for entry in json.loads(command_line("parts", "--json")[1])}
+    # the page leaves out layers that are halves of a network
+    assert [name for name in entries if name not in printed and "YOCO" not in name] == []
+    for name, entry in ((name, entries[name]) for name in printed if name in entries):
+        sizes = [entry["state_bytes"], entry["token_bytes"]]
+        texts = ["n/a" if size is None else format_bytes(size) if size else "0" for size in sizes]
+        assert printed[name] == texts, name
 
 
 @pytest.mark.skipif(not fla_names(), reason="needs flash-linear-attention")
