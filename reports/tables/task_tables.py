@@ -175,11 +175,11 @@ def _task_facts(column: Column, metric: metrics.Metric, values: Sequence[Measure
         return " or ".join(dict.fromkeys(str(fact) for fact in facts if fact is not None)) or "?"
 
     facts = [value.description or {} for value in values if value.value is not None] or [{}]
-    limited = any("limit" in fact for fact in facts)
+    limits = each(fact.get("limit") for fact in facts)
     texts = [
         f"{column.heading}: {metric.name.replace('/', ', ')}, version {each(fact.get('version') for fact in facts)}",
         f"{each(fact.get('shots') for fact in facts)} shots",
-        f"{'the first ' if limited else ''}{each(f'{value.n:,}' for value in values if value.n)} questions",
+        f"{each(f'{value.n:,}' for value in values if value.n)} questions{f', the first {limits} of each task' if limits != '?' else ''}",
         *([f"chance level {metric.chance_text}"] if metric.chance is not None else []),
     ]
     return ", ".join(texts)

@@ -214,7 +214,9 @@ class TestDownstream:
                             description={"task": "own", "main": True}),
             ]  # fmt: skip
 
-        store = sweep(empty, "mine", [(cell(0), scores(0.5213)), (cell(1, attn_type="rope"), scores(0.62))])
+        store = sweep(
+            empty, "mine", [(cell(0), scores(0.5213, limit=20)), (cell(1, attn_type="rope"), scores(0.62, limit=20))]
+        )
         table = make_table("downstream", store, "mine")
         assert table.columns[table.text_columns :] == ("BLiMP", "own")
         assert [row[table.text_columns :] for row in table.rows] == [
@@ -222,7 +224,10 @@ class TestDownstream:
             ("62.0 (1.6)", "no-data"),
         ]
         notes = " ".join(table.notes)
-        assert "BLiMP: blimp, acc, version 2.0, 0 shots, 400 questions, chance level 50%" in notes
+        assert (
+            "BLiMP: blimp, acc, version 2.0, 0 shots, 400 questions, the first 20 of each task, chance level 50%"
+            in notes
+        )
         assert "no-data (2 values): task own: gone." in notes
         figure = make_figure("downstream", store, "mine")
         assert list(figure.frame["value"]) == [0.5213, 0.62]
