@@ -39,7 +39,6 @@ FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one woul
 FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
 LOW_MARK = 2.2  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
-CAP = 2.2  # points in the style `paper`, half the width of a cap of an error bar
 SHORT_LIST, LESS_HEIGHT = 5, 0.5
 """Lines of the lists up to which panels side by side, with few labels, are lower; and by how many inches."""
 LIST_INDENT = 0.6  # inches from the left of a panel's space to the list below it
@@ -327,13 +326,11 @@ def _front_line() -> dict[str, Any]:
 
 
 def _bar_key() -> Any:
-    """Return the legend handle of an error bar: upright, with caps."""
-    from matplotlib.path import Path
-
-    strokes = [(-0.4, -1), (0.4, -1), (0, -1), (0, 1), (-0.4, 1), (0.4, 1)]
-    bar: Any = Path(strokes, [Path.MOVETO, Path.LINETO] * 3)
-    width, size = drawing.line_width(0.8), drawing.line_width(9)
-    return drawing.key(color=style.INK, linestyle="none", marker=bar, markersize=size, markeredgewidth=width)
+    """Return the legend handle of an error bar: an upright stroke."""
+    width = drawing.line_width(0.8)
+    return drawing.key(
+        color=style.INK, linestyle="none", marker="|", markersize=drawing.line_width(9), markeredgewidth=width
+    )
 
 
 PointStyles = Mapping[tuple[str, str, str], dict[str, Any]]
@@ -367,7 +364,7 @@ def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, baseline: float) -> None:
-    """Draw every point, those of the front with capped error bars of one standard error.
+    """Draw every point, those of the front with error bars of one standard error, without caps, which would reshape marks.
 
     Args:
         axes: The panel.
@@ -384,8 +381,7 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
                 state |= _low_mark(look["color"])
             axes.plot(part["speed"], part["value"], **(look | state))
         front = mine[mine["front"]]
-        bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4,
-                                "capsize": drawing.line_width(CAP), "capthick": drawing.line_width(0.8)}  # fmt: skip
+        bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4}
         for axis, ends in _bar_lengths(front).items() if len(front) else ():
             axes.errorbar(front["speed"], front["value"], **{axis: ends}, fmt="none", **bars)
 

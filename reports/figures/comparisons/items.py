@@ -155,8 +155,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if constant is not None:
         baseline = f"the constant digit ({format_number(constant, 1, percent=True)} %)"
         letters: dict[str, Any] = {"linestyle": "none", "marker": r"$\%$", "markersize": drawing.size("small")}
-        keys[f"in black: mean above {baseline}"] = drawing.key(color=drawing.INK, **letters)
-        keys["in grey: mean not above it"] = drawing.key(color=drawing.GREY, **letters)
+        keys[f"in black: mean significantly above {baseline}"] = drawing.key(color=drawing.INK, **letters)
+        keys["in grey: not significantly"] = drawing.key(color=drawing.GREY, **letters)
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 

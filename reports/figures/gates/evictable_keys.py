@@ -41,7 +41,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [
         "A key could be evicted if gates have left less than the threshold of it in every channel of its head: later "
         "queries have even less. Share of the keys before a query at this length; mean over heads with gates and rows "
-        "of the training length. Gated mixers only."
+        "of the training length. Gated mixers only; the first seed of each configuration."
     ]
     if len(first) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")

@@ -172,7 +172,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     keys: dict[str, Any] = {}
     if has_frames:
         keys[
-            f"framed: not above the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
+            f"framed: not significantly above the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
         ] = drawing.patch(facecolor=FRAMED, linewidth=drawing.line_width(1.2), **FRAME)
     if figure_data.draw_options["trained"]:
         keys[f"training length ({format_length(figure_data.draw_options['trained'])})"] = drawing.key(

@@ -64,7 +64,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [
         f"Loss of the tokens at a position, over documents. {averaging_note(data, means=means)}{band_note(means, BAND)}Full attention, a single pass over each "
         f"document. The first point averages the first {first} tokens, each further one "
-        f"{first} tokens or an eighth of an octave, whichever is longer; a point stands in the middle of its tokens."
+        f"{first} tokens or an eighth of an octave, whichever is longer; a point stands in the middle of its tokens. Marks tell lines apart and stand at some of the points."
     ]
     notes += out_of_range_note(frame, y_limits(frame, means)[1])
     return collected(
