@@ -189,13 +189,14 @@ def build_layer(name: str, width: int, layers: int, settings: Mapping[str, Any])
         ValueError: fla refuses the arguments; the text has its reason.
     """
     layer = fla_layer(name)
+    # RWKV-7 divides by the number of layers less one
     from_network = {"hidden_size": width, "layer_idx": 0, "num_hidden_layers": max(layers, 2)}
-    arguments = {name: settings[name] for name in layer.arguments}
+    arguments = {key: settings[key] for key in layer.arguments}
     if name == "LogLinearMamba2" and arguments["num_heads"] is None:  # as fla's Mamba2 derives it
         arguments["num_heads"] = arguments["expand"] * width // arguments["head_dim"]
     with _quiet():
-        cls = getattr(importlib.import_module(layer.module), name)
         try:
+            cls = getattr(importlib.import_module(layer.module), name)
             built: nn.Module = cls(
                 **{key: from_network[key] for key in layer.receives & set(from_network)}, **arguments
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from atma_sweep.results import metrics
+from atma_sweep.results.main_results import MainResult
 from atma_sweep.results.metrics import METRICS, Metric, metric, metric_description
 
 
@@ -53,3 +54,13 @@ def test_invalid_description_fields_are_ignored(nonsense: dict[str, object]) -> 
 def test_metric_description_overrides_the_chance_level() -> None:
     needle = metric("needle", "digit_accuracy", {"chance": 0.175})
     assert (needle.chance_text, needle.heading) == ("17.5%", "Ndl")
+
+
+def test_main_results_have_units_except_losses() -> None:
+    results = [
+        ("val", "val_loss", 0, 2.345),
+        ("needle", "digit_accuracy", 512, 0.125),
+        ("decode", "written_per_s", 128, 713.0),
+    ]
+    texts = [MainResult(METRICS[probe, name], length, value).text for probe, name, length, value in results]
+    assert texts == ["validation loss 2.345", "needle accuracy at 512 12.5 %", "decoding speed at 128 713 tokens/s"]
