@@ -53,8 +53,9 @@ def scale_of(study: Study, path: str) -> Scale:
     tried = [value for value in tried if value > 0] if search_range.log else tried
     low, high = min([search_range.low, *tried]), max([search_range.high, *tried])
     step, last = search_range.step or 1, search_range.last_step
-    has_all_ticks = last is not None and last < MAX_STEP_TICKS
-    at = tuple(float(search_range.low + index * step) for index in range(last + 1)) if has_all_ticks else ()
+    # a continuous range has no steps, and many of them have no tick each
+    steps = range(last + 1) if last is not None and last < MAX_STEP_TICKS else ()
+    at = tuple(float(search_range.low + index * step) for index in steps)
     return Scale(low, high, log=search_range.log, integers_only=search_range.is_integer, at=at)
 
 
