@@ -206,4 +206,4 @@ TRA_PAPER = RivalPaper("arXiv:2503.23174", 2, tra_sweep)
 WALL_PAPER = RivalPaper(
     "Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 2, wall_sweep
 )
-ATLAS_PAPER = RivalPaper("a blog's training of ATLAS and of a transformer, 170M parameters", 2, atlas_sweep)
+ATLAS_PAPER = RivalPaper("a blog's training of ATLAS and of a transformer, 170M parameters", 3, atlas_sweep)

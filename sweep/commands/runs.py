@@ -123,7 +123,7 @@ def evaluate(
     Example:
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
-      atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --tasks blimp,hellaswag --samples
+      atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --tasks blimp --samples
       atma-sweep evaluate hf:Qwen/Qwen3-0.6B-Base --sweep full
 
     Args:
