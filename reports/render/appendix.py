@@ -9,6 +9,7 @@ from typing import Protocol
 from ...results.console.text import tex_escaped
 from ..table import Table
 from .latex import PREAMBLE, needs_landscape, tex_breakable, title_and_sweep
+from .style import without_explained
 
 MARGIN_MM = 13.5
 """Margin of an A4 page that leaves 183 mm, the width of figures over two columns."""
@@ -60,7 +61,7 @@ def appendix_text(
 
     It refers to the files of the folder by name. A numbered table keeps its number. Pages are upright; a table that is
     too wide for them has a page of its own on its side. Tables without rows and skipped ones are named with the reason
-    on the first page, below the lists of tables and figures.
+    on the first page, below the lists of tables and figures. A name is explained in the first caption that has it.
 
     Args:
         sweep: Name of the sweep.
@@ -96,7 +97,8 @@ def appendix_text(
     if omitted:
         first.append(r"{\footnotesize\raggedright\section*{Omitted}")
         first += [*omitted, r"\par}"]
-    figures = [latex_figure(picture) for picture in pictures]
+    explained: set[str] = set()
+    figures = [latex_figure(picture, notes=without_explained(picture.notes, explained)) for picture in pictures]
     return "\n".join([HEAD, r"\begin{document}", *first, *parts, *figures, r"\end{document}"]) + "\n"
 
 
@@ -120,7 +122,9 @@ def latex_table(table: Table, include: str) -> str:
     return rf"\begin{{landscape}}{include}\end{{landscape}}" if needs_landscape(table) else include
 
 
-def latex_figure(figure: Picture, stem: str | None = None, formats: Sequence[str] = ("pdf",)) -> str:
+def latex_figure(
+    figure: Picture, stem: str | None = None, formats: Sequence[str] = ("pdf",), *, notes: Sequence[str] | None = None
+) -> str:
     """Return the LaTeX float of a figure: its picture, caption, and label (fig:NAME); "" without a format for LaTeX.
 
     The picture is the PDF, else the PGF, else the PNG. The caption is title and notes, escaped; the title without sweep
@@ -130,6 +134,7 @@ def latex_figure(figure: Picture, stem: str | None = None, formats: Sequence[str
         figure: The figure.
         stem: Name of its files without suffix; None: figure-NAME, and the label is fig:NAME, else fig:STEM.
         formats: Formats of the files that exist.
+        notes: Notes in place of those of the figure; None keeps these.
     """
     file = stem or f"figure-{figure.name}"
     # one scale for all figures keeps their letters of one size; reduced further to the page if necessary
@@ -142,11 +147,11 @@ def latex_figure(figure: Picture, stem: str | None = None, formats: Sequence[str
     picture = next((code for format, code in codes.items() if format in formats), None)
     if picture is None:
         return ""
-    title, notes = tex_escaped(f"{figure.title}."), tex_breakable(" ".join(figure.notes))
+    title, text = tex_escaped(f"{figure.title}."), tex_breakable(" ".join(figure.notes if notes is None else notes))
     lines = [
         r"\begin{figure}\centering\footnotesize",
         picture,
-        rf"\caption[{{{tex_escaped(short_title(figure))}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
+        rf"\caption[{{{tex_escaped(short_title(figure))}}}]{{\textbf{{{title}}}{' ' + text if text else ''}}}",
         rf"\label{{fig:{stem or figure.name}}}",
         r"\end{figure}",
     ]

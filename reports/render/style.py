@@ -245,6 +245,22 @@ def glossary(text: str) -> list[str]:
     return [f"{'; '.join(f'{name}: {LONG_NAMES[name]}' for name in names)}."] if names else []
 
 
+def without_explained(notes: Iterable[str], explained: set[str]) -> list[str]:
+    """Return notes without what `glossary` wrote about names in `explained`, which gets the names of these notes.
+
+    A document of many figures so explains a name once.
+    """
+    left = []
+    for note in notes:
+        meanings = {name: f"{name}: {meaning}" for name, meaning in LONG_NAMES.items() if f"{name}: {meaning}" in note}
+        if note == f"{'; '.join(meanings.values())}.":
+            new = [meaning for name, meaning in meanings.items() if name not in explained]
+            explained.update(meanings)
+            note = f"{'; '.join(new)}." if new else ""
+        left += [note] if note else []
+    return left
+
+
 def memory_label(level: str) -> str:
     """Return the name of a memory next to others: "gated delta" for "on", else as `level_label` ("KDA")."""
     return "gated delta" if level == "on" else level_label(level, "memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -137,7 +138,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     labels = {name: [_wrapped(text, characters) for text in rows["words_row"]] for name, rows in parts.items()}
     lines = max(text.count("\n") + 1 for texts in labels.values() for text in texts)
     each = width / columns - max(text_width(texts, ticks) for texts in labels.values()) - 0.2
-    figure.set_figheight(((ROW if lines == 1 else 1.9 * ROW) * tall + 0.75) * drawing.current_options().scale)
+    figure.set_figheight(((ROW if lines == 1 else 0.95 * lines * ROW) * tall + 0.75) * drawing.current_options().scale)
     grid = drawing.panel_column(figure, len(parts), narrow=columns, wide=columns)
     for axes, (name, rows) in zip(grid, parts.items(), strict=True):
         set_panel_title(axes, str(rows["words"].iloc[0]), each)
@@ -152,5 +153,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _wrapped(label: str, characters: int) -> str:
-    """Return the label of an interaction, broken before its sign if it has more than so many characters."""
-    return label if len(label) <= characters else label.replace(" × ", "\n× ", 1)
+    """Return the label of an interaction, broken before its sign if it has more than so many characters.
+
+    Differences of long names are broken further, within a word where they must.
+    """
+    if len(label) <= characters:
+        return label
+    parts = label.replace(" × ", "\n× ", 1).split("\n")
+    return "\n".join(line for part in parts for line in textwrap.wrap(part, max(characters, 8)))

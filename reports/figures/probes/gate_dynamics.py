@@ -110,12 +110,20 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     limits = dict(iter(frame.groupby("part")))
     names = [map_title(figure_data, look, cell) for cell in cells]
     figure = drawing.page(1.65 * len(KINDS) + 0.3, drawing.width_of(2, 3.2))
-    group = drawing.panels(figure, [f"{name}\n{kind}" for kind in KINDS for name in names], columns=len(cells))
+    titles = [f"{name}\n{kind}" for name in names for kind in KINDS]
+    if len(cells) > 2 and figure.get_figwidth() < drawing.NARROW_WIDTH:  # no space for three columns
+        figure.set_figheight(figure.get_figheight() * len(cells) / 2)
+        grid = drawing.panels(figure, [title.replace(", ", ",\n") for title in titles], columns=2)
+        by_cell = [grid[start : start + len(KINDS)] for start in range(0, len(grid), len(KINDS))]
+    else:
+        order = [title for kind in range(len(KINDS)) for title in titles[kind :: len(KINDS)]]
+        grid = drawing.panels(figure, order, columns=len(cells))
+        by_cell = [grid[index :: len(cells)] for index in range(len(cells))]
     shared, means = limits["channel"]["x"], limits["position"]["value"]
     traces = []
     for index, cell in enumerate(cells):
         rows = frame[frame["cell"] == cell]
-        position, channel, trace, product = group[index :: len(cells)]
+        position, channel, trace, product = by_cell[index]
         _draw_lines(position, rows[rows["part"] == "position"], inks, set())
         Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
         _draw_channels(channel, rows[rows["part"] == "channel"], inks, float(limits["channel"]["value"].max()))
@@ -134,7 +142,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             traces.append((trace, _draw_traces(trace, _most_variable(traced))))
         for axes, (x_label, y_label) in zip((position, channel, trace, product), KINDS.values(), strict=True):
             axes.set_xlabel(x_label)
-            axes.set_ylabel(y_label if index == 0 else "")
+            axes.set_ylabel(y_label if index == 0 or by_cell[0][0].get_gridspec().ncols < len(cells) else "")
     if traces:
         drawing.colour_bar(figure, [axes for axes, _ in traces], traces[0][1], "retention", aspect=12, pad=0.02)
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]

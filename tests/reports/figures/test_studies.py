@@ -305,7 +305,7 @@ class TestPruned:
         assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
         assert_texts_apart(figure_of(figure_data))
         if name == "importance":
-            assert figure_data.notes[0].startswith("PED-ANOVA of 20 trials: ")
+            assert figure_data.notes[0].startswith("PED-ANOVA of 20 trials (n), objective: ")
             return
         values = dict(zip(figure_data.frame["number"], figure_data.frame["value"], strict=True))
         assert values == pytest.approx({n: loss(studied.drawn(SEARCH, n)) + 0.5 for n in range(20)})
