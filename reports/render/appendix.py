@@ -23,6 +23,7 @@ HEAD = "\n".join(
         r"\usepackage[export]{adjustbox}",
         r"\usepackage{pdflscape,float,multicol}",
         r"\usepackage[font=footnotesize,labelfont=bf,singlelinecheck=false]{caption}",
+        r"\captionsetup[figure]{font=scriptsize}",
         PREAMBLE,
         # scalable fonts, if installed; the letters of Times are narrow
         r"\IfFileExists{tgtermes.sty}{\usepackage{tgtermes}}{\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}}",
