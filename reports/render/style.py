@@ -250,15 +250,15 @@ def without_explained(notes: Iterable[str], explained: set[str]) -> list[str]:
 
     A document of many figures so explains a name once.
     """
-    left = []
+    remaining = []
     for note in notes:
         meanings = {name: f"{name}: {meaning}" for name, meaning in LONG_NAMES.items() if f"{name}: {meaning}" in note}
         if note == f"{'; '.join(meanings.values())}.":
             new = [meaning for name, meaning in meanings.items() if name not in explained]
             explained.update(meanings)
             note = f"{'; '.join(new)}." if new else ""
-        left += [note] if note else []
-    return left
+        remaining += [note] if note else []
+    return remaining
 
 
 def memory_label(level: str) -> str:

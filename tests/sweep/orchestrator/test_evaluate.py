@@ -162,7 +162,7 @@ def test_repeated_evaluation_gives_equal_numbers(desk: Desk) -> None:
 def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
     out = desk.evaluate(FADE, "--probe", "clean", "--probe", "val", "--length", "48", "--length", "80", "--json")
     rows = [row for row in json.loads(out) if row["metric"] != "peak_memory"]
-    assert list(rows[0]) == ["cell", "slug", "probe", "metric", "length", "value", "unit", "n", "reason"]
+    assert list(rows[0]) == ["cell", "slug", "probe", "metric", "length", "value", "unit", "n", "reason", "samples"]
     assert [(row["probe"], row["metric"], row["length"]) for row in rows] == [
         ("clean", "nats", 48),
         ("clean", "nats", 80),
