@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention.device import LOG2E
-from ..paged.triton import KEYS, merge_ranges, splits_for, store_outputs
+from ..paged.triton import KEYS, block_range, merge_ranges, splits_for, store_outputs, store_range
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -63,17 +63,6 @@ def _block_log_gates(k, weight, offset, seen, g_max, CLAMPED: tl.constexpr):
 
 
 @triton.jit
-def _block_range(length, window, split, N: tl.constexpr, SPLITS: tl.constexpr):
-    """Return (first visible key, first block, block after the last one) of one range of a text."""
-    first = tl.maximum(length - window, 0)
-    low = first // N
-    high = tl.cdiv(length, N)
-    share = tl.cdiv(high - low, SPLITS)
-    start = low + split * share
-    return first, start, tl.minimum(start + share, high)
-
-
-@triton.jit
 def _sum_range(
     k_ptr, weight_ptr, offset_ptr, tables_ptr, lengths_ptr, total_ptr, g_max, window, TABLE, k_token, k_head,
     P: tl.constexpr, J: tl.constexpr, X: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr,
@@ -107,7 +96,7 @@ def _sum_range(
     p = tl.program_id(1)
     split = tl.program_id(2)
     length = tl.load(lengths_ptr + b)
-    first, start, stop = _block_range(length, window, split, N, SPLITS)
+    first, start, stop = block_range(length, window, split, N, SPLITS)
     x = tl.arange(0, X)
     weight = tl.load(weight_ptr + (p * X + x[None, :]) * X + x[:, None])
     offset = tl.load(offset_ptr + p * X + x)
@@ -178,7 +167,7 @@ def _attend_range(
     split = tl.program_id(2)
     j = p // (P // J)
     length = tl.load(lengths_ptr + b)
-    first, start, stop = _block_range(length, window, split, N, SPLITS)
+    first, start, stop = block_range(length, window, split, N, SPLITS)
 
     row = tl.arange(0, ROWS)
     x = tl.arange(0, X)
@@ -232,11 +221,9 @@ def _attend_range(
             offset_ptr, y_ptr, y_ptr, window, 0.0, H, X, False,
         )  # fmt: skip
     else:
-        to = (b * H + head) * SPLITS + split
-        tl.store(top_ptr + to, row_max, mask=inside)
-        tl.store(sum_ptr + to, row_sum, mask=inside)
-        tl.store(square_ptr + to, tl.zeros([ROWS], tl.float32), mask=inside)
-        tl.store(part_ptr + to[:, None] * X + x[None, :], part, mask=inside[:, None])
+        store_range(
+            row_max, row_sum, tl.zeros([ROWS], tl.float32), part, b, head, inside, split, top_ptr, sum_ptr, square_ptr, part_ptr, H, X, SPLITS,
+        )  # fmt: skip
 
 
 def attend(

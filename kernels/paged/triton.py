@@ -100,6 +100,49 @@ def store_outputs(
 
 
 @triton.jit
+def block_range(length, window, split, N: tl.constexpr, SPLITS: tl.constexpr):
+    """Return (first visible key, first block, block after the last one) of one range of a text."""
+    first = tl.maximum(length - window, 0)
+    low = first // N
+    high = tl.cdiv(length, N)
+    share = tl.cdiv(high - low, SPLITS)
+    start = low + split * share
+    return first, start, tl.minimum(start + share, high)
+
+
+@triton.jit
+def store_range(
+    row_max, row_sum, square, part, b, head, inside, split, top_ptr, sum_ptr, square_ptr, part_ptr,
+    H: tl.constexpr, X: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Store the partial sums of one range of a text for some heads, which `merge_ranges` reads.
+
+    Args:
+        row_max: float32 [rows], largest score in units of log 2, -inf without keys.
+        row_sum: float32 [rows], sum of the weights relative to 2^row_max.
+        square: float32 [rows], sum of their squares; any numbers without polar attention.
+        part: float32 [rows, X], sum of weights times values.
+        b: Index of the text.
+        head: Indices of the heads [rows].
+        inside: Mask of the heads that exist.
+        split: Index of the range.
+        top_ptr: float32 [B, H, SPLITS], written, like the next two.
+        sum_ptr: float32 [B, H, SPLITS].
+        square_ptr: float32 [B, H, SPLITS].
+        part_ptr: float32 [B, H, SPLITS, X], written.
+        H: constexpr, query heads.
+        X: constexpr, head size.
+        SPLITS: constexpr, number of ranges.
+    """
+    x = tl.arange(0, X)
+    to = (b * H + head) * SPLITS + split
+    tl.store(top_ptr + to, row_max, mask=inside)
+    tl.store(sum_ptr + to, row_sum, mask=inside)
+    tl.store(square_ptr + to, square, mask=inside)
+    tl.store(part_ptr + to[:, None] * X + x[None, :], part, mask=inside[:, None])
+
+
+@triton.jit
 def _attend_range(
     q_ptr, k_ptr, v_ptr, tables_ptr, lengths_ptr, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, top_ptr, sum_ptr,
     square_ptr, part_ptr, y_ptr, mag_ptr, scale, window, floor, P, q_text, q_head, k_token, k_head, v_token, v_head,
@@ -151,12 +194,7 @@ def _attend_range(
     j = tl.program_id(1)
     split = tl.program_id(2)
     length = tl.load(lengths_ptr + b)
-    first = tl.maximum(length - window, 0)
-    low = first // N
-    high = tl.cdiv(length, N)
-    share = tl.cdiv(high - low, SPLITS)
-    start = low + split * share
-    stop = tl.minimum(start + share, high)
+    first, start, stop = block_range(length, window, split, N, SPLITS)
 
     row = tl.arange(0, ROWS)
     x = tl.arange(0, X)
@@ -195,11 +233,9 @@ def _attend_range(
             mag_ptr, window, floor, H, X, POLAR,
         )  # fmt: skip
     else:
-        to = (b * H + head) * SPLITS + split
-        tl.store(top_ptr + to, row_max, mask=inside)
-        tl.store(sum_ptr + to, row_sum, mask=inside)
-        tl.store(square_ptr + to, square, mask=inside)
-        tl.store(part_ptr + to[:, None] * X + x[None, :], part, mask=inside[:, None])
+        store_range(
+            row_max, row_sum, square, part, b, head, inside, split, top_ptr, sum_ptr, square_ptr, part_ptr, H, X, SPLITS,
+        )  # fmt: skip
 
 
 @triton.jit

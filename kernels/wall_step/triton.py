@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention.device import LOG2E
-from ..paged.triton import KEYS, merge_ranges, splits_for, store_outputs
+from ..paged.triton import KEYS, block_range, merge_ranges, splits_for, store_outputs, store_range
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -89,12 +89,7 @@ def _attend_range(
     split = tl.program_id(2)
     j = p // (P // J)
     length = tl.load(lengths_ptr + b)
-    first = tl.maximum(length - window, 0)
-    low = first // N
-    high = tl.cdiv(length, N)
-    share = tl.cdiv(high - low, SPLITS)
-    start = low + split * share
-    stop = tl.minimum(start + share, high)
+    first, start, stop = block_range(length, window, split, N, SPLITS)
 
     row = tl.arange(0, ROWS)
     x = tl.arange(0, X)
@@ -141,11 +136,9 @@ def _attend_range(
             y_ptr, y_ptr, window, 0.0, H, X, False,
         )  # fmt: skip
     else:
-        to = (b * H + head) * SPLITS + split
-        tl.store(top_ptr + to, row_max, mask=inside)
-        tl.store(sum_ptr + to, row_sum, mask=inside)
-        tl.store(square_ptr + to, tl.zeros([ROWS], tl.float32), mask=inside)
-        tl.store(part_ptr + to[:, None] * X + x[None, :], part, mask=inside[:, None])
+        store_range(
+            row_max, row_sum, tl.zeros([ROWS], tl.float32), part, b, head, inside, split, top_ptr, sum_ptr, square_ptr, part_ptr, H, X, SPLITS,
+        )  # fmt: skip
 
 
 def attend(

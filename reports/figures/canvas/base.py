@@ -97,7 +97,7 @@ def collected(
         origins: (cell id, attempt id or None) pairs that the numbers come from.
         notes: Notes below the figure.
         options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
-            has_glossary: The notes explain technical names: those of the title, the notes, and the levels of the cells.
+        has_glossary: The notes explain technical names: those of the title, the notes, and the levels of the cells.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)

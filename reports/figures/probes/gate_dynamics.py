@@ -100,8 +100,9 @@ def _channels(data: SweepData, cell: str) -> int:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a column of four panels per cell: retention over positions, per gate, token by token, and its products.
 
-    A layer has one colour in all panels of lines and points; retention by token is a heat map. Highlighted cells of `look` are drawn instead of the first of each
-    configuration, at most three.
+    A layer has one colour in all panels of lines and points; retention by token is a heat map. Highlighted cells of
+    `look` are drawn instead of the first of each configuration, at most three. In a narrow figure three cells have two
+    rows of two panels each.
     """
     cells = cells_to_draw(figure_data, look)[:MAX_DRAWN]
     frame = figure_data.frame[figure_data.frame["cell"].isin(cells)]
