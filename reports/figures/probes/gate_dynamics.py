@@ -112,7 +112,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     names = [map_title(figure_data, look, cell) for cell in cells]
     figure = drawing.page(1.65 * len(KINDS) + 0.3, drawing.width_of(2, 3.2))
     titles = [f"{name}\n{kind}" for name in names for kind in KINDS]
-    if len(cells) > 2 and figure.get_figwidth() < drawing.NARROW_WIDTH:  # no space for three columns
+    is_stacked = len(cells) > 2 and figure.get_figwidth() < drawing.NARROW_WIDTH  # no space for three columns
+    if is_stacked:
         figure.set_figheight(figure.get_figheight() * len(cells) / 2)
         grid = drawing.panels(figure, [title.replace(", ", ",\n") for title in titles], columns=2)
         by_cell = [grid[start : start + len(KINDS)] for start in range(0, len(grid), len(KINDS))]
@@ -143,7 +144,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             traces.append((trace, _draw_traces(trace, _most_variable(traced))))
         for axes, (x_label, y_label) in zip((position, channel, trace, product), KINDS.values(), strict=True):
             axes.set_xlabel(x_label)
-            axes.set_ylabel(y_label if index == 0 or by_cell[0][0].get_gridspec().ncols < len(cells) else "")
+            axes.set_ylabel(y_label if index == 0 or is_stacked else "")
     if traces:
         drawing.colour_bar(figure, [axes for axes, _ in traces], traces[0][1], "retention", aspect=12, pad=0.02)
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
