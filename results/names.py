@@ -15,7 +15,7 @@ PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra"
 """Sweeps with the paper's numbers, then those of rival papers; every reading command can show them."""
 SHIPPED = (
     "replication-pilot", "replication-rates", "replication", "replication-longer", "replication-retrieval",
-    "headline-370m",
+    "headline-370m", "rivals-fla",
 )  # fmt: skip
 """Sweeps that come with the program (results/shipped); a sweep of that name in a database has precedence."""
 SAFE_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,119}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -104,6 +105,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (item for item in items if item not in apart),
         key=lambda item: (item.get_closest_marker("slow") is None, item.path.as_posix()),
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """End the process of a test that broke its CUDA context, in which every later test would fail.
+
+    Under xdist, another process takes the other tests, and this test counts as crashed.
+    """
+    report = yield
+    if call.excinfo is not None and "illegal memory access" in str(call.excinfo.value):
+        sys.__stderr__.write(f"\n{item.nodeid} broke its CUDA context\n{report.longreprtext}\n")
+        sys.__stderr__.flush()
+        os._exit(1)
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

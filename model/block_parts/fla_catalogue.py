@@ -25,6 +25,10 @@ REFUSALS: Mapping[str, str] = {
     "YOCOSharedKVBuilder": "returns keys and values for other layers, not hidden states",
 }
 """Layer classes that are no block parts although nothing in their arguments shows it -> the reason."""
+WRONG_CACHES: Mapping[str, str] = {
+    "ABCAttention": "its state is relative to the normalizer of one call, which the next call does not know",
+}
+"""Layer classes whose cache gives other outputs than their forward pass -> the reason; they recompute instead."""
 NEEDS_MASK = frozenset({"ForgettingAttention", "PaTHAttention"})
 """Layer classes that decode only with a mask of the tokens read so far, all ones."""
 NEEDS_FLASH_ATTN = frozenset({
@@ -92,7 +96,7 @@ def fla_layer(name: str) -> FlaLayer:
     names = {func.id if isinstance(func, ast.Name) else getattr(func, "attr", "") for func in calls}
     needs = sorted(set(_required(methods["forward"].args)) - {"self", "hidden_states", "attention_mask"})
     refusal = REFUSALS.get(name) or (f"its forward needs {' and '.join(needs)} of other layers" if needs else None)
-    decodes = bool(names & _CACHE_CALLS) and refusal is None
+    decodes = bool(names & _CACHE_CALLS) and refusal is None and name not in WRONG_CACHES
     return FlaLayer(name, module, _arguments(signature), frozenset(every & _FROM_NETWORK), decodes, refusal)
 
 
