@@ -496,7 +496,7 @@ def test_headline_figures_match_the_bundle(tmp_path: Path, command_line: Command
 
 
 def test_rivals_bundle_is_the_sweep_of_its_page() -> None:
-    """All cells of the grid but those of Mamba2, whose micro-batch changed after they ran out of memory."""
+    """Its cells are those of the grid, but for three of Mamba2, whose micro-batch has changed since."""
     bundle = data(RIVALS)
     assert RIVALS_TEXT.startswith(re.findall(r"fingerprint\s+`([0-9a-f]+)`", RIVALS_PAGE)[0])
     done = {c.cell_id for c in bundle.cells if bundle.standing(c) == "done"}
