@@ -5,7 +5,7 @@ head size, C blocks of tokens, r columns of a half sketch, R the next power of t
 queries of a tile, S its keys.
 
 Half sketches m are float32 [B, P, R, T], 0 in the columns from r on. Features m ⊗ m exist in registers only, R columns
-at a time: row a of the outer product is m_a m. Per block of tokens there is one sum of features times values [F, X] and
+at a time: row a of the outer product is m_a m, and its product with R rows of a sum is m_a times theirs with m. Per block of tokens there is one sum of features times values [F, X] and
 one of features [F], which a scan turns into sums over all earlier (forward) or all later (backward) blocks, float32 until
 they are stored in the activations' type. Those of the forward are divided by the number of tokens in them, so that they
 fit into float16. Scores s give weights s^(2 K) within a block.
@@ -111,13 +111,13 @@ def _through_half_sketch(
 @triton.jit
 def _block_sums(
     m_ptr, v_ptr, inverse_ptr, delta_ptr, sums_ptr, norms_ptr, T, block, first_block, J: tl.constexpr, P: tl.constexpr,
-    X: tl.constexpr, R: tl.constexpr, SKETCH: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DIVIDED: tl.constexpr,
+    X: tl.constexpr, R: tl.constexpr, SKETCH: tl.constexpr, BA: tl.constexpr, BN: tl.constexpr, DIVIDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums over one block of BF columns of the features: times values, and alone.
+    """Store the sums over one block of BA rows of the features, BA R columns: times values, and alone.
 
-    Grid: (blocks, cdiv(F, BF), B J); program 0 of the first axis takes block `first_block`. The P / J heads of m and v
-    that belong to a KV head are added up.
+    Grid: (blocks, cdiv(SKETCH, BA), B J); program 0 of the first axis takes block `first_block`. The P / J heads of m and
+    v that belong to a KV head are added up.
 
     Args:
         m_ptr: float32 half sketches [B, P, R, T].
@@ -134,41 +134,43 @@ def _block_sums(
         X: constexpr, head size.
         R: constexpr, columns of m.
         SKETCH: constexpr, columns of m in use.
-        BF: constexpr, columns of a feature per program.
+        BA: constexpr, rows of the outer product m ⊗ m per program.
         BN: constexpr, tokens at a time.
         DIVIDED: constexpr bool, True to apply `inverse_ptr` and `delta_ptr`.
         PRECISION: constexpr, input precision of products.
     """
     b = tl.program_id(2) // J
-    f_F = tl.program_id(1) * BF + tl.arange(0, BF)
-    used = f_F < SKETCH * R
+    a_A = tl.program_id(1) * BA + tl.arange(0, BA)
     start = (tl.program_id(0) + first_block) * block
     stop = tl.minimum(start + block, T)
-    acc = tl.zeros([BF, X], tl.float32)
-    norm = tl.zeros([BF], tl.float32)
-    for g in tl.range(0, P // J):
-        p = tl.program_id(2) % J * (P // J) + g
-        m_at = m_ptr + (b * P + p).to(tl.int64) * R * T
-        for n in tl.range(start, stop, BN):
-            t = n + tl.arange(0, BN)
-            inside = t < stop
-            seen = used[:, None] & inside[None, :]
-            m_a = tl.load(m_at + (f_F // R).to(tl.int64)[:, None] * T + t[None, :], mask=seen, other=0.0)
-            m_b = tl.load(m_at + (f_F % R).to(tl.int64)[:, None] * T + t[None, :], mask=seen, other=0.0)
-            feature = m_a * m_b
-            v = tl.load(_rows(v_ptr, b, t, p, T, P, X), mask=inside[:, None], other=0.0)
-            if DIVIDED:
-                at = (b * P + p).to(tl.int64) * T + t
-                inverse = tl.load(inverse_ptr + at, mask=inside, other=0.0)
-                delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
-                v = (v.to(tl.float32) * inverse[:, None]).to(v.dtype)
-                norm += tl.sum(feature * delta[None, :], 1)
-            else:
-                norm += tl.sum(feature, 1)
-            acc = tl.dot(feature.to(v.dtype), v, acc, input_precision=PRECISION)
+    stride = tl.cast(T, tl.int64)
+    acc_XF = tl.zeros([X, BA * R], tl.float32)
+    norm = tl.zeros([BA * R], tl.float32)
+    steps = tl.cdiv(stop - start, BN)
+    for step in tl.range(0, P // J * steps):
+        p = tl.program_id(2) % J * (P // J) + step // steps
+        m_at = m_ptr + (b * P + p) * R * stride
+        t = start + step % steps * BN + tl.arange(0, BN)
+        inside = t < stop
+        seen = inside[:, None] & (a_A < SKETCH)[None, :]
+        m_NA = tl.load(m_at + a_A[None, :] * stride + t[:, None], mask=seen, other=0.0)
+        m = tl.load(m_at + tl.arange(0, R)[None, :] * stride + t[:, None], mask=inside[:, None], other=0.0)
+        feature = (m_NA[:, :, None] * m[:, None, :]).reshape(BN, BA * R)
+        v = tl.load(_rows(v_ptr, b, t, p, T, P, X), mask=inside[:, None], other=0.0)
+        if DIVIDED:
+            at = (b * P + p) * stride + t
+            inverse = tl.load(inverse_ptr + at, mask=inside, other=0.0)
+            delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+            v = (v.to(tl.float32) * inverse[:, None]).to(v.dtype)
+            norm += tl.sum(feature * delta[:, None], 0)
+        else:
+            norm += tl.sum(feature, 0)
+        acc_XF = tl.dot(v.T, feature.to(v.dtype), acc_XF, input_precision=PRECISION)
+    f_F = tl.program_id(1) * (BA * R) + tl.arange(0, BA * R)
+    used = f_F < SKETCH * R
     at = (tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * (SKETCH * R) + f_F
     tl.store(norms_ptr + at, norm, mask=used)
-    tl.store(sums_ptr + at[:, None] * X + tl.arange(0, X)[None, :], acc, mask=used[:, None])
+    tl.store(sums_ptr + at[:, None] * X + tl.arange(0, X)[None, :], acc_XF.T, mask=used[:, None])
 
 
 @triton.jit
@@ -238,7 +240,7 @@ def _norm_products(m, norms_ptr, at, R: tl.constexpr, SKETCH: tl.constexpr, PREC
 
 @triton.jit
 def _forward(
-    q_ptr, k_ptr, v_ptr, m_ptr, sums_ptr, norms_ptr, o_ptr, inverse_ptr, T, block, tiles,
+    q_desc, k_desc, v_desc, m_ptr, sums_ptr, norms_ptr, o_ptr, inverse_ptr, T, block, tiles,
     J: tl.constexpr, H: tl.constexpr, X: tl.constexpr, R: tl.constexpr, SKETCH: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -260,10 +262,20 @@ def _forward(
     j = h // (H // J)
     t = m0 + tl.arange(0, BM)
     inside = t < stop
-    q = tl.load(_rows(q_ptr, b, t, h, T, H, X), mask=inside[:, None], other=0.0)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
     norm = tl.zeros([BM], tl.float32)
+    for n in tl.range(c * block, tl.minimum(m0 + BM, stop), BN):
+        n_S = n + tl.arange(0, BN)
+        k = k_desc.load([b, n, j * X]).reshape(BN, X)
+        s = tl.dot(q, k.T, input_precision=PRECISION) * SCALE
+        w = tl.where(n_S[None, :] <= t[:, None], _power(s, K), 0.0)
+        norm += tl.sum(w, 1)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        acc = tl.dot(w.to(v.dtype), v, acc, input_precision=PRECISION)
     if c > 0:
+        tokens = (c * block).to(tl.float32)
+        acc *= 1.0 / tokens
         r_R = tl.arange(0, R)
         stride = tl.cast(T, tl.int64)
         m_at = m_ptr + tl.program_id(1) * R * stride
@@ -273,19 +285,9 @@ def _forward(
         for a in tl.range(0, SKETCH):
             m_a = tl.load(m_at + a * stride + t, mask=inside, other=0.0)
             sums = tl.load(sums_at + a * (R * X))
-            acc = tl.dot((m_a[:, None] * m).to(q.dtype), sums, acc, input_precision=PRECISION)
-        tokens = (c * block).to(tl.float32)
+            acc += m_a[:, None] * tl.dot(m.to(q.dtype), sums, input_precision=PRECISION)
         acc *= tokens
-        norm = tokens * tl.sum(m * _norm_products(m, norms_ptr, part, R, SKETCH, PRECISION), 1)
-    for n in tl.range(c * block, tl.minimum(m0 + BM, stop), BN):
-        n_S = n + tl.arange(0, BN)
-        there = (n_S < stop)[:, None]
-        k = tl.load(_rows(k_ptr, b, n_S, j, T, J, X), mask=there, other=0.0)
-        s = tl.dot(q, k.T, input_precision=PRECISION) * SCALE
-        w = tl.where(n_S[None, :] <= t[:, None], _power(s, K), 0.0)
-        norm += tl.sum(w, 1)
-        v = tl.load(_rows(v_ptr, b, n_S, j, T, J, X), mask=there, other=0.0)
-        acc = tl.dot(w.to(v.dtype), v, acc, input_precision=PRECISION)
+        norm += tokens * tl.sum(m * _norm_products(m, norms_ptr, part, R, SKETCH, PRECISION), 1)
     inverse = 1.0 / (1.0 + norm)
     tl.store(inverse_ptr + tl.program_id(1).to(tl.int64) * T + t, inverse, mask=inside)
     o = (acc * inverse[:, None]).to(o_ptr.dtype.element_ty)
@@ -294,13 +296,13 @@ def _forward(
 
 @triton.jit
 def _dq(
-    q_ptr, k_ptr, v_ptr, g_ptr, m_ptr, sums_ptr, norms_ptr, draws_ptr, inverse_ptr, delta_ptr, dq_ptr, T, block, tiles,
+    q_desc, k_desc, v_desc, g_desc, m_ptr, sums_ptr, norms_ptr, draws_ptr, inverse_ptr, delta_ptr, dq_ptr, T, block, tiles,
     J: tl.constexpr, H: tl.constexpr, X: tl.constexpr, R: tl.constexpr, SKETCH: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SCALE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store the gradient of one tile of queries of one head.
 
-    Grid and arguments as `_forward`. g_ptr: gradient of the output, contiguous [B, T, H, X]. draws_ptr: float32
+    Grid and arguments as `_forward`. g_desc: gradient of the output, contiguous [B, T, H, X]. draws_ptr: float32
     [K, J, X, SKETCH]. delta_ptr: float32 [B, H, T]. dq_ptr: of q's shape, written. NORM: constexpr factor of the product
     of projections.
     """
@@ -312,17 +314,16 @@ def _dq(
     j = h // (H // J)
     t = m0 + tl.arange(0, BM)
     inside = t < stop
-    q = tl.load(_rows(q_ptr, b, t, h, T, H, X), mask=inside[:, None], other=0.0)
-    g = tl.load(_rows(g_ptr, b, t, h, T, H, X), mask=inside[:, None], other=0.0)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    g = g_desc.load([b, m0, h * X]).reshape(BM, X)
     row = tl.program_id(1).to(tl.int64) * T + t
     inverse = tl.load(inverse_ptr + row, mask=inside, other=0.0)
     delta = tl.load(delta_ptr + row, mask=inside, other=0.0)
     dq = tl.zeros([BM, X], tl.float32)
     for n in tl.range(c * block, tl.minimum(m0 + BM, stop), BN):
         n_S = n + tl.arange(0, BN)
-        there = (n_S < stop)[:, None]
-        k = tl.load(_rows(k_ptr, b, n_S, j, T, J, X), mask=there, other=0.0)
-        v = tl.load(_rows(v_ptr, b, n_S, j, T, J, X), mask=there, other=0.0)
+        k = k_desc.load([b, n, j * X]).reshape(BN, X)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
         s = tl.dot(q, k.T, input_precision=PRECISION) * SCALE
         dw = tl.dot(g, v.T, input_precision=PRECISION) * inverse[:, None] + delta[:, None]
         ds = tl.where(n_S[None, :] <= t[:, None], dw * _slope(s, K), 0.0)
@@ -349,7 +350,7 @@ def _dq(
 
 @triton.jit
 def _dkv(
-    q_ptr, k_ptr, v_ptr, g_ptr, m_ptr, sums_ptr, norms_ptr, draws_ptr, inverse_ptr, delta_ptr, dk_ptr, dv_ptr, T, block,
+    q_desc, k_desc, v_desc, g_desc, m_ptr, sums_ptr, norms_ptr, draws_ptr, inverse_ptr, delta_ptr, dk_ptr, dv_ptr, T, block,
     tiles, J: tl.constexpr, H: tl.constexpr, X: tl.constexpr, R: tl.constexpr, SKETCH: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SCALE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -366,8 +367,8 @@ def _dkv(
     j = tl.program_id(1) % J
     n_S = n0 + tl.arange(0, BN)
     there = n_S < stop
-    k = tl.load(_rows(k_ptr, b, n_S, j, T, J, X), mask=there[:, None], other=0.0)
-    v = tl.load(_rows(v_ptr, b, n_S, j, T, J, X), mask=there[:, None], other=0.0)
+    k = k_desc.load([b, n0, j * X]).reshape(BN, X)
+    v = v_desc.load([b, n0, j * X]).reshape(BN, X)
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
     for head in tl.range(0, H // J):
@@ -375,8 +376,8 @@ def _dkv(
         for first in tl.range(n0, stop, BM):
             t = first + tl.arange(0, BM)
             inside = t < stop
-            q = tl.load(_rows(q_ptr, b, t, h, T, H, X), mask=inside[:, None], other=0.0)
-            g = tl.load(_rows(g_ptr, b, t, h, T, H, X), mask=inside[:, None], other=0.0)
+            q = q_desc.load([b, first, h * X]).reshape(BM, X)
+            g = g_desc.load([b, first, h * X]).reshape(BM, X)
             row = (b * H + h).to(tl.int64) * T + t
             inverse = tl.load(inverse_ptr + row, mask=inside, other=0.0)
             delta = tl.load(delta_ptr + row, mask=inside, other=0.0)
@@ -399,7 +400,7 @@ def _dkv(
         for a in tl.range(0, SKETCH):
             m_a = tl.load(m_at + a * stride + n_S, mask=there, other=0.0)
             sums = tl.load(sums_at + a * (R * X))
-            dv = tl.dot((m_a[:, None] * m).to(v.dtype), sums, dv, input_precision=PRECISION)
+            dv += m_a[:, None] * tl.dot(m.to(v.dtype), sums, input_precision=PRECISION)
             dm += m_a[:, None] * tl.dot(v, sums.T, input_precision=PRECISION)
         dm = 2.0 * (dm + _norm_products(m, norms_ptr, part, R, SKETCH, PRECISION))
         dk = _through_half_sketch(dk, k, dm, draws_ptr, j, J, X, R, SKETCH, K, NORM, PRECISION)
@@ -429,10 +430,10 @@ def tiles_for(kernel: str, block: int, d: int, dtype: torch.dtype) -> Tiles:
     if launcher.needs_small_tiles(d, dtype):
         rows, keys, warps, stages = launcher.SMALL_TILES
     else:
-        rows, keys, warps, stages = (64, 64, 4, 2) if kernel == "dkv" else (128, 64, 8, 2)
+        rows, keys, warps, stages = (64, 64, 8, 2) if kernel == "dkv" else (128, 64, 8, 2)
     longest = max(16, triton.next_power_of_2(block))
     rows, keys = min(rows, longest), min(keys, longest)
-    return Tiles(rows, keys, warps if rows >= 128 else min(warps, 4), stages)
+    return Tiles(rows, keys, warps if max(rows, keys) >= 64 else min(warps, 4), stages)
 
 
 def constants(q: Tensor, k: Tensor, draws: Tensor, scale: float) -> dict[str, Any]:
@@ -481,9 +482,10 @@ def sums_over_blocks(
     parts, size = (t - 1) // block, constexprs["SKETCH"] * constexprs["R"]
     sums = torch.empty(b, j, parts, size, x, device=v.device, dtype=torch.float32)
     norms = torch.empty(b, j, parts, size, device=v.device, dtype=torch.float32)
-    bf, bn = (32, 32) if launcher.needs_small_tiles(x, v.dtype) else (64, 64)
-    _block_sums[(parts, triton.cdiv(size, bf), b * j)](
-        m, v, *(rows or (m, m)), sums, norms, t, block, int(rows is not None), P=p, BF=bf, BN=bn,
+    columns, bn = (32, 32) if launcher.needs_small_tiles(x, v.dtype) else (64, 64)
+    ba = max(1, columns // constexprs["R"])
+    _block_sums[(parts, triton.cdiv(constexprs["SKETCH"], ba), b * j)](
+        m, v, *(rows or (m, m)), sums, norms, t, block, int(rows is not None), P=p, BA=ba, BN=bn,
         DIVIDED=rows is not None, num_warps=4, num_stages=2,
         **_only(constexprs, "J", "X", "R", "SKETCH", "PRECISION"),
     )  # fmt: skip
@@ -503,6 +505,11 @@ def before_blocks(q: Tensor, k: Tensor, v: Tensor, draws: Tensor, block: int, co
         return Sketched(unread, q.new_empty(1), unread)
     sums = sums_over_blocks(half_sketches(k, draws, constexprs), v, block, constexprs)
     return Sketched(half_sketches(q, draws, constexprs), *sums)
+
+
+def _blocks(d: int, rows: int, *tensors: Tensor) -> list[Any]:
+    """Return descriptors of contiguous [B, T, heads, d] tensors, in blocks of `rows` positions of one head."""
+    return [launcher.head_blocks(x, rows, d) for x in tensors]
 
 
 def tile_count(t: int, block: int, rows: int) -> int:
@@ -528,7 +535,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, draws: Tensor, *, block: int, scale
     o, inverse = torch.empty_like(q), torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     bm, bn, warps, stages = tiles_for("forward", block, x, q.dtype)
     _forward[(tile_count(t, block, bm), b * h)](
-        q, k, v, *sketched, o, inverse, t, block, triton.cdiv(block, bm), BM=bm, BN=bn,
+        *_blocks(x, bm, q), *_blocks(x, bn, k, v), *sketched, o, inverse, t, block, triton.cdiv(block, bm), BM=bm, BN=bn,
         num_warps=warps, num_stages=stages,
         **_only(constexprs, "J", "H", "X", "R", "SKETCH", "K", "SCALE", "PRECISION"),
     )  # fmt: skip
@@ -562,12 +569,12 @@ def backward(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     bm, bn, warps, stages = tiles_for("dq", block, x, q.dtype)
     _dq[(tile_count(t, block, bm), b * h)](
-        q, k, v, g, *before, draws, inverse, delta, dq, t, block, triton.cdiv(block, bm), BM=bm, BN=bn,
+        *_blocks(x, bm, q), *_blocks(x, bn, k, v), *_blocks(x, bm, g), *before, draws, inverse, delta, dq, t, block, triton.cdiv(block, bm), BM=bm, BN=bn,
         num_warps=warps, num_stages=stages, **constexprs,
     )  # fmt: skip
     bm, bn, warps, stages = tiles_for("dkv", block, x, q.dtype)
     _dkv[(tile_count(t, block, bn), b * j)](
-        q, k, v, g, *after, draws, inverse, delta, dk, dv, t, block, triton.cdiv(block, bn), BM=bm, BN=bn,
+        *_blocks(x, bm, q), *_blocks(x, bn, k, v), *_blocks(x, bm, g), *after, draws, inverse, delta, dk, dv, t, block, triton.cdiv(block, bn), BM=bm, BN=bn,
         num_warps=warps, num_stages=stages, **constexprs,
     )  # fmt: skip
     return dq, dk, dv
