@@ -97,9 +97,9 @@ def _through_half_sketch(
     """
     for layer in tl.static_range(K):
         dz = dm * NORM
-        for other in tl.static_range(K):
-            if other != layer:
-                dz *= _projection(x, draws_ptr, other, j, J, X, R, SKETCH, PRECISION)
+        for factor in tl.static_range(K):
+            if factor != layer:
+                dz *= _projection(x, draws_ptr, factor, j, J, X, R, SKETCH, PRECISION)
         g = _directions(draws_ptr, layer, j, J, X, R, SKETCH).to(x.dtype)
         dx = tl.dot(dz.to(x.dtype), g.T, dx, input_precision=PRECISION)
     return dx
@@ -514,8 +514,8 @@ def _blocks(d: int, rows: int, *tensors: Tensor) -> list[Any]:
 
 def tile_count(t: int, block: int, rows: int) -> int:
     """Return the number of tiles of `rows` tokens that t tokens have, where no tile goes beyond a block."""
-    whole = (t - 1) // block
-    return whole * triton.cdiv(block, rows) + triton.cdiv(t - whole * block, rows)
+    full_blocks = (t - 1) // block
+    return full_blocks * triton.cdiv(block, rows) + triton.cdiv(t - full_blocks * block, rows)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, draws: Tensor, *, block: int, scale: float) -> tuple[Tensor, Tensor]:
