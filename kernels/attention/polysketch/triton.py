@@ -140,7 +140,7 @@ def _block_sums(
         PRECISION: constexpr, input precision of products.
     """
     b = tl.program_id(2) // J
-    a_A = tl.program_id(1) * BA + tl.arange(0, BA)
+    a = tl.program_id(1) * BA + tl.arange(0, BA)
     start = (tl.program_id(0) + first_block) * block
     stop = tl.minimum(start + block, T)
     stride = tl.cast(T, tl.int64)
@@ -152,10 +152,10 @@ def _block_sums(
         m_at = m_ptr + (b * P + p) * R * stride
         t = start + step % steps * BN + tl.arange(0, BN)
         inside = t < stop
-        seen = inside[:, None] & (a_A < SKETCH)[None, :]
-        m_NA = tl.load(m_at + a_A[None, :] * stride + t[:, None], mask=seen, other=0.0)
+        seen = inside[:, None] & (a < SKETCH)[None, :]
+        m_rows = tl.load(m_at + a[None, :] * stride + t[:, None], mask=seen, other=0.0)
         m = tl.load(m_at + tl.arange(0, R)[None, :] * stride + t[:, None], mask=inside[:, None], other=0.0)
-        feature = (m_NA[:, :, None] * m[:, None, :]).reshape(BN, BA * R)
+        feature = (m_rows[:, :, None] * m[:, None, :]).reshape(BN, BA * R)
         v = tl.load(_rows(v_ptr, b, t, p, T, P, X), mask=inside[:, None], other=0.0)
         if DIVIDED:
             at = (b * P + p) * stride + t
