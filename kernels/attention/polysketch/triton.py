@@ -427,8 +427,10 @@ def tiles_for(kernel: str, block: int, d: int, dtype: torch.dtype) -> Tiles:
 
     No tile is longer than the next power of two of a block.
     """
-    if launcher.needs_small_tiles(d, dtype):
+    if dtype == torch.float32:
         rows, keys, warps, stages = launcher.SMALL_TILES
+    elif d > 128:
+        rows, keys, warps, stages = 64, 32, 8, 1
     else:
         rows, keys, warps, stages = (64, 64, 8, 2) if kernel == "dkv" else (128, 64, 8, 2)
     longest = max(16, triton.next_power_of_2(block))
