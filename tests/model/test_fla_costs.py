@@ -263,16 +263,16 @@ def naive_log_linear(layer: Any, x_TD: Tensor) -> Iterator[int]:
 
 @pytest.mark.parametrize("rank", [None, 12])
 def test_flops_of_our_path_are_those_of_the_naive_form(monkeypatch: pytest.MonkeyPatch, rank: int | None) -> None:
-    """As for the layers, with the mixer's own projections of w and beta; those of q, k, v and the result count elsewhere."""
+    """The mixer's projections of w and beta count; those of q, k, v and the result are the layer's."""
     monkeypatch.setattr(path, "CHUNK", CHUNK)
     model = ModelConfig(d_model=WIDTH, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16)
     config = path.PaTHConfig(rank=rank)
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        mixer, few, many = path.PaTH(model, config), torch.empty(TOKENS, 32), torch.empty(TOKENS, 64)
+        mixer, k_TE, q_TE = path.PaTH(model, config), torch.empty(TOKENS, 32), torch.empty(TOKENS, 64)
         low = [] if mixer.low is None else [nn.Linear(WIDTH, mixer.w.weight.shape[1])]
         layer = SimpleNamespace(
-            head_dim=16, num_heads=4, num_kv_heads=2, use_w_shortconv=False, q_proj=lambda _: many,
-            k_proj=lambda _: few, v_proj=lambda _: few, o_proj=lambda _: None,
+            head_dim=16, num_heads=4, num_kv_heads=2, use_w_shortconv=False, q_proj=lambda _: q_TE,
+            k_proj=lambda _: k_TE, v_proj=lambda _: k_TE, o_proj=lambda _: None,
             w_proj=nn.Sequential(*low, nn.Linear(*reversed(mixer.w.weight.shape))),
             bt_proj=nn.Linear(WIDTH, 2),
         )  # fmt: skip
