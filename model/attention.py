@@ -229,13 +229,7 @@ class Attention(nn.Module):
         """
         terms, q, k, v = self._evaluate_mixer(x_1TD, step.window, chunk)
         if self.mixer is not None:
-            positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
-            entries = self.mixer.keep(k, v, places_BT=positions_1T, before=None, **self._mixer_inputs(x_1TD))
-            if states.pools.fp8:
-                entries = self.mixer.quantize(entries, positions_BT=positions_1T, before=None)
-            paged = {name: rows[0] for name, rows in entries.items() if name not in states.tables}
-            newest = {name: rows[:, -1] for name, rows in entries.items() if name in states.tables}
-            states.pools.fill(step.texts.tables_BP[0], paged)
+            newest = self._cache_sequence(self.mixer, x_1TD, k, v, states, step, chunk)
             KVView({}, step, states.tables).set_rows(newest | self.mixer.begin(k, v))
         if self.canon is not None and states.conv_tails is not None:
             last = self._project(x_1TD[:, -self.canon.halo :] if self.canon.halo else x_1TD[:, :0])
@@ -244,6 +238,35 @@ class Attention(nn.Module):
             slot = int(step.slots_B[0])
             terms = [*terms, self.memory.begin(x_1TD, q, k, v, states.memory, slot, chunk=chunk)]
         return _sum(terms)
+
+    def _cache_sequence(
+        self, mixer: Mixer, x_1TD: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: LayerState, step: DecodeStep, chunk: int
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Store the mixer's entries of a new sequence in its pages; return the last token's of those with a table.
+
+        Works in pieces of `chunk` tokens, rounded up to whole pages, because running sums are float64.
+
+        Args:
+            mixer: the layer's mixer.
+            x_1TD: the normed residual stream.
+            k_1TJX: keys.
+            v_1TJX: values.
+            states: the layer's states.
+            step: slot and page table of this one sequence.
+            chunk: tokens processed at a time.
+        """
+        page, tokens, newest = states.pools.page_size, x_1TD.shape[1], dict[str, Tensor]()
+        for first in range(0, tokens, length := -(-chunk // page) * page):
+            piece, before = slice(first, first + length), newest.__getitem__ if first else None
+            positions_1T = torch.arange(tokens, device=x_1TD.device)[None, piece]
+            inputs = self._mixer_inputs(x_1TD[:, piece])
+            entries = mixer.keep(k_1TJX[:, piece], v_1TJX[:, piece], places_BT=positions_1T, before=before, **inputs)
+            if states.pools.fp8:
+                entries = mixer.quantize(entries, positions_BT=positions_1T, before=before)
+            newest = {name: rows[:, -1].clone() for name, rows in entries.items()}
+            paged = {name: rows[0] for name, rows in entries.items() if name not in states.tables}
+            states.pools.fill(step.texts.tables_BP[0, first // page :], paged)
+        return {name: row for name, row in newest.items() if name in states.tables}
 
     def step(self, x_BD: Tensor, states: LayerTensors, step: DecodeStep) -> Tensor:
         """Compute the output [B, D] for one new token of each of B sequences; updates their states in place.

@@ -191,8 +191,8 @@ class Mixer(Part):
     """`keep(k_BTJX, v_BTJX, *, places_BT, before)` -> name -> tensor [B, T, ...] to cache per token for `step`.
 
     Also takes `x_BTD` if `reads_input`. `places_BT` are positions, int64, counted from 0. `before` is a `PreviousToken`
-    for the token before the first one, None at a sequence's start. Called for whole sequences (prefill) and with T = 1
-    for each decoding step. Tensors are stored in their own type; of a name that `open` has a table for, only the last
+    for the token before the first one, None at a sequence's start. Called for consecutive pieces of a sequence
+    (prefill) and with T = 1 for each decoding step. Tensors are stored in their own type; of a name that `open` has a table for, only the last
     token's. The default caches keys and values as "k" and "v".
     """
 

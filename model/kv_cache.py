@@ -114,6 +114,11 @@ class Pools:
         return self._pools[name]
 
     @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self._capacity.page_size
+
+    @property
     def fp8(self) -> bool:
         """True if keys and values are to be stored in 8 bits."""
         return self._capacity.fp8
@@ -124,10 +129,10 @@ class Pools:
         return self._pools
 
     def fill(self, pages_P: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Store a whole sequence in its pages; allocates pools of names that are new. Copies page numbers to the host.
+        """Store consecutive tokens from a page's start on; allocates pools of new names. Copies page numbers to the host.
 
         Args:
-            pages_P: int32, the sequence's pages in order, at least as many as needed; tokens of DUMMY pages are
+            pages_P: int32, the tokens' pages in order, at least as many as needed; tokens of DUMMY pages are
                 skipped.
             rows: name -> [T, ...], an entry per token; cast to the pool's type.
         """

@@ -454,7 +454,6 @@ LONG = {
     "kernels/gated_delta/triton.py": "a kernel's body",
     "kernels/key_gated_step/triton.py": "a kernel's body",
     "kernels/omega/triton.py": "a kernel's body",
-    "kernels/wall_step/triton.py": "a kernel's body",
     "results/migrations/versions/0001_baseline.py": "the tables of the first schema, one call each; never changed",
     "results/store/database.py": "an engine and the three hooks of its connections, which share its settings",
 }

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention.device import LOG2E
-from ..paged.triton import KEYS, block_range, merge_ranges, splits_for, store_outputs, store_range
+from ..paged.triton import KEYS, block_range, merge, range_sums, splits_for, store_means, store_range
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -215,11 +215,7 @@ def _attend_range(
         part = part * alpha[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         row_max = higher
     if SPLITS == 1:
-        # the five pointers after the length belong to polar attention's null, which is not read
-        store_outputs(
-            row_max, row_sum, row_sum, part, b, head, inside, length, offset_ptr, offset_ptr, offset_ptr, offset_ptr,
-            offset_ptr, y_ptr, y_ptr, window, 0.0, H, X, False,
-        )  # fmt: skip
+        store_means(row_sum, part, b, head, inside, y_ptr, H, X)
     else:
         store_range(
             row_max, row_sum, tl.zeros([ROWS], tl.float32), part, b, head, inside, split, top_ptr, sum_ptr, square_ptr, part_ptr, H, X, SPLITS,
@@ -253,11 +249,9 @@ def attend(
     tables, weight, offset = tables.contiguous(), weight.contiguous(), offset.contiguous()
     y = torch.empty(b, h, x, dtype=q.dtype, device=q.device)
     visible_window = window or 2**30
-    top = total = square = part = later = lengths  # with one range none of them is read or written
+    sums, later = range_sums(b, h, x, splits, lengths), lengths  # not read with one range
     sizes = {"P": p, "J": j, "X": x, "PAGE": page, "N": keys, "SPLITS": splits, "CLAMPED": g_max > 0}
     if splits > 1:
-        top, total, square = torch.empty(3, b, h, splits, dtype=torch.float32, device=q.device)
-        part = torch.empty(b, h, splits, x, dtype=torch.float32, device=q.device)
         ranges = torch.empty(b, p, splits, x, dtype=torch.float64, device=q.device)
         _sum_range[(b, p, splits)](
             k_pool, weight, offset, tables, lengths, ranges, g_max, visible_window, max_pages, k_pool.stride(1),
@@ -266,14 +260,10 @@ def attend(
         # a product, because torch's cumsum raises where runs must repeat bit for bit
         later = torch.ones(splits, splits, dtype=torch.float64, device=q.device).triu(1) @ ranges
     _attend_range[(b, p, splits)](
-        q, k_pool, v_pool, weight, offset, frequency[0] if frequency else offset, tables, lengths, later, top, total,
-        square, part, y, g_max, scale, visible_window, max_pages, q.stride(0), q.stride(1), k_pool.stride(1),
+        q, k_pool, v_pool, weight, offset, frequency[0] if frequency else offset, tables, lengths, later, *sums,
+        y, g_max, scale, visible_window, max_pages, q.stride(0), q.stride(1), k_pool.stride(1),
         k_pool.stride(2), v_pool.stride(1), v_pool.stride(2), **sizes, H=h,
         ROWS=max(16, triton.next_power_of_2(h // p)), ROTATED=bool(frequency), num_warps=4,
     )  # fmt: skip
-    if splits > 1:
-        merge_ranges[(b, h)](
-            top, total, square, part, lengths, *[lengths] * 5, y, y, visible_window, 0.0, H=h, X=x, SPLITS=splits,
-            POLAR=False, num_warps=1 if splits * x <= 1024 else 4 if splits * x <= 4096 else 8,
-        )  # fmt: skip
+    merge(sums, lengths, y)
     return y

@@ -45,6 +45,25 @@ def _temperature(gain_ptr, head, inside, n):
 
 
 @triton.jit
+def store_means(row_sum, part, b, head, inside, y_ptr, H: tl.constexpr, X: tl.constexpr):
+    """Store the mean of the values of some heads of one text, from sums over all of its keys; 0 for a text without keys.
+
+    Args:
+        row_sum: float32 [rows], sum of the weights.
+        part: float32 [rows, X], sum of weights times values.
+        b: Index of the text.
+        head: Indices of the heads [rows].
+        inside: Mask of the heads that exist.
+        y_ptr: [B, H, X], written in its own dtype.
+        H: constexpr, query heads.
+        X: constexpr, head size.
+    """
+    y = part / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    at = (b * H + head)[:, None] * X + tl.arange(0, X)[None, :]
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
 def store_outputs(
     row_max, row_sum, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr,
     window, floor, H: tl.constexpr, X: tl.constexpr, POLAR: tl.constexpr,
@@ -77,10 +96,9 @@ def store_outputs(
         X: constexpr, head size.
         POLAR: constexpr bool, True for polar attention.
     """
-    x = tl.arange(0, X)
-    has_keys = row_sum > 0
-    y = part / tl.where(has_keys, row_sum, 1.0)[:, None]
     if POLAR:
+        x = tl.arange(0, X)
+        has_keys = row_sum > 0
         n = tl.minimum(length, window)
         steps = log1p(tl.maximum(n, 1).to(tl.float32))
         slope = _softplus(tl.load(slope_ptr + head, mask=inside, other=0.0))
@@ -92,11 +110,13 @@ def store_outputs(
         n_eff = tl.where(has_keys, row_sum * row_sum / tl.where(has_keys, square, 1.0), 0.0)
         n_eff = tl.minimum(n_eff, tl.exp2(2.0 * (lse - null)) / floor)
         v_null = tl.load(v_null_ptr + head[:, None] * X + x[None, :], mask=inside[:, None], other=0.0)
-        y = y * real[:, None] + none[:, None] * v_null
-        y = y / tl.maximum(tl.sqrt(tl.sum(y * y, 1)), _TINY)[:, None]
+        mean = part / tl.where(has_keys, row_sum, 1.0)[:, None]
+        y = mean * real[:, None] + none[:, None] * v_null
+        store_means(tl.maximum(tl.sqrt(tl.sum(y * y, 1)), _TINY), y, b, head, inside, y_ptr, H, X)
         beta = _softplus(tl.load(beta_ptr + head, mask=inside, other=0.0))
         tl.store(mag_ptr + b * H + head, tanh(beta * log1p(n_eff * real)), mask=inside)
-    tl.store(y_ptr + (b * H + head)[:, None] * X + x[None, :], y.to(y_ptr.dtype.element_ty), mask=inside[:, None])
+    else:
+        store_means(row_sum, part, b, head, inside, y_ptr, H, X)
 
 
 @triton.jit
@@ -287,6 +307,42 @@ def merge_ranges(
     )  # fmt: skip
 
 
+def range_sums(b: int, h: int, x: int, splits: int, unread: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return uninitialised sums of ranges, which kernels fill by `store_range`: top, sum, square and part.
+
+    The first three are float32 [B, H, splits], the last one [B, H, splits, X]. For a single range all four are
+    `unread`, a tensor on the GPU that is neither read nor written.
+    """
+    if splits == 1:
+        return (unread,) * 4
+    top, total, square = torch.empty(3, b, h, splits, dtype=torch.float32, device=unread.device)
+    return top, total, square, torch.empty(b, h, splits, x, dtype=torch.float32, device=unread.device)
+
+
+def merge(
+    sums: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Tensor, y: Tensor, mag: Tensor | None = None,
+    null: list[Tensor] | None = None, *, window: int = 0, floor: float = 0.0,
+) -> None:  # fmt: skip
+    """Store the outputs of a step whose ranges are stored; without effect for a single range.
+
+    Args:
+        sums: From `range_sums`.
+        lengths: int32 [B], tokens of each text.
+        y: Contiguous [B, H, X], overwritten.
+        mag: float32 [B, H], overwritten with `null`.
+        null: As in `attend`; None or empty: softmax attention.
+        window: As in `attend`; read with `null` alone.
+        floor: As in `attend`.
+    """
+    (b, h, x), splits = y.shape, sums[-1].shape[2] if sums[-1].ndim == 4 else 1
+    if splits == 1:
+        return
+    merge_ranges[(b, h)](
+        *sums, lengths, *(null or [lengths] * 5), y, y if mag is None else mag, window or 2**30, floor, H=h, X=x,
+        SPLITS=splits, POLAR=bool(null), num_warps=1 if splits * x <= 1024 else 4 if splits * x <= 4096 else 8,
+    )  # fmt: skip
+
+
 def attend(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, lengths: Tensor, null: list[Tensor], *, scale: float,
     window: int, floor: float = 0.0, splits: int | None = None,
@@ -310,28 +366,19 @@ def attend(
     (b, h, x), j, page = q.shape, k_pool.shape[2], k_pool.shape[1]
     max_pages = tables.shape[1]
     splits = splits or splits_for(q.device, b * j, max_pages * page, x)
-    single_range = splits == 1
     polar = bool(null)
     q, k_pool, v_pool = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k_pool, v_pool))
     tables = tables.contiguous()
     y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     mag = torch.empty(b, h if polar else 0, dtype=torch.float32, device=q.device)
-    count = lengths if single_range else torch.empty(3, b, h, splits, dtype=torch.float32, device=q.device)
-    top, total, square = (count,) * 3 if single_range else count
-    part = lengths if single_range else torch.empty(b, h, splits, x, dtype=torch.float32, device=q.device)
-    null_args = null if polar else [lengths] * 5
-    visible_window = window or 2**30
+    sums = range_sums(b, h, x, splits, lengths)
     _attend_range[(b, j, splits)](
-        q, k_pool, v_pool, tables, lengths, *null_args, top, total, square, part, y, mag, scale, visible_window, floor, max_pages,
+        q, k_pool, v_pool, tables, lengths, *(null or [lengths] * 5), *sums, y, mag, scale, window or 2**30, floor, max_pages,
         q.stride(0), q.stride(1), k_pool.stride(1), k_pool.stride(2), v_pool.stride(1), v_pool.stride(2),
         H=h, G=h // j, ROWS=max(16, triton.next_power_of_2(h // j)), X=x, PAGE=page, N=min(KEYS, page),
         SPLITS=splits, POLAR=polar, num_warps=4,
     )  # fmt: skip
-    if not single_range:
-        merge_ranges[(b, h)](
-            top, total, square, part, lengths, *null_args, y, mag, visible_window, floor, H=h, X=x, SPLITS=splits, POLAR=polar,
-            num_warps=1 if splits * x <= 1024 else 4 if splits * x <= 4096 else 8,
-        )  # fmt: skip
+    merge(sums, lengths, y, mag, null, window=window, floor=floor)
     return y, mag
 
 

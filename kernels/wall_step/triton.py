@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention.device import LOG2E
-from ..paged.triton import KEYS, block_range, merge_ranges, splits_for, store_outputs, store_range
+from ..paged.triton import KEYS, block_range, merge, range_sums, splits_for, store_means, store_range
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -130,11 +130,7 @@ def _attend_range(
         part = part * alpha[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         row_max = higher
     if SPLITS == 1:
-        # the five pointers after the length belong to polar attention's null, which is not read
-        store_outputs(
-            row_max, row_sum, row_sum, part, b, head, inside, length, fall_ptr, fall_ptr, fall_ptr, fall_ptr, fall_ptr,
-            y_ptr, y_ptr, window, 0.0, H, X, False,
-        )  # fmt: skip
+        store_means(row_sum, part, b, head, inside, y_ptr, H, X)
     else:
         store_range(
             row_max, row_sum, tl.zeros([ROWS], tl.float32), part, b, head, inside, split, top_ptr, sum_ptr, square_ptr, part_ptr, H, X, SPLITS,
@@ -164,26 +160,18 @@ def attend(
     (b, h, x), p, j, page = q.shape, k_pool.shape[2], v_pool.shape[2], k_pool.shape[1]
     max_pages, chunk = tables.shape[1], page // anchor_pool.shape[1]
     splits = splits or splits_for(q.device, b * p, max_pages * page, x)
-    single_range = splits == 1
     pools = [part if part.stride(-1) == 1 else part.contiguous() for part in (q, k_pool, v_pool, anchor_pool)]
     q, k_pool, v_pool, anchor_pool = pools
     tables, fall = tables.contiguous(), fall.contiguous()
     k_shift, v_shift = [part.contiguous() for part in shifts] or (fall, fall)
     y = torch.empty(b, h, x, dtype=q.dtype, device=q.device)
-    sums = lengths if single_range else torch.empty(3, b, h, splits, dtype=torch.float32, device=q.device)
-    top, total, square = (sums,) * 3 if single_range else sums
-    part = lengths if single_range else torch.empty(b, h, splits, x, dtype=torch.float32, device=q.device)
-    visible_window = window or 2**30
+    sums = range_sums(b, h, x, splits, lengths)
     _attend_range[(b, p, splits)](
-        q, k_pool, v_pool, anchor_pool, fall, k_shift, v_shift, tables, lengths, top, total, square, part, y, scale, visible_window, max_pages,
+        q, k_pool, v_pool, anchor_pool, fall, k_shift, v_shift, tables, lengths, *sums, y, scale, window or 2**30, max_pages,
         q.stride(0), q.stride(1), k_pool.stride(1), k_pool.stride(2), v_pool.stride(1), v_pool.stride(2),
         anchor_pool.stride(1), anchor_pool.stride(2),
         H=h, P=p, J=j, ROWS=max(16, triton.next_power_of_2(h // p)), X=x, PAGE=page, CHUNK=chunk, N=min(KEYS, chunk),
         SPLITS=splits, FP8=bool(shifts), SHARED=page // k_shift.shape[1] if shifts else 1, num_warps=4,
     )  # fmt: skip
-    if not single_range:
-        merge_ranges[(b, h)](
-            top, total, square, part, lengths, *[lengths] * 5, y, y, visible_window, 0.0, H=h, X=x, SPLITS=splits,
-            POLAR=False, num_warps=1 if splits * x <= 1024 else 4 if splits * x <= 4096 else 8,
-        )  # fmt: skip
+    merge(sums, lengths, y)
     return y

@@ -62,10 +62,10 @@ class PaTH(QueryBlockMixer):
         width = model.d_model if config.rank is None else config.rank
         projections = 2.0 * width * inner + (0.0 if config.rank is None else 2.0 * model.d_model * width)
         projections += 2.0 * model.d_model * heads
-        # within a chunk: w wᵀ and w kᵀ, the triangular solve for both, and their products with queries and keys
-        inside = heads * CHUNK * (6.0 * size + CHUNK) + model.n_heads * CHUNK * 2.0 * size
-        # a query is multiplied with each chunk's w and u, and with the transition that moves its keys
-        turned = model.n_heads * keys * (4.0 * size + 2.0 * CHUNK)
+        # within a chunk: w wᵀ, w kᵀ and the moved keys, and a triangular solve for w and w kᵀ
+        inside = heads * (6.0 * size * CHUNK + (CHUNK - 1.0) * (size + CHUNK))
+        # a query is multiplied with each chunk's w and u, and in its own chunk with the solution for w kᵀ
+        turned = model.n_heads * (4.0 * size * keys + 2.0 * CHUNK * min(keys, (CHUNK + 1) / 2))
         return attention_flops(model, keys) + projections + inside + turned
 
     def __init__(self, model: ModelConfig, config: PaTHConfig) -> None:

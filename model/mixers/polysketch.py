@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention.polysketch.op import (
+    choose_backend,
     divided,
     feature_sums,
     half_sketches,
@@ -100,7 +101,7 @@ class PolySketch(QueryBlockMixer):
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries processed at a time, memory and rounding only; None: those of a block of the mixer.
+            block: queries that torch processes at a time, memory and rounding only; None: those of a block of the mixer.
         """
         return polysketch_attention(
             q_BTHX, k_BTJX, v_BTJX, self.draws, block=self.config.block, scale=self.scale, window=window,
@@ -191,4 +192,8 @@ class PolySketch(QueryBlockMixer):
         return rows
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        return {"polysketch": f"torch blocks of {self.config.block} (the only implementation)"}
+        """Return {"polysketch": implementation}, and "polysketch_window" in a network with a window."""
+        config = self.config
+        full = choose_backend(device, dtype, self.size, config.degree, config.sketch, config.block)
+        windowed = {"polysketch_window": "torch (no kernel supports a window)"} if self.windowed else {}
+        return {"polysketch": str(full)} | windowed

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ...model.backbone import Backbone
-from ...model.inference.decode import Decoder, make_decoder
+from ...model.inference.decode import Decoder, PagedDecoder, make_decoder
 from ...model.inference.generation import check_sampling, generate_tokens
 from ...model.resolve import longest_text
 from ...results.store.records import Sample
@@ -24,7 +24,7 @@ class SamplingError(SweepError):
 
 def generate_text(
     model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
-    full_context: bool, decoder: Decoder | None = None,
+    full_context: bool, fp8: bool = False, decoder: Decoder | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """Return an iterator over the pieces of text that continue `prompt`; errors are raised at once, not later.
 
@@ -40,17 +40,20 @@ def generate_text(
         top_p: sample from the fewest tokens that together have this probability.
         seed: seed of the sampling.
         full_context: ignore the network's attention window; without effect if `decoder` is given.
+        fp8: cache keys and values in 8 bits; without effect if `decoder` is given.
         decoder: decoder with a free slot to use; None: a new one.
 
     Raises:
-        SamplingError: numbers out of range, a prompt that cannot be tokenized, or a text longer than the network
-            supports.
+        SamplingError: numbers out of range, a prompt that cannot be tokenized, a text longer than the network supports,
+            or a network without an 8-bit cache.
     """
     try:
         check_sampling(temperature, top_p)
+        prompt_T = _prompt_tokens(model, tokenizer, prompt, tokens)
+        if fp8 and decoder is None:
+            decoder = PagedDecoder(model, tokens=len(prompt_T) + tokens, full_context=full_context, fp8=True)
     except ValueError as error:
         raise SamplingError(str(error)) from error
-    prompt_T = _prompt_tokens(model, tokenizer, prompt, tokens)
     tokens_written = generate_tokens(
         model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
         vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, decoder=decoder,

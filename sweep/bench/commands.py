@@ -138,6 +138,7 @@ def bench_decode(
     grid: OfGrid = "full",
     texts: Annotated[list[int] | None, typer.Option(min=1, max=MAX_WRITTEN)] = None,
     context: Annotated[list[int] | None, typer.Option(min=1, max=MAX_LENGTH)] = None,
+    fp8: bool = False,
     rounds: Rounds = 3,
     out: Out = None,
     as_json: AsJson = False,
@@ -151,6 +152,7 @@ def bench_decode(
     Args:
         texts (N): Texts per batch, instead of 1, 8, 64, 512; repeatable.
         context (TOKENS): Context tokens per text, instead of 512, 4096, 65536; repeatable.
+        fp8: Also time a cache of keys and values in 8 bits, which wall can; approximate.
     """
     from . import decode, report, train
 
@@ -158,7 +160,7 @@ def bench_decode(
     chosen = train.select_cells(grid, cells or [], [])
     sizes = texts or decode.BATCHES, context or decode.CONTEXTS
     report.run_and_report(
-        decode, lambda device, tell: decode.run(chosen, device, *sizes, rounds=rounds, tell=tell), out, as_json
+        decode, lambda device, tell: decode.run(chosen, device, *sizes, rounds=rounds, fp8=fp8, tell=tell), out, as_json
     )
 
 

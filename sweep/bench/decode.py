@@ -23,8 +23,8 @@ from .ceilings import Ceilings, ceilings
 BATCHES, CONTEXTS = (1, 8, 64, 512), (512, 4_096, 65_536)
 STEPS = 32
 """Number of steps timed together."""
-PAGES = "pages"
-"""Attention of a step by the network's own paged kernels."""
+PAGES, EIGHT_BITS = "pages", "pages, 8-bit cache"
+"""Attention of a step by the network's own paged kernels, over keys and values in 16 and in 8 bits."""
 
 
 @dataclass
@@ -68,6 +68,7 @@ def run(
     rounds: int = 3,
     steps: int = STEPS,
     dense: Mapping[str, SDPBackend] | None = None,
+    fp8: bool = False,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[DecodeRow]]:
     """Time decoding of every cell, with random weights, at every batch size and context length.
@@ -84,6 +85,8 @@ def run(
         steps: Steps per round.
         dense: Name -> backend of torch that is timed as well for networks of plain softmax attention; None for cuDNN
             and FlashAttention on a GPU.
+        fp8: True also times every cell with keys and values in 8 bits; those of a cell without such a cache are
+            `unfit`.
         tell: Called with a line per row.
 
     Returns:
@@ -97,7 +100,7 @@ def run(
         model = cast_for_decoding(
             build_network(cell.config, device).eval()
         )  # before the loop, since each call copies the weights
-        ways: list[tuple[str, SDPBackend | None]] = [(PAGES, None)]
+        ways: list[tuple[str, SDPBackend | None]] = [(name, None) for name in (PAGES, EIGHT_BITS)[: 1 + fp8]]
         ways += dense.items() if single_token.takes_dense(model) else []
         for context, texts, (attention, backend) in itertools.product(contexts, batches, ways):
             rows.append(DecodeRow(cell.slug, texts, context, None, attention=attention))
@@ -113,8 +116,8 @@ def _fill_row(
 ) -> None:
     """Time the row's size and set its fields in place, or set `unfit` if it does not fit.
 
-    Memory that does not suffice sets `unfit`, and so does any RuntimeError of a backend of torch; one of the network's
-    own attention is raised.
+    Memory that does not suffice sets `unfit`, and so do a network without an 8-bit cache and any RuntimeError of a
+    backend of torch; one of the network's own attention is raised.
 
     Args:
         row: Row with cell, size and attention set.
@@ -124,10 +127,13 @@ def _fill_row(
         steps: Steps per round.
         limits: Limits of the device, for the roof.
     """
-    tokens, on_gpu = row.context + steps, model.device.type == "cuda"
+    tokens, on_gpu, fp8 = row.context + steps, model.device.type == "cuda", row.attention == EIGHT_BITS
+    row.unfit = model.no_fp8_reason() if fp8 else None
+    if row.unfit is not None:
+        return
     try:
         with nullcontext() if backend is None else single_token.dense_network(row.context, backend):
-            paged = PagedDecoder(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
+            paged = PagedDecoder(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu, fp8=fp8)
             _time_row(row, paged, rounds, steps, limits)
     except torch.OutOfMemoryError:
         row.unfit = "out of GPU memory"
@@ -166,7 +172,7 @@ def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limi
         return (time.perf_counter() - began) / steps, queued / steps
 
     # torch's attention is timed in the fastest mode only
-    ways = ((True, True), (True, False), (False, False))[: None if row.attention == PAGES else 1]
+    ways = ((True, True), (True, False), (False, False))[: None if row.attention in (PAGES, EIGHT_BITS) else 1]
     for way in ways:
         seconds(*way)
     spent = [[seconds(*way) for way in ways] for _ in range(rounds)]
@@ -218,7 +224,7 @@ def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
         "Roofline: each byte of weights, keys, values and states moved once at the measured copy speed. Host: time until a step is",
         "queued; where it is close to the step time, the host is the limit.",
     ]
-    if any(row.attention != PAGES for row in rows):
+    if any(row.attention not in (PAGES, EIGHT_BITS) for row in rows):
         lines += [
             "Attention without paging: torch's, over the contiguous keys of the context only, without those of "
             "generated tokens."

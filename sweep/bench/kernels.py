@@ -17,12 +17,14 @@ from torch import Tensor
 
 from ...kernels.attention.contextual import op as contextual
 from ...kernels.attention.polar import op as polar
+from ...kernels.attention.polysketch import op as polysketch
 from ...kernels.attention.relative import op as relative
 from ...kernels.attention.softmax import op as softmax
 from ...kernels.attention.threshold import op as threshold
 from ...kernels.conv import op as conv
 from ...kernels.cross_entropy import op as cross_entropy
 from ...kernels.dispatch import BackendChoice, why_no_fla
+from ...kernels.features import sketch_draws
 from ...kernels.fp8 import op as fp8_linear
 from ...kernels.gated_delta import op as gated_delta
 from ...kernels.key_gated_step.op import KeyGates
@@ -42,8 +44,10 @@ WIDTH, VOCABULARY = 1024, 50304
 TOKENS = 16 * 2048
 POSITIONS, REACH = 64, 512
 """Positions of contextual attention and reach of relative attention, as their mixers have them."""
+DEGREE, SKETCH, BLOCK = 4, 32, 256
+"""Degree, columns of a half sketch and tokens of a block of PolySketch attention, as its mixer has them."""
 OPS = (
-    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "relative", "gated_delta", *kernel_variants.MEMORY_OPS, "gated_conv",
+    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "relative", "polysketch", "gated_delta", *kernel_variants.MEMORY_OPS, "gated_conv",
     "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode", "wall_decode",
     "row_linear",
 )  # fmt: skip
@@ -351,6 +355,9 @@ def _all_cases(device: torch.device, selected: Sequence[str], without_fla: str |
         yield from _attention(random, b, t, window, grad)
     for b, t in ((16, 2048), (1, 16384)):
         yield from _gated_attention(random, b, t, selected, without_fla)
+    for b, t in ((16, 2048), (1, 16384), (1, 65536)):
+        if not selected or "polysketch" in selected:
+            yield _polysketch(random, b, t)
     yield _gated_delta(random)
     for op in kernel_variants.MEMORY_OPS:
         if not selected or op in selected:
@@ -511,6 +518,28 @@ def _with_softmax_baseline(
         name, size, inputs, variants, flops, moved, 2.5, baseline, eager=(kernel_variants.FLA, NAIVE),
         ungated=(baseline,),
     )  # fmt: skip
+
+
+def _polysketch(random: _Inputs, b: int, t: int) -> Case:
+    """Return the case of PolySketch attention by Triton, if available, and by torch, beside cuDNN's softmax attention."""
+    baseline = "softmax, cuDNN"
+    choice = polysketch.choose_backend(random.device, torch.bfloat16, D, DEGREE, SKETCH, BLOCK)
+    size = f"B{b} T{t}" + (f", without triton: {choice.reason}" if choice.backend != "triton" else "")
+
+    def inputs() -> list[Tensor]:
+        draws = sketch_draws(J, D, SKETCH, DEGREE, torch.Generator().manual_seed(0))
+        return [*random.qkv(b, t), draws.to(random.device)]
+
+    variants: dict[str, Callable[..., Any]] = {
+        baseline: lambda q, k, v, _: softmax.softmax_attention(q, k, v, backend="cudnn")
+    }
+    for name in dict.fromkeys((choice.backend, NAIVE)):
+        variants[name] = _with_backend(polysketch.polysketch_attention, name, block=BLOCK)
+    near = min(t, BLOCK)
+    sums = SKETCH**2 * (D + 1) * (H + J) if t > BLOCK else 0
+    flops = 2.0 * b * t * (D * H * (near + 1) + (H + J) * DEGREE * D * SKETCH * (t > BLOCK) / 2 + sums)
+    moved = 2.0 * b * t * D * (2 * H + 2 * J)
+    return Case("polysketch", size, inputs, variants, flops, moved, 2.0, baseline)
 
 
 def _gated_delta(random: _Inputs) -> Case:

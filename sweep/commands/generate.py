@@ -22,6 +22,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
     seed: Annotated[int, typer.Option(min=-MAX_INT64, max=MAX_INT64)] = 0,
     full_context: bool = False,
+    fp8: bool = False,
     device: Literal["cpu", "cuda"] | None = None,
     sweep: NamedSweep = None,
     runs: Runs = None,
@@ -44,6 +45,7 @@ def generate(
         top_p (P): Sample from the smallest set of tokens whose total probability is at least P.
         seed (N): Seed of the sampling.
         full_context: Ignore the attention window that the cell was trained with, as probes do.
+        fp8: Cache keys and values in 8 bits, which wall can; approximate.
         device (cpu|cuda): Device to use; default: the GPU, if there is one.
         sweep (NAME): Sweep to look in; default: the one launched last, then all.
     """
@@ -54,7 +56,10 @@ def generate(
     if not 0 < top_p <= 1:
         raise SamplingError(f"--top-p must be above 0 and at most 1, got {top_p:g}")
     trained = load(cell, db=db, runs=runs, sweep=sweep, device=target_device)
-    options = {"tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "full_context": full_context}
+    options = {
+        "tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "full_context": full_context,
+        "fp8": fp8,
+    }  # fmt: skip
     pieces = trained.generate(prompt, **options)  # type: ignore[arg-type]
     if trained.weights_sha256 is None:
         echo_text(f"the weights of {trained.slug} were not compared with a hash ({NO_HASH})", err=True)

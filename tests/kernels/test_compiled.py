@@ -22,6 +22,7 @@ KERNELS = {
     "threshold": "_forward _row_products _dq _count _dkv",
     "contextual": "_forward _row_products _dq _dkv",
     "relative": "_forward _row_products _dq _dkv",
+    "polysketch": "_half_sketches _block_sums _scan _forward _row_products _dq _dkv",
     "wall": "_gate _edges _forward _row_products _dkv _dq _suffix_sums _ungate",
     "wall_on_hopper": "_gate _edges _wall_forward",
     "gated_delta": "_inverse _scan_states _readout _scan_states_backward _pair_gradients _key_gradients _sum_heads",

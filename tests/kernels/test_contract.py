@@ -16,6 +16,7 @@ import pytest
 import torch
 from atma_sweep.kernels.attention.path.op import path_attention
 from atma_sweep.kernels.attention.polar.op import polar_distractor_loss
+from atma_sweep.kernels.attention.polysketch.op import polysketch_attention
 from atma_sweep.kernels.attention.softmax.op import softmax_distractor_loss
 from atma_sweep.kernels.channelwise_delta.op import channelwise_delta
 from atma_sweep.kernels.conv.op import canon, causal_conv, gated_causal_conv
@@ -233,6 +234,12 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
         (r"\(2, 5, 2, 4\).*\(2, 5, 2, 3\)", softmax_distractor_loss, (*QKV, *((2, 5, 2, 3),) * 2, QKV[0]), {"backend": "triton"}),
         (r"\(2, 5, 2, 4\), but w \(2, 4, 2, 4\), beta \(2, 5, 2\)", path_attention, (*QKV, (2, 4, 2, 4), (2, 5, 2)), {}),
         (r"backend fla does not support a window", path_attention, (*QKV, (2, 5, 2, 4), (2, 5, 2)), {"window": 3, "backend": "fla"}),
+        (r"backend triton does not support a window; use backend torch", polysketch_attention,
+         (*QKV, (2, 2, 4, 3)), {"block": 2, "window": 3, "backend": "triton"}),
+        (r"backend triton does not support learned draws", polysketch_attention,
+         (*QKV, torch.zeros(2, 2, 4, 3).requires_grad_()), {"block": 2, "backend": "triton"}),
+        (r"draws have shape \(2, 4, 4, 3\), but k needs \[degree / 2, 2, 4, r\]", polysketch_attention,
+         (*QKV, (2, 4, 4, 3)), {"block": 2}),
         (r"needs 16-bit CUDA tensors", gated_delta, (*QKV, GATES, GATES), {"backend": "fla"}),
         (r"unknown backend 'cuda'", gated_delta, (*QKV, GATES, GATES), {"backend": "cuda"}),
         (r"beta has shape \(2, 4, 4\), but q needs \[2, 5, 4\]", gated_delta, (*QKV, GATES, (2, 4, 4)), {}),

@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from atma_sweep.model.block_parts import fla_catalogue, fla_costs
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.mixers import path
 from atma_sweep.model.registry import MIXERS
 from torch import Tensor, nn
 from torch.nn import functional
@@ -257,6 +259,26 @@ def naive_log_linear(layer: Any, x_TD: Tensor) -> Iterator[int]:
             while level in levels:
                 carried, level = carried + levels.pop(level), level + 1
             levels[level] = carried
+
+
+@pytest.mark.parametrize("rank", [None, 12])
+def test_flops_of_our_path_are_those_of_the_naive_form(monkeypatch: pytest.MonkeyPatch, rank: int | None) -> None:
+    """The mixer's projections of w and beta count; those of q, k, v and the result are the layer's."""
+    monkeypatch.setattr(path, "CHUNK", CHUNK)
+    model = ModelConfig(d_model=WIDTH, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16)
+    config = path.PaTHConfig(rank=rank)
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        mixer, k_TE, q_TE = path.PaTH(model, config), torch.empty(TOKENS, 32), torch.empty(TOKENS, 64)
+        low = [] if mixer.low is None else [nn.Linear(WIDTH, mixer.w.weight.shape[1])]
+        layer = SimpleNamespace(
+            head_dim=16, num_heads=4, num_kv_heads=2, use_w_shortconv=False, q_proj=lambda _: q_TE,
+            k_proj=lambda _: k_TE, v_proj=lambda _: k_TE, o_proj=lambda _: None,
+            w_proj=nn.Sequential(*low, nn.Linear(*reversed(mixer.w.weight.shape))),
+            bt_proj=nn.Linear(WIDTH, 2),
+        )  # fmt: skip
+        assert sum(naive_path(layer, torch.empty(TOKENS, WIDTH))) == 0
+    flops = path.PaTH.forward_flops(model, config, (TOKENS + 1) / 2)
+    assert flops * TOKENS == pytest.approx(counter.get_total_flops(), rel=1e-12)
 
 
 SHARED = {"num_heads": 4, "head_dim": 16}

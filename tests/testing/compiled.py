@@ -125,6 +125,16 @@ def relative(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     of_four("relative", torch.empty(H, 513), t, d, {window, None}, dtype)
 
 
+def polysketch(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
+    from atma_sweep.kernels.attention.polysketch import triton as kernels
+
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
+    for sketch, block in ((32, 256), (20, 8192)):  # blocks with sums over earlier ones, and a single block
+        draws = torch.empty(2, J, d, sketch)
+        o, inverse = kernels.forward(q, k, v, draws, block=block, scale=0.1)
+        kernels.backward(q, q, k, v, draws, o, inverse, block=block, scale=0.1)
+
+
 def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention.wall import triton as kernels
 

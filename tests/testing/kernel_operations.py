@@ -15,6 +15,7 @@ from atma_sweep.kernels.attention.forgetting import op as forgetting
 from atma_sweep.kernels.attention.path.op import path_attention
 from atma_sweep.kernels.attention.polar import op as polar
 from atma_sweep.kernels.attention.polar.reference import polar_attention_reference
+from atma_sweep.kernels.attention.polysketch import op as polysketch
 from atma_sweep.kernels.attention.relative import op as relative
 from atma_sweep.kernels.attention.scored import scored_reference
 from atma_sweep.kernels.attention.softmax import op as softmax_ops
@@ -25,6 +26,7 @@ from atma_sweep.kernels.channelwise_delta.op import channelwise_delta, channelwi
 from atma_sweep.kernels.conv import op as conv
 from atma_sweep.kernels.conv.op import canon, causal_conv, causal_conv_reference, gated_causal_conv
 from atma_sweep.kernels.cross_entropy import op as cross_entropy
+from atma_sweep.kernels.features import sketch_draws
 from atma_sweep.kernels.gated_delta import torch_op as gated_delta_ops
 from atma_sweep.kernels.gated_delta.op import choose_backend as choose_delta
 from atma_sweep.kernels.gated_delta.op import gated_delta, gated_delta_reference
@@ -275,6 +277,33 @@ def threshold_loop(*args: Tensor, scale: float | None = None, window: int | None
     return torch.stack(rows, 1)
 
 
+def sketched(
+    q: Tensor, k: Tensor, v: Tensor, *, degree: int = 4, columns: int = 3, block: int = 20, scale: float | None = None,
+    window: int | None = None, backend: str = "torch",
+) -> Tensor:  # fmt: skip
+    """PolySketch attention with fixed directions of its own."""
+    draws = sketch_draws(k.shape[2], k.shape[3], columns, degree, torch.Generator().manual_seed(9)).to(k.device)
+    return polysketch.polysketch_attention(
+        q, k, v, draws if k.dtype != torch.float64 else draws.double(), block=block, scale=scale, window=window,
+        backend=backend,
+    )  # fmt: skip
+
+
+def sketched_by_pairs(
+    q: Tensor, k: Tensor, v: Tensor, *, degree: int = 4, columns: int = 3, block: int = 20, scale: float | None = None
+) -> Tensor:
+    """The same from a matrix of the weights of all pairs."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    draws = sketch_draws(k.shape[2], k.shape[3], columns, degree, torch.Generator().manual_seed(9)).to(k)
+    k, v, draws = (x.repeat_interleave(q.shape[2] // x.shape[axis], axis) for x, axis in ((k, 2), (v, 2), (draws, 1)))
+    exact = (scale * torch.einsum("bthx,bshx->bhts", q, k)) ** degree
+    products = (torch.einsum("bthx,khxr->kbthr", x, draws).prod(0) for x in (q, k))
+    rough = (abs(scale) ** (degree / 2) / columns * torch.einsum("bthr,bshr->bhts", *products)) ** 2
+    blocks = torch.arange(q.shape[1], device=q.device) // block
+    weights = torch.where(blocks[:, None] == blocks, exact, rough).tril()
+    return torch.einsum("bhts,bshx->bthx", weights / (1 + weights.sum(-1, keepdim=True)), v)
+
+
 # --- operations in torch, in float64 ---------------------------------------------------------------------------------
 
 
@@ -480,6 +509,15 @@ def extra_input_op_cases(
     return cases
 
 
+def polysketch_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    args, draws = softmax_inputs(5, 4, 2), normal(2, 2, 16, 3, seed=3)
+    o, inverse = detached(*polysketch.polysketch_forward(*args, draws, 2, 0.7))
+    return {
+        "forward": (polysketch.polysketch_forward, (*args, draws, 2, 0.7)),
+        "backward": (polysketch.polysketch_backward, (o, *detached(*args), draws, o, inverse, 2, 0.7)),
+    }
+
+
 # --- convolutions ---------------------------------------------------------------------------
 
 
@@ -634,6 +672,28 @@ ATTENTIONS = {
         gpu=[({"t": t, "h": 4, "j": 2, "reach": reach, "b": 2}, {"window": window})
              for t, window, reach in ((397, None, 100), (397, 150, 512), (1300, None, 512))],
         choose=lambda dtype, d, options: relative.choose_backend("cuda", dtype, d),
+    ),
+    "polysketch": Operation(
+        function=sketched, inputs=softmax_inputs, exact=sketched_by_pairs,
+        cases=[({"t": t, "h": h, "j": j, "b": b}, {"degree": degree, "columns": columns, "block": block, "scale": scale})
+               for t, h, j, b, degree, columns, block, scale in (
+            (45, 2, 1, 2, 4, 3, 20, None),  # three blocks, each of two tiles, the last ones short
+            (1, 3, 1, 1, 4, 4, 256, None),
+            (70, 4, 2, 1, 2, 16, 64, 0.4),
+            (33, 3, 1, 1, 6, 17, 32, None),  # a last block of one token
+            (37, 2, 2, 1, 4, 2, 100, -0.4),  # a single block
+            (23, 1, 1, 2, 8, 1, 5, None),
+        )], nth=2,
+        neighbours=({"t": 45, "h": 2, "j": 1}, {}), condition=2.0,
+        ops=polysketch_op_cases,
+        wrong=of_attention(
+            (lambda args: args, {"block": 0}, "block must be at least 1 token, got 0"),
+            (lambda args: args, {"degree": 0}, r"\(0, 2, 16, 3\).*\[degree / 2, 2, 16, r\]"),
+        ),
+        gpu=[({"t": t, "h": 4, "j": 2, "b": b}, {"degree": degree, "columns": columns, "block": block})
+             for t, b, degree, columns, block in ((397, 2, 4, 32, 100), (1500, 1, 4, 32, 256), (397, 2, 2, 20, 512), (700, 1, 6, 64, 64))],
+        choose=lambda dtype, d, options: polysketch.choose_backend(
+            "cuda", dtype, d, options["degree"], options["columns"], options["block"]),
     ),
 }  # fmt: skip
 

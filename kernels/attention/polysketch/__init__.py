@@ -1,5 +1,5 @@
-"""PolySketch attention: polynomial weights, exact within blocks and sketched across them, in plain torch.
+"""PolySketch attention: polynomial weights, exact within blocks and sketched across them; its op and its Triton kernels.
 
-Imported by: model/mixers/polysketch.py.
+Imported by: model/mixers/polysketch.py, sweep/bench.
 Start at op.py.
 """

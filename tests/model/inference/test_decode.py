@@ -105,12 +105,15 @@ WALL = [
     every_nth([(s, window, page) for s in WALL for window, page in ((False, 256), (True, 24), (False, 24))], 4),
 )
 def test_wall_decodes_over_several_chunks(awake: Awake, settings: dict[str, Any], window: bool, page: int) -> None:
-    """Chunks of 64 tokens that begin before, at and after the end of the prompts; a text is one page or several."""
+    """Chunks of 64 tokens that begin before, at and after the end of the prompts; a text is one page or several.
+
+    Prompts are read 40 tokens at a time, which the cache rounds up to pages: gates are summed over several such pieces.
+    """
     mixers = {"wall": {"gate_std": 0.7, "gate_bias": -1.0} | settings}
     model = awake(attn_type="wall", mixers=mixers, window=window, window_size=70).eval()
     begun, tokens = (1, 64, 100), 145
     three = texts(tokens, tokens, tokens)
-    paged = PagedDecoder(model, texts=3, tokens=tokens, page=page)
+    paged = PagedDecoder(model, texts=3, tokens=tokens, page=page, chunk=40)
     wanted = [logits_at_once(model, text) for text in three]
     slots = [paged.begin(text[:at])[0] for text, at in zip(three, begun, strict=True)]
     for done in range(tokens - max(begun)):
@@ -174,7 +177,7 @@ def test_fp8_wall_cache_is_small_and_near(
     wanted = logits_at_once(model, text)[-1]
     results = []
     for begun in (tokens - 7, tokens - 2):
-        paged = PagedDecoder(model, tokens=tokens, fp8=True)
+        paged = PagedDecoder(model, tokens=tokens, chunk=begun // 2, fp8=True)
         slot, logits = paged.begin(text[:begun])
         for at in range(begun, tokens):
             logits = paged.step([slot], text[at : at + 1])[0]

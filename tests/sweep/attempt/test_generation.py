@@ -10,8 +10,9 @@ import pytest
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.inference.decode import PagedDecoder
 from atma_sweep.sweep.attempt import trained_cells as loading
-from atma_sweep.sweep.attempt.generation import SamplingError
+from atma_sweep.sweep.attempt.generation import SamplingError, generate_text
 from atma_sweep.sweep.attempt.trained_cells import LoadedModel
 from atma_sweep.sweep.commands import generate as command
 from atma_sweep.sweep.data.tokenizer import ByteTokenizer
@@ -61,6 +62,22 @@ def test_a_text_ends_where_the_network_ends_it(trained: Any) -> None:
     with torch.no_grad():
         cell.model.head.bias.zero_()[260] = 50.0  # a token that the tokenizer does not know
     assert len("".join(cell.generate("x", tokens=20, temperature=0)).encode()) > 0
+
+
+def test_generate_with_an_8_bit_cache(trained: Any) -> None:
+    """The text of a decoder with such a cache, and another than that of 16 bits; no other mixer has one."""
+    sizes = {"attn_type": "wall", "mixers": {"wall": {"gate_std": 0.2, "gate_bias": 1.0}}, "head_dim": 64}
+    cell = trained(**sizes)
+    options = {"tokens": 40, "temperature": 0.8, "top_p": 0.9, "seed": 2}
+    decoder = PagedDecoder(cell.model, tokens=64, fp8=True)
+    expected = "".join(generate_text(cell.model, cell.tokenizer, "né", full_context=False, decoder=decoder, **options))
+    assert "".join(cell.generate("né", fp8=True, **options)) == expected
+    assert "".join(cell.generate("né", **options)) != expected
+    for changes, reason in (
+        ({}, "mixer Polar has no 8-bit cache"),
+        ({"attn_type": "path"}, "mixer PaTH cannot decode"),
+    ):
+        assert reason in refused(lambda changes=changes: trained(**changes).generate("x", fp8=True), SamplingError)
 
 
 @pytest.mark.parametrize(("options", "message"), [

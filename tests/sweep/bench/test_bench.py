@@ -623,6 +623,20 @@ def test_decode_times_dense_attention_as_well() -> None:
     assert "Attention without paging" not in decode.table(LIMITS, rows[:1])
 
 
+@pytest.mark.thorough
+def test_decode_times_an_8_bit_cache_as_well() -> None:
+    small = ["model.d_model=128", "model.n_heads=4", "model.n_kv_heads=2", "model.head_dim=64", "model.n_layers=4"]
+    cells = train.select_cells("rivals", ["wall-baseline-d0-m0-w0", "nope-baseline-d0-m0-w0"], small)
+    _, rows = decode.run(cells, torch.device("cpu"), (2,), (9,), rounds=1, steps=2, fp8=True, tell=print)
+    assert [(row.cell[:4], row.attention) for row in rows] == [
+        (name, way) for name in ("wall", "nope") for way in ("pages", "pages, 8-bit cache")
+    ]
+    assert rows[1].eager is not None, "timed in all ways, as without"
+    assert 0 < rows[1].step_bytes < rows[0].step_bytes
+    assert rows[3].unfit is not None
+    assert rows[3].unfit.startswith("mixer NoPE has no 8-bit cache")
+
+
 def test_dense_network_gives_the_logits_of_a_step() -> None:
     """Inside `dense_network` a step reads the pages text by text; afterwards the network is unchanged."""
     (cell,) = train.select_cells("quick", ["nope-baseline-d0-m1-w0"], [])
