@@ -391,13 +391,13 @@ def _newest_trainings(session: Session) -> list[Any]:
 
 
 CurveEnds = tuple[int, tuple[int, float], tuple[int, float], float | None]
-"""Number of curve points, (tokens, wall_s) of the first and of the last point, and the last tokens_per_s."""
+"""Number of validations, (tokens, wall_s) of the first and of the last of them, and the last tokens_per_s."""
 
 
 def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:
-    """Return the CurveEnds by attempt id; attempts without a curve are absent.
+    """Return the CurveEnds by attempt id; attempts without a validation are absent.
 
-    A curve of one point has that point as both ends. The points are those of the lowest and the highest step.
+    A single validation is both ends. Points before the first one are left out: their time includes compilation.
     """
     ends_by_attempt = {}
     point = CurvePointRow
@@ -409,7 +409,7 @@ def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:
                 func.min(point.step).label("low"),
                 func.max(point.step).label("high"),
             )
-            .where(point.attempt_id.in_(part))
+            .where(point.attempt_id.in_(part), point.val_loss.is_not(None))
             .group_by(point.attempt_id)
             .subquery()
         )
