@@ -412,7 +412,7 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]
         return counts
 
     parts = map_sign_blocks(n, count_draws)
-    return [(sum(counts) + 1) / (RANDOM_FLIPS + 1) for counts in zip(*parts, strict=True)]
+    return [np.asarray((np.sum(counts, axis=0) + 1) / (RANDOM_FLIPS + 1)) for counts in zip(*parts, strict=True)]
 
 
 class GroupedProduct:

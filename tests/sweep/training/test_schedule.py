@@ -77,8 +77,8 @@ def test_published_number_of_steps() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 99, 100, 101, 1900, 10**5 + 7])
-def test_stored_losses_begin_with_step_one_and_are_bounded(steps: int) -> None:
+def test_stored_losses_begin_early_and_are_bounded(steps: int) -> None:
     stored = [step for step in range(1, steps + 1) if is_curve_step(step, steps)]
-    assert stored[:3] == list(range(1, steps + 1))[: min(3, len(stored))] or stored[:3] == [1, 2, 4]
+    assert {1, 2, 4, 8} & set(range(steps + 1)) <= set(stored)
     assert len(stored) <= 100 + math.log2(steps) + 1
     assert max(np.diff([0, *stored, steps + 1])) <= math.ceil(steps / 100)
