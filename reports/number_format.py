@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal, localcontext
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import cache
 
 from ..results import metrics
 from ..results.store.records import MeasurementKey
@@ -78,6 +79,15 @@ def column_of(
     )
 
 
+EXACT = Context(prec=400, rounding=ROUND_HALF_UP)  # enough digits for any float, so that nothing is rounded twice
+HUNDRED = Decimal(100)
+
+
+@cache
+def _last_digit(decimals: int) -> Decimal:
+    return Decimal(1).scaleb(-decimals)
+
+
 def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
     """Return a number with fixed decimals, rounded half up from its shortest decimal form (0.125 -> 0.13).
 
@@ -88,10 +98,9 @@ def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
         decimals: Digits after the point, at least 0.
         percent: Multiply by 100 first, exactly; no "%" is added.
     """
-    with localcontext() as context:
-        context.prec = 400  # enough for any float, so that nothing is rounded twice
-        exact = Decimal(repr(float(value))) * (100 if percent else 1)
-        result = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    exact = Decimal(repr(float(value)))
+    exact = EXACT.multiply(exact, HUNDRED) if percent else exact
+    result = exact.quantize(_last_digit(decimals), context=EXACT)
     return str(abs(result) if result == 0 else result)
 
 

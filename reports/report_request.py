@@ -190,7 +190,8 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
     size = write_dashboard(store, file, sweep, lengths=lengths, compare=request.compare, pictures=pictures)
     if request.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
-    echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser (works offline)", err=True)
+    more = "" if request.figures else "; --figures adds every figure of the sweep"
+    echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser (works offline){more}", err=True)
 
 
 def _write_all(request: ReportRequest, store: Store) -> None:

@@ -14,6 +14,7 @@ scripts of known hashes.
 from __future__ import annotations
 
 import base64
+import ctypes
 import gc
 import hashlib
 import json
@@ -133,6 +134,7 @@ def build_blocks(
         answer |= {"overview": overview_block(data, answer, titles)}
         blocks = {"core": b"", "answer": as_json(answer), "effects": as_json(effects_block(data, computed_effects))}
         del computed_effects, answer
+        _return_freed_memory()
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
         curves = load_curves(store, data, attempts)
         blocks["core"] = as_json(core_block(store, data, attempts, curves))
@@ -142,6 +144,16 @@ def build_blocks(
         blocks |= {f"{BLOCK_PREFIX}{picture.name}": picture.block() for picture in pictures}
         blocks |= {f"curve-{cell}": curve.to_bytes() for cell, curve in curves.items()}
     return f"{data.sweep}, revision {data.revision}", blocks
+
+
+def _return_freed_memory() -> None:
+    """Return freed memory to the operating system; does nothing without the GNU C library.
+
+    The arrays of the effects of a large sweep leave gaps of a hundred megabytes, which later blocks would add to.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @contextmanager

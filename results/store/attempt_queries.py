@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, bindparam, func, literal, select
+from sqlalchemy import and_, func, literal, select
 from sqlalchemy.orm import Session
 
 from ..errors import AttemptUnknown
@@ -391,13 +391,13 @@ def _newest_trainings(session: Session) -> list[Any]:
 
 
 CurveEnds = tuple[int, tuple[int, float], tuple[int, float], float | None]
-"""Number of curve points, (tokens, wall_s) of the first and of the last point, and the last tokens_per_s."""
+"""Number of validations, (tokens, wall_s) of the first and of the last of them, and the last tokens_per_s."""
 
 
 def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:
-    """Return the CurveEnds by attempt id; attempts without a curve are absent.
+    """Return the CurveEnds by attempt id; attempts without a validation are absent.
 
-    A curve of one point has that point as both ends. The points are those of the lowest and the highest step.
+    A single validation is both ends. Points before the first one are left out: their time includes compilation.
     """
     ends_by_attempt = {}
     point = CurvePointRow
@@ -409,7 +409,7 @@ def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:
                 func.min(point.step).label("low"),
                 func.max(point.step).label("high"),
             )
-            .where(point.attempt_id.in_(part))
+            .where(point.attempt_id.in_(part), point.val_loss.is_not(None))
             .group_by(point.attempt_id)
             .subquery()
         )
@@ -509,12 +509,17 @@ def _fetch_array(session: Session, query: Any, attempt_ids: Collection[int]) -> 
     return np.concatenate(parts).reshape(-1, ITEM_COLUMNS) if parts else np.empty((0, ITEM_COLUMNS))
 
 
+CURVES_PER_QUERY = 16  # a query per curve takes longer than its points
+CURVE_ROWS = 4_096  # rows of curves that are Python objects at a time
+
+
 def curve_arrays(
     session: Session, attempt_ids: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (attempt id, curve) for each attempt that has points, in the order of `attempt_ids`.
 
-    One query runs per attempt, when its item is requested, so the session must stay open during the iteration.
+    A query runs for every 16 attempts, when the item of the first is requested, so the session must stay open during
+    the iteration.
 
     Args:
         session: open session.
@@ -530,13 +535,18 @@ def curve_arrays(
     table = CurvePointRow.__table__.columns
     # infinity, which is never stored, stands for NULL: numpy reads floats far faster than objects
     read = [func.coalesce(table[name], literal(math.inf)) if table[name].nullable else table[name] for name in columns]
-    query: Any = select(*read).where(CurvePointRow.attempt_id == bindparam("attempt"))
-    query = query.where(*(table[name].is_not(None) for name in having)).order_by(CurvePointRow.step)
-    connection = session.connection()
-    for attempt in attempt_ids:
-        cursor = connection.execute(query, {"attempt": attempt}).cursor
-        rows = cursor.fetchall() if cursor is not None else []
-        if rows:
-            flat = np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * len(columns))
-            flat[np.isinf(flat)] = np.nan
-            yield attempt, flat.reshape(-1, len(columns))
+    query: Any = select(table["attempt_id"], *read).where(*(table[name].is_not(None) for name in having))
+    query = query.order_by(CurvePointRow.attempt_id, CurvePointRow.step)
+    remaining, width = iter(attempt_ids), 1 + len(columns)
+    while part := list(islice(remaining, CURVES_PER_QUERY)):
+        cursor = session.connection().execute(query.where(table["attempt_id"].in_(part))).cursor
+        tables = [np.empty((0, width))]
+        while cursor is not None and (rows := cursor.fetchmany(CURVE_ROWS)):
+            flat = np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * width)
+            tables.append(flat.reshape(-1, width))
+        points = np.concatenate(tables)
+        points[np.isinf(points)] = np.nan
+        bounds = np.searchsorted(points[:, 0], [(attempt, attempt + 1) for attempt in part])
+        for attempt, (start, end) in zip(part, bounds.tolist(), strict=True):
+            if end > start:
+                yield attempt, np.ascontiguousarray(points[start:end, 1:])

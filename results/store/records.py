@@ -369,11 +369,11 @@ class TrainingTiming:
     is_first_attempt: bool
     """True for the first attempt of the cell, whose `elapsed_s` covers the complete training."""
     points: int
-    """Number of curve points; a validation ran at each of them."""
+    """Number of curve points with a validation."""
     curve_start: tuple[int, float]
-    """(tokens, wall_s) at the first curve point."""
+    """(tokens, wall_s) at the first of these points."""
     curve_end: tuple[int, float]
-    """(tokens, wall_s) at the last curve point."""
+    """(tokens, wall_s) at the last of these points."""
     tokens_per_s: float | None
     """Training speed over the last interval of the curve."""
     probes: Mapping[tuple[str, int], float]

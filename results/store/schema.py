@@ -316,7 +316,7 @@ class ExampleRow(Base):
 
 
 class CurvePointRow(Base):
-    """Training curve: one row per reported step."""
+    """Training curve: a row per validation, and between them at steps 1, 2, 4, 8, ... and about a hundred more."""
 
     __tablename__ = "curve_point"
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True, doc="Attempt.")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..probes.perplexity import stream_loss
 from ..probes.subject import CellSubject, evaluating
 from ..ranks.group import SINGLE, Ranks
 from ..training import flops, optimizer_steps
-from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
+from ..training.loop import Trainer, TrainingPoint, UnvalidatedPoint, ValidationPoint
 from ..training.sharded import build_optimizers
 from . import provenance
 from .base_runner import AttemptRunner
@@ -340,6 +340,10 @@ class CellRunner(AttemptRunner):
             )
         paper, honest = self._mfu(point.tokens_per_s)
         self.recorder.curve([CurvePoint(**vars(point), mfu_paper=paper, mfu=honest)])
+
+    def training_points(self, points: Sequence[TrainingPoint]) -> None:
+        """Record points of the curve between validations, in one write."""
+        self.recorder.curve([CurvePoint(**vars(point)) for point in points])
 
     def _loss_scale_text(self) -> str:
         """Return ", loss scale ..., ... steps skipped" for the log; an empty text without loss scaling."""

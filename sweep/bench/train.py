@@ -28,7 +28,7 @@ from ..grid.cell import Cell
 from ..grid.grid import load_grid
 from ..ranks.group import SINGLE, Ranks
 from ..training import flops, optimizer_steps
-from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
+from ..training.loop import Trainer, TrainingPoint, UnvalidatedPoint, ValidationPoint
 from ..training.sharded import build_optimizers
 from .ceilings import Ceilings, ceilings
 
@@ -212,6 +212,7 @@ class _NoHooks:
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None: ...
     def point(self, point: ValidationPoint) -> None: ...
+    def training_points(self, points: Sequence[TrainingPoint]) -> None: ...
     def should_stop(self) -> bool:
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,24 +39,30 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationPoint:
-    """Point of the training curve after `step` optimizer steps."""
+class TrainingPoint:
+    """Point of the training curve after `step` optimizer steps, without a validation."""
 
     step: int
     tokens: int
     """Tokens trained on so far."""
     wall_s: float
-    """Training seconds, validation and checkpoints excluded."""
+    """Training seconds, validation and checkpoints excluded; interpolated between two readings of the device."""
     train_loss: float
     """Cross-entropy of the last step's own batch, nats per token, or per marked token with `loss_on: marked`."""
-    val_loss: float
-    """Validation cross-entropy, nats per token."""
     tokens_per_s: float
-    """Training tokens per second since the previous point or checkpoint, or since the attempt's start."""
+    """Training tokens per second since the previous validation or checkpoint, or since the attempt's start."""
     grad_norm: float
     """Global gradient norm of the last step before clipping; 0 if loss scaling skipped it."""
     lr: float
     """Learning-rate factor of the last step, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationPoint(TrainingPoint):
+    """Point of the training curve with a validation."""
+
+    val_loss: float
+    """Validation cross-entropy, nats per token."""
     peak_memory: int | None
     """Peak bytes allocated on the GPU by torch since the process started; None on the CPU."""
 
@@ -82,6 +88,9 @@ class TrainingHooks(Protocol):
 
     def point(self, point: ValidationPoint) -> None:
         """Record a validation point; called after every validation."""
+
+    def training_points(self, points: Sequence[TrainingPoint]) -> None:
+        """Record points between validations, one or more; called at most once before each progress or checkpoint."""
 
     def should_stop(self) -> bool:
         """Return True to stop now, after a checkpoint of the last complete step; called before every micro-batch."""
@@ -111,6 +120,10 @@ class _Clock:
 
     def is_report_due(self) -> bool:
         return time.perf_counter() - self.last_report >= 1.0
+
+    def elapsed(self) -> float:
+        """Return the training seconds up to now; the clock must be running."""
+        return self.wall_s + time.perf_counter() - self.started
 
     def rate(self) -> float:
         return self.tokens / max(time.perf_counter() - self.started, 1e-9)
@@ -155,6 +168,8 @@ class Trainer:
     """Step of the newest checkpoint; 0 if there is none, because step 0 is rebuilt from the seed."""
     _pending_metrics: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(step, loss, gradient norm) of the steps whose values have not been read from the device yet."""
+    _read: tuple[int, float] = (0, 0.0)
+    """Last step whose values have been read from the device, and the training seconds at that time."""
     _decisions: int = 0
     """Rank 0's decisions, a sum of `_STOP`, `_SAVE` and `_REPORT`; used with several ranks alone."""
     _prefetcher: StepPrefetcher = field(init=False)
@@ -197,7 +212,7 @@ class Trainer:
         done already, only a pending validation runs. A stop discards the step in progress; the checkpoint holds the
         state after the last complete one. A validation that raises Stopped is repeated by the attempt that resumes from
         the checkpoint. Losses are read from the device once a second, so a divergence may be noticed some steps late,
-        but never after a checkpoint.
+        but never after a checkpoint. Those of the steps of `schedule.is_curve_step` become points of the curve.
 
         Raises:
             Diverged: a loss or gradient norm, or a validation loss, is not finite.
@@ -205,6 +220,7 @@ class Trainer:
         """
         steps = self.config.steps
         clock, first = _Clock(self.wall_s), self.step + 1
+        self._read = self.step, self.wall_s
         self.model.train()
         if self._pending is not None:
             self._validate(clock, self._pending)
@@ -218,9 +234,9 @@ class Trainer:
             self.step += 1
             self._pending_metrics.append((self.step, *done))
             clock.tokens += self.config.batch_tokens
-            is_validation_due = self.step % self.validate_every == 0 or self.step == steps
+            is_validation_due = self._is_validated(self.step)
             if is_validation_due or self.step == first or self._is_report_due(clock):
-                loss, norm = self._drain_metrics()
+                loss, norm = self._drain_metrics(clock)
                 self.hooks.progress(self.step, loss, clock.rate())
                 clock.last_report = time.perf_counter()
                 if is_validation_due:
@@ -272,7 +288,7 @@ class Trainer:
             Diverged: a loss or gradient norm since the last check is not finite; nothing was written.
         """
         if self._pending_metrics:
-            self._drain_metrics()
+            self._drain_metrics(clock)
         clock.stop()
         self.hooks.save(self.step, self.step * self.config.batch_tokens, clock.wall_s)
         self._saved = self.step
@@ -303,39 +319,67 @@ class Trainer:
             raise Diverged(self.step, "validation loss")
         self.hooks.point(
             ValidationPoint(
-                step=self.step,
-                tokens=self.step * self.config.batch_tokens,
-                wall_s=clock.wall_s,
-                train_loss=loss,
+                **vars(self._training_point(self.step, clock.wall_s, loss, norm, rate)),
                 val_loss=validation,
-                tokens_per_s=rate,
-                grad_norm=norm,
-                lr=self.lr_factor(self.step - 1),
                 peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             )
         )
         self.model.train()
         clock.start()
 
-    def _drain_metrics(self) -> tuple[float, float]:
-        """Read the pending metrics from the device (waits for it) and forget them.
+    def _is_validated(self, step: int) -> bool:
+        return step % self.validate_every == 0 or step == self.config.steps
 
-        There must be at least one.
+    def _drain_metrics(self, clock: _Clock) -> tuple[float, float]:
+        """Read the pending metrics from the device (waits for it), forget them, and report points of the curve.
+
+        There must be at least one. Steps that are validated become points with their validation instead.
 
         Returns:
             (loss, gradient norm) of the last step.
 
         Raises:
-            Diverged: a value is not finite; it names the first such step.
+            Diverged: a value is not finite; it names the first such step. Points before it have been reported.
         """
         steps, losses, norms = zip(*self._pending_metrics, strict=True)
         self._pending_metrics.clear()
         values = torch.stack([torch.stack(losses).double(), torch.stack(norms).double()]).tolist()
+        (read_step, read_s), rate = self._read, clock.rate()
+        self._read = self.step, clock.elapsed()
+        step_s = (self._read[1] - read_s) / max(1, self.step - read_step)
+        points, diverged = [], None
         for step, loss, norm in zip(steps, *values, strict=True):
-            for value, what in ((loss, "loss"), (norm, "gradient norm")):
-                if not math.isfinite(value):
-                    raise Diverged(step, what)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                diverged = Diverged(step, "gradient norm" if math.isfinite(loss) else "loss")
+                break
+            if schedule.is_curve_step(step, self.config.steps) and not self._is_validated(step):
+                wall_s = read_s + step_s * (step - read_step)
+                points.append(self._training_point(step, wall_s, loss, norm, rate))
+        if points:
+            self.hooks.training_points(points)
+        if diverged is not None:
+            raise diverged
         return values[0][-1], values[1][-1]
+
+    def _training_point(self, step: int, wall_s: float, loss: float, norm: float, rate: float) -> TrainingPoint:
+        """Return the point of the curve after `step` steps.
+
+        Args:
+            step: optimizer steps done.
+            wall_s: training seconds.
+            loss: cross-entropy of the step's batch, nats per token.
+            norm: gradient norm of the step.
+            rate: training tokens per second.
+        """
+        return TrainingPoint(
+            step=step,
+            tokens=step * self.config.batch_tokens,
+            wall_s=wall_s,
+            train_loss=loss,
+            tokens_per_s=rate,
+            grad_norm=norm,
+            lr=self.lr_factor(step - 1),
+        )
 
     def lr_factor(self, step: int) -> float:
         """Return the factor on every learning rate at `step`, counted from 0, by the config's schedule."""

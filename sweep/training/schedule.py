@@ -1,4 +1,4 @@
-"""Learning-rate schedule."""
+"""Learning-rate schedule, and the steps whose losses are stored."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def lr_factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cos
     if decay == "wsd":
         return 1 - math.sqrt(max(0.0, 1 - remaining))
     return 0.5 * (1 + math.cos(math.pi * (1 - remaining)))
+
+
+CURVE_STEPS = 100
+"""Evenly spaced steps of a training whose losses are stored, besides validations and powers of two."""
+
+
+def is_curve_step(step: int, steps: int) -> bool:
+    """Return True if the training loss after `step` of `steps` steps, counted from 1, is a point of the curve.
+
+    Those are powers of two, so that a curve begins with the first step, and at most 100 evenly spaced steps.
+    """
+    return step & (step - 1) == 0 or step % -(-steps // CURVE_STEPS) == 0

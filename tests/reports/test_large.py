@@ -131,11 +131,11 @@ def test_families_of_equal_size_share_random_signs(monkeypatch: pytest.MonkeyPat
     alone = [paired_tests.max_t_of_families([family])[0] for family in families]
     sizes: list[int] = []
 
-    def counted(n: int) -> Iterator[np.ndarray]:
+    def counted(n: int, work: Any) -> list[Any]:
         sizes.append(n)
-        return sign_flip_test.random_sign_blocks(n)
+        return sign_flip_test.map_sign_blocks(n, work)
 
-    monkeypatch.setattr(paired_tests, "random_sign_blocks", counted)
+    monkeypatch.setattr(paired_tests, "map_sign_blocks", counted)
     assert paired_tests.max_t_of_families(families) == alone
     assert sizes == [20, 24]  # nine are few enough to count every flip
 
@@ -150,6 +150,18 @@ def test_random_signs_equal_their_bits() -> None:
     ]
     assert chunk.dtype == float
     assert chunk.tolist() == [[-1.0 if bit else 1.0 for bit in row] for row in bits]
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize("n", [9, 40, 1001])
+def test_parts_of_random_signs_are_their_blocks(n: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts come in order whatever the number of threads, and together they are the blocks."""
+    monkeypatch.setattr(sign_flip_test, "_usable_cores", lambda: cores)
+    parts = sign_flip_test.map_sign_blocks(n, lambda start, signs: (start, signs.astype(np.int8)))
+    expected = np.concatenate([block.astype(np.int8) for block in sign_flip_test.random_sign_blocks(n)])
+    assert [start for start, _ in parts] == [0, *np.cumsum([len(signs) for _, signs in parts])[:-1]]
+    assert max(signs.size for _, signs in parts) <= sign_flip_test.MAX_PART_SIGNS
+    assert np.array_equal(np.concatenate([signs for _, signs in parts]), expected)
 
 
 @pytest.mark.parametrize(("method", "n"), [(sign_flip_test._sampled_test, 40), (sign_flip_test._enumerated_test, 8)])

@@ -38,6 +38,8 @@ class Recorder:
     def point(self, point: Any) -> None:
         self.points.append((point.step, point.train_loss, point.val_loss, point.grad_norm))
 
+    def training_points(self, points: Any) -> None: ...
+
     def should_stop(self) -> bool:
         return self.ranks.is_first and self.trainer.step >= self.stop > 0
 

@@ -52,6 +52,9 @@ class Watch:
     def point(self, point: ValidationPoint) -> None:
         self.points.append(point)
 
+    def training_points(self, points: Any) -> None:
+        """Validations are enough."""
+
     def should_stop(self) -> bool:
         assert self.trainer is not None
         return self.trainer.step == self.stop > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
-from atma_sweep.sweep.training.loop import Trainer, ValidationPoint
+from atma_sweep.sweep.training.loop import Trainer, TrainingPoint, ValidationPoint
 from atma_sweep.sweep.training.optimizers import Optimizers
 from torch import Tensor
 
@@ -54,6 +54,7 @@ class Watch:
     trainer: Trainer | None = None
     n_polls: int = 0
     points: list[ValidationPoint] = field(default_factory=list)
+    training: list[TrainingPoint] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
     messages: list[int] = field(default_factory=list)
 
@@ -62,6 +63,9 @@ class Watch:
 
     def point(self, point: ValidationPoint) -> None:
         self.points.append(point)
+
+    def training_points(self, points: Sequence[TrainingPoint]) -> None:
+        self.training += points
 
     def should_stop(self) -> bool:
         assert self.trainer is not None

@@ -4,8 +4,12 @@ const pictures = { version: 0, seen: null }; // the version of the data, and wha
 
 /** The figures of the sweep: each is read, or drawn by the server, when it comes into sight. */
 function drawFigures() {
-  part("figure-list", data.answer.overview.figures, (figures) => figures.map(({ name, title }) =>
-    make("figure", { class: "picture", id: `figure-of-${name}` }, make("h2", { text: title }), plain("Drawing."))));
+  const { figures } = data.answer.overview;
+  part("figure-list", figures, () => figures.length
+    ? figures.map(({ name, title }) => make("figure", { class: "picture", id: `figure-of-${name}` }, make("h2", { text: title }), plain("Drawing.")))
+    : [plain("This page was written without figures. This command writes it with every figure of the sweep:"),
+      make("pre", { text: `atma-sweep report --sweep ${data.sweep} --dashboard FILE.html --figures` })]);
+  if (!figures.length) return;
   pictures.seen?.disconnect();
   pictures.seen = new IntersectionObserver((entries, seen) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => {
     seen.unobserve(target);

@@ -10,10 +10,8 @@ const TABS = {
   failures: "Failures", provenance: "Provenance", metrics: "Metrics",
 }; // prettier-ignore
 
-/** The tabs of this page: without another sweep there is nothing to compare, and without figures no gallery. */
-const currentTabs = () => Object.keys(TABS).filter(
-    (name) => (name !== "beside" || data.answer.beside) && (name !== "figures" || data.answer.overview.figures.length),
-  );
+/** The tabs of this page: without another sweep there is nothing to compare. */
+const currentTabs = () => Object.keys(TABS).filter((name) => name !== "beside" || data.answer.beside);
 
 // --- small helpers ---
 

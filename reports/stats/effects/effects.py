@@ -338,7 +338,7 @@ class _MatchedEstimator:
         strata = [
             stratum_axis for stratum_axis in _strata(self.data, levels) if is_present and stratum_axis not in subset
         ]
-        row = _row(self.numbers, matched, mask, column_index, strata[0] if strata else None)
+        row = _row(self.numbers, _Subset(matched, mask, strata[0] if strata else None), column_index)
         row.levels = levels
         row.fields["where"] = subset_text(subset)
         return row
@@ -413,13 +413,17 @@ def _rows(
         strata: Axes whose strata get equal weights, in order; the first one that the subset leaves free is averaged.
     """
     matched = numbers.differences_between(levels)
+    parts: dict[tuple[str, ...], _Subset] = {}  # shared by the measures
     for column_index, column in enumerate(numbers.columns):
         family = f"{column.heading}: {' x '.join(levels)}"
         subsets: list[dict[str, str]] = [{}]
         for subset in subsets:
-            mask = standing(matched.levels, subset, len(matched.corners))
             remaining = [axis for axis in strata if axis not in subset]
-            row = _row(numbers, matched, mask, column_index, remaining[0] if remaining else None)
+            key = tuple(chain.from_iterable(subset.items()))
+            if key not in parts:
+                mask = standing(matched.levels, subset, len(matched.corners))
+                parts[key] = _Subset(matched, mask, remaining[0] if remaining else None)
+            row = _row(numbers, parts[key], column_index)
             if not len(row.sample):
                 continue
             row.levels = levels
@@ -433,43 +437,66 @@ def _rows(
                 subsets += [subset | {remaining[0]: level} for level in numbers.data.levels(remaining[0])]
 
 
-def _row(
-    numbers: MetricMatrix, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
-) -> _MatchedRow:
-    """Return the row of one measure over the configurations of `mask`.
+class _Subset:
+    """Configurations of a subset of matched differences; all that does not depend on the measure is computed once.
+
+    `differences` is [measure, configuration, seed], `corners` [configuration, seed, corner], and `listed`
+    [configuration, seed] says that the grid lists a complete group. `codes` numbers the strata of the configurations by
+    first appearance, [configuration]; None without an axis of strata.
+    """
+
+    def __init__(self, matched: MatchedDifferences, mask: np.ndarray, axis: str | None) -> None:
+        """Select configurations.
+
+        Args:
+            matched: Differences of the levels over all configurations.
+            mask: Configurations to include, [configuration].
+            axis: Axis whose strata get equal weights; None for plain weights.
+        """
+        self.signs = matched.signs
+        self.differences = np.ascontiguousarray(np.moveaxis(matched.differences[mask], -1, 0))
+        self.corners = matched.corners[mask]
+        self.listed = (self.corners >= 0).all(axis=-1)
+        self.expected = int(self.listed.any(axis=1).sum())
+        self.keys = [matched.keys[index] for index in np.flatnonzero(mask).tolist()]
+        self.codes: np.ndarray | None = None
+        if axis is not None:
+            levels = matched.levels[axis][mask].tolist()
+            numbers = {level: number for number, level in enumerate(dict.fromkeys(levels))}
+            self.codes = np.array([numbers[level] for level in levels], dtype=int)
+
+
+def _row(numbers: MetricMatrix, part: _Subset, column_index: int) -> _MatchedRow:
+    """Return the row of one measure over the configurations of a subset.
 
     Configurations without any difference are dropped from the sample. `expected` counts configurations with a complete
     group in the grid, `missing` runs of such groups without a difference.
 
     Args:
         numbers: The numbers of the sweep.
-        matched: Differences of the levels over all configurations.
-        mask: Configurations to include, [configuration].
+        part: Configurations to include.
         column_index: Position of the measure.
-        axis: Axis whose strata get equal weights; None for plain weights.
 
     Returns:
         A row with empty `levels` and without `where`, `family` and the fields of its test, which the caller adds.
     """
-    all_differences = matched.differences[mask, :, column_index]
+    all_differences = part.differences[column_index]
     has_value = ~np.isnan(all_differences)
     has_any_run = has_value.any(axis=1)
-    sample = all_differences[has_any_run]
-    strata = matched.levels[axis][mask][has_any_run] if axis is not None else None
+    is_complete = bool(has_any_run.all())
+    sample = all_differences if is_complete else all_differences[has_any_run]
+    codes = part.codes if part.codes is None or is_complete else part.codes[has_any_run]
     means = _means(sample)
-    values_by_stratum = (
-        [means[strata == level] for level in dict.fromkeys(strata.tolist())] if strata is not None else []
-    )
-    weights = _weights(strata, values_by_stratum) if strata is not None else np.ones(len(sample))
-    listed = (matched.corners[mask] >= 0).all(axis=-1)
-    corners = matched.corners[mask]
+    values_by_stratum = _by_stratum(means, codes)
+    weights = _weights(codes) if codes is not None else np.ones(len(sample))
+    lost = part.listed & ~has_value
     i2, p = heterogeneity_test(values_by_stratum)
     fields = {
         "measure": numbers.columns[column_index],
-        "expected": int(listed.any(axis=1).sum()),
-        "missing": _count_missing(numbers, corners[listed & ~has_value], column_index),
-        "worst": _worst_case_mean(numbers, matched, mask, column_index, axis),
-        "origins": numbers.origins(corners[has_value].T.reshape(-1), column_index),
+        "expected": part.expected,
+        "missing": _count_missing(numbers, part.corners[lost], column_index) if lost.any() else {},
+        "worst": _worst_case_mean(numbers, part, column_index),
+        "origins": numbers.origins(part.corners[has_value].T.reshape(-1), column_index),
         "i2": i2,
         "p_heterogeneity": p,
     }
@@ -480,9 +507,18 @@ def _row(
         fields=fields,
         sample=means * weights if has_single_seeds else sample * weights[:, None],
         unweighted=means,
-        keys=[matched.keys[index] for index in np.flatnonzero(mask)[has_any_run].tolist()],
+        keys=part.keys if is_complete else [part.keys[index] for index in np.flatnonzero(has_any_run).tolist()],
         scale=numbers.scales[column_index],
     )
+
+
+def _by_stratum(values: np.ndarray, codes: np.ndarray | None) -> list[np.ndarray]:
+    """Return the values [n] of every stratum that `codes` [n] names, by rising code; empty without codes."""
+    if codes is None or not len(codes):
+        return []
+    sizes = np.bincount(codes)
+    ends = np.cumsum(sizes)[:-1]
+    return [part for part in np.split(values[np.argsort(codes, kind="stable")], ends) if len(part)]
 
 
 def _means(sample: np.ndarray) -> np.ndarray:
@@ -497,17 +533,16 @@ def _means(sample: np.ndarray) -> np.ndarray:
     return np.asarray(np.nansum(sample, axis=1) / np.maximum(counts, 1))
 
 
-def _weights(strata: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
+def _weights(codes: np.ndarray) -> np.ndarray:
     """Return factors [configuration] that turn the mean over configurations into the mean of the stratum means.
 
     They are n / (strata x size of the configuration's stratum), and their mean is 1.
 
     Args:
-        strata: Level of each configuration on the axis of the strata, [configuration].
-        parts: Values of each stratum, in order of first appearance; their lengths alone are used.
+        codes: Number of each configuration's stratum, [configuration].
     """
-    sizes = {level: len(part) for level, part in zip(dict.fromkeys(strata.tolist()), parts, strict=True)}
-    return np.array([len(strata) / (len(sizes) * sizes[level]) for level in strata.tolist()])
+    sizes = np.bincount(codes)
+    return np.asarray(len(codes) / (np.count_nonzero(sizes) * sizes[codes]))
 
 
 def _count_missing(numbers: MetricMatrix, corners: np.ndarray, column_index: int) -> dict[str, int]:
@@ -525,32 +560,26 @@ def _count_missing(numbers: MetricMatrix, corners: np.ndarray, column_index: int
     return dict(counts)
 
 
-def _worst_case_mean(
-    numbers: MetricMatrix, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
-) -> float:
-    """Return the mean difference with diverged cells at the worst possible value; NaN if no cell of `mask` diverged.
+def _worst_case_mean(numbers: MetricMatrix, part: _Subset, column_index: int) -> float:
+    """Return the mean difference with diverged cells at the worst possible value; NaN if no cell of `part` diverged.
 
-    Each configuration's mean over its seeds counts once; with `axis` the mean of the stratum means is returned.
+    Each configuration's mean over its seeds counts once; with strata the mean of the stratum means is returned.
 
     Args:
         numbers: The numbers of the sweep.
-        matched: Differences of the levels over all configurations.
-        mask: Configurations to include, [configuration].
+        part: Configurations to include.
         column_index: Position of the measure.
-        axis: Axis whose strata get equal weights; None for plain weights.
     """
-    filled = numbers.filled[:, column_index]
-    corners = matched.corners[mask]
-    listed = (corners >= 0).all(axis=-1, keepdims=True)
-    if not (numbers.diverged[corners, column_index] & listed).any():
+    filled, diverged = numbers.filled[:, column_index], numbers.diverged[:, column_index]
+    listed = part.listed[..., None]
+    if not diverged.any() or not (diverged[part.corners] & listed).any():
         return math.nan
-    values = np.where(listed, filled[corners], np.nan) @ matched.signs
+    values = np.where(listed, filled[part.corners], np.nan) @ part.signs
     has_value = ~np.isnan(values).all(axis=1)
     means = _means(values[has_value])
-    if axis is None or not len(means):
+    if part.codes is None or not len(means):
         return float(means.mean()) if len(means) else math.nan
-    strata = matched.levels[axis][mask][has_value]
-    return float(np.mean([means[strata == level].mean() for level in dict.fromkeys(strata.tolist())]))
+    return float(np.mean([stratum.mean() for stratum in _by_stratum(means, part.codes[has_value])]))
 
 
 def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -570,12 +599,17 @@ def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
     if len(strata) < 2 or min(len(part) for part in strata) < 2:
         return math.nan, math.nan
     n = np.array([len(part) for part in strata], dtype=float)
-    means = np.array([part.mean() for part in strata])
-    variances = np.array([part.var(ddof=1) for part in strata])
+    if n.min() == n.max():  # one call instead of one per stratum, with the same sums
+        table = np.stack(strata)
+        means, variances, largest = table.mean(axis=1), table.var(axis=1, ddof=1), float(np.abs(table).max())
+    else:
+        means = np.array([part.mean() for part in strata])
+        variances = np.array([part.var(ddof=1) for part in strata])
+        largest = max(float(np.abs(part).max()) for part in strata)
     share = n / n.sum()
     between = float((n * (means - (share * means).sum()) ** 2).sum())
     inside = (1 - share) * variances
-    dust = 1e-18 * max(float(np.abs(part).max()) for part in strata) ** 2
+    dust = 1e-18 * largest**2
     if inside.sum() <= dust:
         return (1.0, 0.0) if between > dust else (0.0, 1.0)
     statistic = between / float(inside.sum())

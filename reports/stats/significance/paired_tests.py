@@ -22,7 +22,7 @@ from .sign_flip_test import (
     MIN_TEST_N,
     RANDOM_FLIPS,
     ROUNDING_TOLERANCE,
-    random_sign_blocks,
+    map_sign_blocks,
     sign_flip_interval,
 )
 
@@ -189,7 +189,7 @@ def _sign_flip_family(
     present = [np.isfinite(table).any(axis=1) for table in tables]
     d = [_means(table[rows], scales[test]) for table, rows, test in zip(tables, present, tests, strict=True)]
     named = [
-        [key for key, is_present in zip(keys[test], rows, strict=True) if is_present]
+        keys[test] if rows.all() else [key for key, is_present in zip(keys[test], rows, strict=True) if is_present]
         for rows, test in zip(present, tests, strict=True)
     ]
     return d, named, [summed[test].p for test in tests]
@@ -389,7 +389,6 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]
         half = 1 << max(n - 1, 0)
         all_flips = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
         return [_count_reached(np.abs(all_flips @ table).T, observed, n) / half for table, observed, _ in families]
-    counts = [np.zeros(len(observed)) for _, observed, _ in families]
     # families of one design have equal groups of configurations and are multiplied together
     by_groups: dict[bytes, list[int]] = {}
     for index, (_, _, groups) in enumerate(families):
@@ -398,16 +397,22 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]
         (indices, GroupedProduct(np.hstack([families[index][0] for index in indices]), families[indices[0]][2]))
         for indices in by_groups.values()
     ]
-    for flips in random_sign_blocks(n):
+
+    def count_draws(_: int, flips: np.ndarray) -> list[np.ndarray]:
+        """Return the number of these flips that reach each observed statistic, family by family."""
+        counts: list[np.ndarray] = [np.empty(0)] * len(families)
         flips = np.ascontiguousarray(flips.T)
         for indices, product in designs:
             sizes, start = product.of(flips), 0
             np.abs(sizes, out=sizes)
             for index in indices:
                 observed = families[index][1]
-                counts[index] += _count_reached(sizes[start : start + len(observed)], observed, n)
+                counts[index] = _count_reached(sizes[start : start + len(observed)], observed, n)
                 start += len(observed)
-    return [(count + 1) / (RANDOM_FLIPS + 1) for count in counts]
+        return counts
+
+    parts = map_sign_blocks(n, count_draws)
+    return [np.asarray((np.sum(counts, axis=0) + 1) / (RANDOM_FLIPS + 1)) for counts in zip(*parts, strict=True)]
 
 
 class GroupedProduct:
@@ -451,11 +456,11 @@ def _count_reached(sizes: np.ndarray, observed: np.ndarray, n: int) -> np.ndarra
     The step-down maximum of a test is the largest statistic among it and the tests after it (less extreme ones).
 
     Args:
-        sizes: Statistics under the flips, [test, flip].
+        sizes: Statistics under the flips, [test, flip]; overwritten.
         observed: Observed statistics, [test]; a sum below by rounding only counts as reached.
         n: Number of configurations of the family.
     """
-    largest = np.maximum.accumulate(sizes[::-1], axis=0)[::-1]
+    largest = np.maximum.accumulate(sizes[::-1], axis=0, out=sizes[::-1])[::-1]
     return np.count_nonzero(largest >= (observed - ROUNDING_TOLERANCE * math.sqrt(n))[:, None], axis=1).astype(float)
 
 

@@ -305,6 +305,13 @@ def test_the_keyboard_is_enough(visit: Any, site: Any) -> None:
     assert page.evaluate("document.activeElement.id") == "tab-curves"
 
 
+def test_page_without_figures_says_how_to_have_them(visit: Any, site: Any) -> None:
+    page = visit(site[0])
+    page.get_by_role("tab", name="Figures").click()
+    command = page.locator("#figure-list pre").text_content()
+    assert command == "atma-sweep report --sweep big --dashboard FILE.html --figures"
+
+
 def brightness(page: Any) -> float:
     contrast: float = page.evaluate(
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0) / 765"

@@ -27,7 +27,7 @@ def run(store: Store, cell: CellRecord, *, state: str = "done", points: int = 3)
         owner=ME,
         provenance=Provenance(config=cell.config, seed=0, gpu_name="NVIDIA H200", extra={"start_seconds": 4}),
         curve=[
-            CurvePoint(step=n, tokens=100 * n, wall_s=2.0 * n, train_loss=1.0, tokens_per_s=50.0 + n)
+            CurvePoint(step=n, tokens=100 * n, wall_s=2.0 * n, train_loss=1.0, val_loss=1.0, tokens_per_s=50.0 + n)
             for n in range(1, points + 1)
         ],
         measurements=[

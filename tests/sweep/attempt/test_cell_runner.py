@@ -138,6 +138,23 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     assert nats(ours) == nats(plain)
 
 
+def test_losses_before_the_first_validation_are_stored_once(room: Callable[..., Room]) -> None:
+    """Twelve steps with a single validation: the losses are those of an attempt that validates every step."""
+    plain, ours = room(), room("eval.validate_every=100")
+    every_step = {step: loss for step, loss, *_ in plain.curve(plain.run())}
+    first = ours.run(stop=11)
+    stopped = [point[:3] for point in ours.curve(first)]
+    assert stopped == [(step, every_step[step], None) for step in range(1, len(stopped) + 1)]
+    assert 1 < len(stopped) < STEPS
+    assert f"curve ({len(stopped)} points)" in cell_details(ours.store, ours.cell.id, None).text()
+    curve = ours.store.curve(ours.run().id)
+    assert {point.step: point.train_loss for point in curve} == every_step
+    assert [point.step for point in curve if point.val_loss is not None] == [STEPS]
+    times = [point.wall_s for point in curve]
+    assert times == sorted(times)
+    assert all(point.tokens_per_s for point in curve)
+
+
 @pytest.mark.thorough
 def test_stops_do_not_pile_up_checkpoints(room: Callable[..., Room], far: str) -> None:
     """Whatever the places of the attempts, two checkpoints are left after each save: the newest and the one before."""

@@ -66,6 +66,7 @@ def record_training(
         )
     )
     rows = [30, 60, 90, 120, 150]
+    recorder.curve([CurvePoint(step=step, tokens=1024 * step, wall_s=99.0, train_loss=1.0) for step in (1, 45, 151)])
     recorder.curve(
         [
             CurvePoint(step=n, tokens=1024 * n, wall_s=1.928 + slow * 0.1024 * n, train_loss=1.0, val_loss=1.0)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.config import TrainConfig
-from atma_sweep.sweep.training.schedule import lr_factor
+from atma_sweep.sweep.training.schedule import is_curve_step, lr_factor
 from torch.optim import lr_scheduler
 
 
@@ -73,3 +74,11 @@ def test_published_number_of_steps() -> None:
     assert TrainConfig(tokens=10**9).steps == 1907
     assert TrainConfig(tokens=996_147_199).steps == 1899
     assert TrainConfig().accumulation == 64
+
+
+@pytest.mark.parametrize("steps", [1, 2, 99, 100, 101, 1900, 10**5 + 7])
+def test_stored_losses_begin_early_and_are_bounded(steps: int) -> None:
+    stored = [step for step in range(1, steps + 1) if is_curve_step(step, steps)]
+    assert {1, 2, 4, 8} & set(range(steps + 1)) <= set(stored)
+    assert len(stored) <= 100 + math.log2(steps) + 1
+    assert max(np.diff([0, *stored, steps + 1])) <= math.ceil(steps / 100)
