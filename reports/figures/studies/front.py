@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ....results.studies.optuna_study import Trial
 from ...render.style import SERIES_INKS
-from ...stats.study_data import Study, level_text, require_done_trials, study_of
+from ...stats.study_data import Study, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -23,7 +22,7 @@ from .settings import (
     RING_SIZE,
     objective_with_direction,
     padded_range,
-    setting_label,
+    settings_text,
     trial_row,
     value_range,
     wrap_vertical_label,
@@ -59,28 +58,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     best = [trial for trial in study.done if trial.number in study.best]
     if len(best) <= MAX_LISTED:
-        notes.append(f"Settings of the front: {'; '.join(_settings_text(study, trial) for trial in best)}.")
+        notes.append(f"Settings of the front: {'; '.join(settings_text(study, trial) for trial in best)}.")
     else:
         notes.append(f"Settings of its {len(best)} trials: --table study.")
     if len(study.objectives) > 2:
         notes.append("The front is over all objectives, so its trials may lie inside in a panel of two.")
     origins = study.origins(study.done)
     return collected(store, study.data, "front", "Pareto front of the study", frame, origins, notes=notes)
-
-
-def _settings_text(study: Study, trial: Trial) -> str:
-    """Return the number and the settings of a trial as text, such as "#6 Muon learning rate 0.0497, layers 4"."""
-    texts = []
-    for path, value in trial.params.items():
-        name = (
-            drawing.level_label(str(value))
-            if path == "attn_type"
-            else f"{value:.3g}"
-            if isinstance(value, float)
-            else level_text(value)
-        )
-        texts.append(name if path == "attn_type" else f"{setting_label(study.names.get(path, path))} {name}")
-    return f"#{trial.number} {', '.join(texts)}"
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
