@@ -131,6 +131,7 @@ AXIS_NAMES: Mapping[str, str] = {
     "model.n_layers": "layers",
     "model.n_heads": "heads",
     "model.d_model": "width",
+    "model.head_dim": "head size",
     "data.corpus": "corpus",
     "train.tokens": "training tokens",
     "train.seq_len": "training length",

@@ -25,10 +25,10 @@ MAX_KEYED_LAYERS = 6
 THICK, THIN = 1.5, 0.6
 """Widths, in points of the style `paper`, of the most and the least variable gate of a layer."""
 KINDS = {
-    "all texts: by position": ("position (tokens)", "mean retention"),
-    "all texts: by gate": ("mean retention", "standard deviation"),
-    "one text: by token": ("token of the text", "forgotten, by layer"),
-    "one text: state left": ("token of the text", "share left"),
+    "all texts: means": ("position (tokens)", "mean retention"),
+    "all texts: gates": ("mean retention", "standard deviation"),
+    "one text: forgotten": ("token of the text", "layer"),
+    "one text: left": ("token of the text", "share left"),
 }
 """Labels of the x and y axis by the title of a row of panels."""
 STRIP = 0.86
