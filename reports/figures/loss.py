@@ -30,7 +30,7 @@ from .canvas.length_frames import (
     count_range,
     t_half_width,
 )
-from .canvas.line_drawing import HALO_ZORDER, label_line_ends, named_cells
+from .canvas.line_drawing import DASHED_ZORDER, HALO_ZORDER, label_line_ends, named_cells
 from .canvas.scales import hide_overlapping_labels
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
@@ -337,9 +337,10 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
         units = sound.groupby(["first", "second"])[["configuration", "cell"]].nunique().max(axis=1)
         if over and len(units) and units.max() >= MIN_UNITS_OF_BAND:
             across = "configurations" if sound["configuration"].nunique() > len(units) else "seeds"
-            notes.append(
-                f"Bands, narrower than the line where they are not seen: {BARS[across]}; ± half of the last interval."
-            )
+            interval = f"half of the {BARS[across].replace('intervals', 'interval', 1)} of a final loss"
+            # single cells show the spread themselves, and bands would hide them
+            bands = "" if thin else f"Bands, narrower than the line where they are not seen: {BARS[across]}. "
+            notes.append(f"{bands}±: {interval}.")
         notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
     else:
         notes.append("No validation loss is stored.")
@@ -470,19 +471,22 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     )
     log = figure_data.draw_options["log"]
     limits = _y_limits(frame, [column, *(["smoothed"] if len(behind) else [])], x, log=log)
+    has_cells = means.empty or cells_stand_out(frame, column)
     for axes, first in zip(drawing.panels(figure, titles, sharex=True, sharey=True), firsts, strict=False):
         groups = [key for key in styles if key[0] == first or not by_mixer]
         panel_rows = frame[frame["first"] == first] if by_mixer else frame
         panel_ends = {key: end for key, end in ends.items() if key in groups}
-        if means.empty or cells_stand_out(frame, column):
+        if has_cells:
             _draw_cells(axes, panel_rows, x, column, styles, scale, look.highlight)
         _draw_training_loss(axes, behind[behind["first"] == first] if by_mixer else behind, x, styles, scale)
-        _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale)
+        _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale, banded=not has_cells)
         if x != "tokens":
             _draw_ends(axes, panel_ends, styles, scale)
         _set_scales(axes, log=log)
         if limits is not None:
             axes.set_ylim(*limits)
+            if x == "tokens" and not log and figure.get_figwidth() >= drawing.NARROW_WIDTH:
+                axes.set_xlim(left=_first_shown(frame, column, x, limits[1]) / scale)
         _draw_highlighted(axes, panel_rows, x, column, scale, named_cells(figure_data, look))
         complete = means if x == "tokens" else pd.DataFrame(list(panel_ends), columns=["first", "second"])
         shown = set(map(tuple, complete[["first", "second"]].to_numpy()))
@@ -617,6 +621,19 @@ def _y_limits(frame: pd.DataFrame, columns: Sequence[str], x: str, *, log: bool)
     return low - room, high + room
 
 
+def _first_shown(frame: pd.DataFrame, column: str, x: str, top: float) -> float:
+    """Return the left end of the x axis: a bit before the first point whose loss is at most `top`, and at least 0.
+
+    Args:
+        frame: Points of curves, with `x` and `column`.
+        column: Column of the losses.
+        x: Column of the x axis.
+        top: Upper end of the y axis.
+    """
+    last = float(frame[x].max())
+    return max(0.0, float(frame.loc[frame[column] <= top, x].min()) - 0.06 * last)
+
+
 def _y_top(frame: pd.DataFrame, column: str) -> float | None:
     """Return the upper end of the y axis where diverged cells would flatten it; None where no cell diverged.
 
@@ -725,8 +742,10 @@ def _draw_ends(
         )
 
 
-def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """Draw the mean curve of each group with a white halo, and the band of its 95 % intervals.
+def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float, *, banded: bool) -> None:
+    """Draw the mean curve of each group with a white halo, dashed ones on top, and the band of its 95 % intervals.
+
+    The band of a dashed line has no fill but a dashed edge, so that bands that coincide are told apart.
 
     Args:
         axes: The panel.
@@ -734,6 +753,7 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
         x: Column of the x axis.
         styles: Label and style by group.
         scale: Divisor from values of `x` to units of the axis.
+        banded: Whether bands are drawn.
     """
     for rank, key in enumerate(styles):
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
@@ -743,11 +763,15 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
         ][1]
         halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
         axes.plot(line[x] / scale, line["value"], zorder=HALO_ZORDER, **halo)
-        if line["half"].notna().any():
+        is_dashed = look["linestyle"] != "-"
+        if banded and line["half"].notna().any():
             ends = line["value"] - line["half"], line["value"] + line["half"]
-            shade: dict[str, Any] = {"color": look["color"], "alpha": 0.3, "linewidth": 0, "zorder": 2}
+            shade: dict[str, Any] = {"facecolor": look["color"], "alpha": 0.3, "linewidth": 0, "zorder": 2}
+            if is_dashed:
+                edge = {"edgecolor": look["color"], "linestyle": look["linestyle"]}
+                shade = edge | {"facecolor": "none", "linewidth": drawing.line_width(0.4), "zorder": 2.1}
             axes.fill_between(line[x] / scale, *ends, **shade)
-        axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank, **look)
+        axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank + DASHED_ZORDER * is_dashed, **look)
 
 
 def _draw_cells(

@@ -18,6 +18,7 @@ from ..number_format import Column
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
+from .canvas.labels import label_ends
 from .canvas.length_frames import band_note, coinciding_note, is_barred, line_means
 from .canvas.line_drawing import LineStyles, draw_lines_with_means, legend, line_styles, named_cells, robust_range
 from .canvas.scales import scale_for_values, tick_label
@@ -37,6 +38,8 @@ is at least this share of the range of all numbers.
 """
 MIN_GEOMETRIC_LEVELS = 3
 """Levels from which on equal ratios make an axis logarithmic."""
+MOST_LABELLED = 8
+"""Largest number of lines that are labelled at their ends, in a figure of a single panel."""
 MIN_LEVELS = 2
 """Least number of different levels of a numeric axis."""
 
@@ -113,9 +116,10 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
         )
     if (means["cells"] < means["of"]).any():
         notes.append("Some means are over fewer cells than their line has at other levels.")
-    notes += coinciding_note(
+    coinciding = coinciding_note(
         means.assign(panel=means["panel"].map(dict(zip(frame["panel"], frame["words"], strict=True)))), lines
     )
+    notes += [f"{note} There the line below is broader." for note in coinciding]
     notes += _setting_notes(store, data, [line_axis for line_axis in (*lines, *panel_axes) if "." not in line_axis])
     if unused_axes:
         notes.append(f"Other numeric axes: {', '.join(map(drawing.axis_label, unused_axes))}.")
@@ -349,7 +353,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     measure_labels = frame.drop_duplicates("panel").set_index("panel")["words"]
     figure = drawing.page(drawing.PANEL_HEIGHT + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
     columns = 3 if figure.get_figwidth() > drawing.NARROW_WIDTH else 2
-    grid = drawing.panels(figure, [measure_labels[title] for title in titles], columns=columns)
+    grid = drawing.panels(
+        figure, [measure_labels[title] if len(titles) > 1 else "" for title in titles], columns=columns
+    )
     means, styles = (
         _means(frame),
         line_styles(frame, figure_data.draw_options["axes"], figure_data.draw_options["mixer"]),
@@ -357,7 +363,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     highlighted = named_cells(figure_data, look)
     for axes, title in zip(grid, titles, strict=True):
         panel_rows, mean = (rows[rows["panel"] == title].reset_index(drop=True) for rows in (frame, means))
-        _draw_panel(axes, panel_rows, mean, styles, highlighted, barred=is_barred(means))
+        _draw_panel(axes, panel_rows, mean, styles, highlighted, barred=is_barred(means), is_alone=len(titles) == 1)
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, means=means))
 
 
@@ -377,6 +383,7 @@ def _draw_panel(
     highlighted: dict[str, str],
     *,
     barred: bool,
+    is_alone: bool,
 ) -> None:
     """Draw a panel, and set its scale, limits, ticks and axis labels.
 
@@ -389,6 +396,7 @@ def _draw_panel(
         styles: Style by line.
         highlighted: Label by id of a highlighted cell.
         barred: Draw intervals as bars instead of bands.
+        is_alone: Whether it is the only panel, which then names its number on the y axis, and lines at their ends.
     """
     percent = bool(panel_rows["percent"].iloc[0])
     factor = 100.0 if percent else 1.0
@@ -419,4 +427,15 @@ def _draw_panel(
         drawing.put_ticks(axes.xaxis, {level: tick_label(level) for level in levels})
     axes.set_xlabel(f"{drawing.axis_label(str(panel_rows['axis'].iloc[0]))}{' (log scale)' if scale.log else ''}")
     unit = str(panel_rows["unit"].iloc[0])
-    axes.set_ylabel("nats per token" if unit == "nats/token" else unit)
+    unit = "nats per token" if unit == "nats/token" else unit
+    better = {1: "more is better", -1: "less is better", 0: ""}[int(panel_rows["better"].iloc[0])]
+    named = str(panel_rows["words"].iloc[0]) if is_alone else ""
+    texts = (f"{named} ({unit})" if named else unit, better)
+    axes.set_ylabel("\n".join(filter(None, texts)))
+    if is_alone and 1 < mean["line"].nunique() <= MOST_LABELLED:
+        ends = mean.sort_values("length").groupby("line", sort=False).tail(1)
+        names = {name: drawing.level_label(*line_style.levels[0][::-1]) for name, line_style in styles.items()}
+        inks = {name: line_style.inks[str(panel_rows["panel"].iloc[0])] for name, line_style in styles.items()}
+        label_ends(
+            axes, [(names[end["line"]], factor * end["value"], inks[end["line"]]) for end in ends.to_dict("records")]
+        )

@@ -206,7 +206,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     handles |= {INTERVAL: interval_key(is_bar=True)} if means["low"].notna().any() else {}
     if figure_data.draw_options["sizes"]:
         number = min(figure_data.draw_options["sizes"].values(), key=len)
-        digit: dict[str, Any] = {"marker": f"${number}$", "linestyle": "none", "color": drawing.INK}
+        digit: dict[str, Any] = {
+            "marker": f"${number}$",
+            "linestyle": "none",
+            "color": drawing.INK,
+            "markeredgewidth": 0,
+        }
         handles[f"{figure_data.draw_options['size_name']} of a point"] = drawing.key(**digit)
     chance = figure_data.draw_options["chance"]
     handles |= {"chance level, a random value": drawing.key(**reference_line())} if chance else {}
