@@ -37,7 +37,6 @@ MIN_SIDE_BY_SIDE_WIDTH, STACKED_PANEL_HEIGHT = (
 FEW = 0.05  # largest share of points that may lie outside the axes, so that they do not flatten the rest
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
 FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
-SHADE = "#f1f1f1"  # of what the front dominates
 LOW_MARK = 2.2  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
 RING, MARK, BEHIND = (
     8.0,
@@ -285,7 +284,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if level is not None:
             mark_baseline([axes], 100 * level)
         _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality], 100 * (level or 0.0))
-        _shade_dominated(axes, front, is_share=quality.startswith("Ndl"))
+        reached = list(zip(front["speed"], front["value"], strict=True))
+        labels.shade_dominated(axes, reached, 1, 1 if quality.startswith("Ndl") else -1)
         # below the axis label, wherever the layout puts it
         below = ("axes fraction", axes.xaxis.label)
         drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
@@ -303,8 +303,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
             panel_rows,
         )
-    handles = legend_of_points(frame) | {"Pareto front": drawing.key(**_front_line())}
-    handles["dominated"] = drawing.patch(facecolor=SHADE, edgecolor="none")
+    handles = legend_of_points(frame) | {"Pareto front": drawing.key(**_front_line())} | labels.dominated_key()
     if (frame.loc[frame["front"], ["speed_sd", "sd"]] > 0).any(axis=None):
         handles["± standard error"] = _bar_key()
     for level in list(figure_data.draw_options["constant"].values())[:1]:
@@ -345,24 +344,6 @@ def _speed_text(row: Mapping[str, Any]) -> str:
         return f"{row['speed']:.1f}\u00a0%"
     size, letter = (1e6, "M") if row["speed"] >= 1e6 else (1e3, "K")
     return f"{row['speed'] / size:.3g}{letter}\u00a0tokens/s"
-
-
-def _shade_dominated(axes: Axes, front: pd.DataFrame, *, is_share: bool) -> None:
-    """Shade what the front dominates: as far as the axes go, all that is slower and worse than one of its points.
-
-    Args:
-        axes: The panel, with its limits.
-        front: Rows of the front by ascending speed, with speed and value; without any nothing is shaded.
-        is_share: Whether more of the quality is better.
-    """
-    if front.empty:
-        return
-    low, high = axes.get_ylim()
-    speeds = [axes.get_xlim()[0], *front["speed"]]
-    values = [float(front["value"].iloc[0]), *front["value"]]
-    worst = low if is_share else high
-    axes.set_ylim(low, high)
-    axes.fill_between(speeds, values, worst, step="pre", color=SHADE, linewidth=0, zorder=0.4)
 
 
 def _front_line() -> dict[str, Any]:
