@@ -40,6 +40,8 @@ MIN_GEOMETRIC_LEVELS = 3
 """Levels from which on equal ratios make an axis logarithmic."""
 MOST_LABELLED = 8
 """Largest number of lines that are labelled at their ends, in a figure of a single panel."""
+BETTER_SIDES = {1: "more is better", -1: "less is better", 0: ""}
+"""Text by the better side of a number."""
 MIN_LEVELS = 2
 """Least number of different levels of a numeric axis."""
 
@@ -352,10 +354,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     titles = list(dict.fromkeys(frame["panel"]))
     measure_labels = frame.drop_duplicates("panel").set_index("panel")["words"]
     figure = drawing.page(drawing.PANEL_HEIGHT + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
+    sides = frame.drop_duplicates("panel").set_index("panel")["better"].map(BETTER_SIDES)
+    heads = [
+        f"{measure_labels[title]}\n{sides[title] and f'({sides[title]})'}".strip() if len(titles) > 1 else ""
+        for title in titles
+    ]
     columns = 3 if figure.get_figwidth() > drawing.NARROW_WIDTH else 2
-    grid = drawing.panels(
-        figure, [measure_labels[title] if len(titles) > 1 else "" for title in titles], columns=columns
-    )
+    grid = drawing.panels(figure, heads, columns=columns)
     means, styles = (
         _means(frame),
         line_styles(frame, figure_data.draw_options["axes"], figure_data.draw_options["mixer"]),
@@ -428,10 +433,11 @@ def _draw_panel(
     axes.set_xlabel(f"{drawing.axis_label(str(panel_rows['axis'].iloc[0]))}{' (log scale)' if scale.log else ''}")
     unit = str(panel_rows["unit"].iloc[0])
     unit = "nats per token" if unit == "nats/token" else unit
-    better = {1: "more is better", -1: "less is better", 0: ""}[int(panel_rows["better"].iloc[0])]
-    named = str(panel_rows["words"].iloc[0]) if is_alone else ""
-    texts = (f"{named} ({unit})" if named else unit, better)
-    axes.set_ylabel("\n".join(filter(None, texts)))
+    words, better = str(panel_rows["words"].iloc[0]), BETTER_SIDES[int(panel_rows["better"].iloc[0])]
+    if is_alone:
+        axes.set_ylabel("\n".join(filter(None, (f"{words} ({unit})", better))))
+    else:
+        axes.set_ylabel(unit)
     if is_alone and 1 < mean["line"].nunique() <= MOST_LABELLED:
         ends = mean.sort_values("length").groupby("line", sort=False).tail(1)
         names = {name: drawing.level_label(*line_style.levels[0][::-1]) for name, line_style in styles.items()}
