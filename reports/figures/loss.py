@@ -470,6 +470,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         drawing.width_of(len(titles)) if by_mixer else 4.8,
     )
     log = figure_data.draw_options["log"]
+    is_narrow = by_mixer and figure.get_figwidth() < drawing.NARROW_WIDTH
     limits = _y_limits(frame, [column, *(["smoothed"] if len(behind) else [])], x, log=log)
     has_cells = means.empty or cells_stand_out(frame, column)
     for axes, first in zip(drawing.panels(figure, titles, sharex=True, sharey=True), firsts, strict=False):
@@ -484,8 +485,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             _draw_ends(axes, panel_ends, styles, scale)
         _set_scales(axes, log=log)
         if limits is not None:
-            axes.set_ylim(*limits)
-            if x == "tokens" and not log and figure.get_figwidth() >= drawing.NARROW_WIDTH:
+            # the list of final losses is as high as a seventh of a narrow panel
+            axes.set_ylim(limits[0], limits[1] + is_narrow * (limits[1] - limits[0]) / 7)
+            if x == "tokens" and not log and not is_narrow:
                 axes.set_xlim(left=_first_shown(frame, column, x, limits[1]) / scale)
         _draw_highlighted(axes, panel_rows, x, column, scale, named_cells(figure_data, look))
         complete = means if x == "tokens" else pd.DataFrame(list(panel_ends), columns=["first", "second"])
@@ -493,7 +495,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         labelled = [key for key in panel_ends if key in shown and _ends_together(sound, key, x, column)]
         texts = [(_end_label(panel_ends[key][1], means, key), panel_ends[key][1], styles[key][1]) for key in labelled]
         if by_mixer and x == "tokens":
-            _list_final_losses(axes, sorted(texts, key=lambda entry: -entry[1]))
+            _list_final_losses(axes, sorted(texts, key=lambda entry: -entry[1]), is_narrow=is_narrow)
         else:
             label_ends(axes, [(text, y, look["color"]) for text, y, look in texts])
     drawing.outer_labels(figure, unit, f"{'validation' if column == 'val_loss' else 'training'} loss (nats per token)")
@@ -522,22 +524,26 @@ def _end_label(loss: float, means: pd.DataFrame, key: tuple[str, str]) -> str:
     return f"{text} ± {max(10.0**-END_DECIMALS, half):.{END_DECIMALS}f}" if math.isfinite(half) else text
 
 
-def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[str, Any]]]) -> None:
+def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[str, Any]]], *, is_narrow: bool) -> None:
     """List final losses in the upper right corner, where falling curves leave space, each with the mark of its line.
 
     Args:
         axes: The panel.
         entries: (text, loss, line style) of each line, from top to bottom.
+        is_narrow: Whether an interval stands below its loss.
     """
     from matplotlib.transforms import ScaledTranslation
 
     figure: Any = axes.figure
     line, room = 1.3 * drawing.size("small"), drawing.line_width(MARK_ROOM)
     style_of_text: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "center", "zorder": 6}
-    rows = [("final loss", style.GREY, None), *((text, look["color"], look) for text, _, look in entries)]
-    for row, (text, ink, look) in enumerate(rows[: len(rows) if entries else 0]):
+    rows: list[tuple[str, str, Mapping[str, Any] | None]] = [("final loss", style.GREY, None)] * bool(entries)
+    for text, _, look in entries:
+        first, *rest = text.replace(" ± ", "\n±" if is_narrow else " ± ").split("\n")
+        rows += [(first, look["color"], look), *((part, look["color"], None) for part in rest)]
+    for row, (text, ink, look) in enumerate(rows):
         down = -(row + 0.5) * line
-        shift = (-1 if look is None else -room - 2, down)
+        shift = (-1 if row == 0 else -room - 2, down)
         drawing.note(axes, text, (1, 1), shift, color=ink, bbox=drawing.BACKING, **style_of_text)
         if look is not None:
             corner = axes.transAxes + ScaledTranslation(-room / 144, down / 72, figure.dpi_scale_trans)

@@ -171,7 +171,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     figure = drawing.page(drawing.PANEL_HEIGHT, drawing.width_of(len(pairs)))
     width, height = figure.get_size_inches()
     is_shared = len({y for _, y in pairs}) == 1
-    columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else 2
+    most = 1 if len(pairs) == 2 and width < drawing.NARROW_WIDTH else 2
+    columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else most
     figure.set_size_inches(width, height * drawing.rows_of(len(pairs), columns))
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
     letters = max(12, int(TITLE_SHARE * width / columns * 72 / (0.6 * drawing.size("xtick.labelsize"))))
