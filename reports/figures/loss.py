@@ -538,9 +538,9 @@ def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[s
     line, room = 1.3 * drawing.size("small"), drawing.line_width(MARK_ROOM)
     style_of_text: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "center", "zorder": 6}
     rows: list[tuple[str, str, Mapping[str, Any] | None]] = [("final loss", style.GREY, None)] * bool(entries)
-    for text, _, look in entries:
-        first, *rest = text.replace(" ± ", "\n±" if is_narrow else " ± ").split("\n")
-        rows += [(first, look["color"], look), *((part, look["color"], None) for part in rest)]
+    for entry, _, mark_look in entries:
+        first, *rest = entry.replace(" ± ", "\n±" if is_narrow else " ± ").split("\n")
+        rows += [(first, mark_look["color"], mark_look), *((part, mark_look["color"], None) for part in rest)]
     for row, (text, ink, look) in enumerate(rows):
         down = -(row + 0.5) * line
         shift = (-1 if row == 0 else -room - 2, down)

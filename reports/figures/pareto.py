@@ -333,12 +333,12 @@ def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> 
     return head + entries[:MOST_NAMED] + [f"and {len(entries) - MOST_NAMED} more"] * (len(entries) > MOST_NAMED)
 
 
-def _quality_text(row: Mapping[str, Any]) -> str:
+def _quality_text(row: Mapping[Any, Any]) -> str:
     """Return the quality of a configuration as text: a loss with three decimals, a share in percent."""
     return f"{row['value']:.0f}\u00a0%" if str(row["quality"]).startswith("Ndl") else f"{row['value']:.3f}"
 
 
-def _speed_text(row: Mapping[str, Any]) -> str:
+def _speed_text(row: Mapping[Any, Any]) -> str:
     """Return the speed of a configuration as text: a utilization in percent, or tokens per second with a K or M."""
     if row["speed_name"] == "MFU":
         return f"{row['speed']:.1f}\u00a0%"
