@@ -77,8 +77,8 @@ def _sizes_note(data: SweepData, sizes: Sequence[str]) -> str:
     if not sizes:
         return ""
     texts = [f"{drawing.axis_label(axis)} ({', '.join(data.levels(axis))})" for axis in sizes]
-    beside = ", which stands beside each point" if len(sizes) == 1 else ""
-    return f"; along a line changes {' and '.join(texts)}{beside}"
+    suffix = ", which stands beside each point" if len(sizes) == 1 else ""
+    return f"; along a line changes {' and '.join(texts)}{suffix}"
 
 
 def _chance_note(chance: Sequence[float]) -> list[str]:

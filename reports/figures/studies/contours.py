@@ -91,7 +91,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and none farther than "
             f"{REACH:.0%} of an axis from every trial. Hatched: no colour, since no trial is near. Above each panel: share "
             "of the variance of left-out trials (five folds) that the interpolation over the pair explains, and that over "
-            f"the better of the two settings alone. {_left_out_note(pairs, predictive, drawn)}"
+            f"the better of the two settings alone. {_selection_note(pairs, predictive, drawn)}"
         )
     else:
         notes.append(
@@ -112,7 +112,7 @@ def _gain(pair: pd.DataFrame) -> float:
     return float(first["skill"] - max(0.0, first["x_alone"], first["y_alone"]))
 
 
-def _left_out_note(
+def _selection_note(
     pairs: Sequence[pd.DataFrame], predictive: Sequence[pd.DataFrame], drawn: Sequence[pd.DataFrame]
 ) -> str:
     """Return the sentence on the pairs that are drawn, the best first, and why the others are not.
@@ -128,9 +128,9 @@ def _left_out_note(
         f"{len(pairs) - len(predictive)} that explain less than {MIN_SKILL:.0%}",
         f"{len(predictive) - alone - len(drawn)} that explain less than those drawn",
     ]
-    left_out = " and ".join(reason for reason in reasons if not reason.startswith("0 "))
+    omitted = " and ".join(reason for reason in reasons if not reason.startswith("0 "))
     shown = f"{counted(len(drawn), 'pair')} of {len(pairs)}"
-    return f"Drawn: {shown}, the best first; not drawn: {left_out}." if left_out else f"Drawn: {shown}, the best first."
+    return f"Drawn: {shown}, the best first; not drawn: {omitted}." if omitted else f"Drawn: {shown}, the best first."
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
@@ -332,11 +332,11 @@ def _smoothed(table: np.ndarray, side: int) -> np.ndarray:
     """Return values smoothed along one axis of an array over `SMOOTHING` of its length; NaN stays NaN and has no weight."""
     from scipy.ndimage import gaussian_filter1d
 
-    known = np.isfinite(table)
+    finite = np.isfinite(table)
     smoothing: dict[str, Any] = {"sigma": SMOOTHING * STEPS, "axis": side, "mode": "constant"}
-    weights = gaussian_filter1d(known.astype(float), **smoothing)
-    sums = gaussian_filter1d(np.where(known, table, 0.0), **smoothing)
-    return np.where(known, sums / np.maximum(weights, 1e-12), np.nan)
+    weights = gaussian_filter1d(finite.astype(float), **smoothing)
+    sums = gaussian_filter1d(np.where(finite, table, 0.0), **smoothing)
+    return np.where(finite, sums / np.maximum(weights, 1e-12), np.nan)
 
 
 def _hatch(axes: Axes, x: Scale, y: Scale) -> None:

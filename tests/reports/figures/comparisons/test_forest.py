@@ -15,7 +15,7 @@ from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.comparisons.forest import difference_label, three_ticks
 from atma_sweep.reports.stats.effects.effects import effects, interactions
-from atma_sweep.reports.sweep_data import load_sweep_data
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement
 from atma_sweep.results.store.store import Store
@@ -174,11 +174,12 @@ class TestBadInput:
     ) -> None:
         for record in square:
             run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
-        for name in ("effects", "interactions"):
-            figure_data = make_figure(name, empty)
-            assert set(figure_data.frame["mean"]) == {0.0}
-            assert not figure_data.frame["sure"].any()
-            check_column(figure_of(figure_data))
+        figure_data = make_figure("effects", empty)
+        assert set(figure_data.frame["mean"]) == {0.0}
+        assert not figure_data.frame["sure"].any()
+        check_column(figure_of(figure_data))
+        with pytest.raises(ReportError, match=r"two matched quadruples, so none has an interval; --table interactions"):
+            make_figure("interactions", empty)
 
 
 @pytest.fixture(scope="module")
