@@ -36,8 +36,7 @@ from .forest import (
 )
 
 MAX_ROWS = 6
-MIN_FOURS = 2  # matched quadruples that an interval takes
-LEAST_HEIGHT = 3  # rows for which a panel has space, so that its axis fits beside few
+LEAST_HEIGHT = 4  # rows for which a panel has space, so that its axis fits beside few
 MAX_LABEL = 0.42  # share of the width of a panel that its labels may take
 BETTER_SIDE = "more gain together"
 
@@ -54,7 +53,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     significant), i2, mixed, confirmatory, floor (no combination of levels recalls); then words_row (label). Means and bounds of shares are percentage points.
 
     Raises:
-        ReportError: Fewer than two axes vary, or there are no four matched cells, or no interaction has two such fours.
+        ReportError: Fewer than two axes vary, or there are no four matched cells.
     """
     if len(varying_axes(data)) < 2:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
@@ -78,11 +77,6 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(
             f"sweep {data.sweep} has no matched quadruple: no four measured cells differ in exactly two axes, "
             "in validation loss or the needle; measure more cells"
-        )
-    if all(row["fours"] < MIN_FOURS for row in rows):
-        raise ReportError(
-            f"no interaction of sweep {data.sweep} has two matched quadruples, so none has an interval; --table interactions "
-            "lists the differences"
         )
     frame = pd.DataFrame(rows)
     frame = frame.assign(size=frame["mean"].abs()).sort_values("size", ascending=False, kind="stable")
