@@ -129,7 +129,7 @@ class TestSmall:
             assert list(rows["mean"].abs()) == sorted(rows["mean"].abs(), reverse=True)
             assert rows.iloc[0]["words_row"] == "(NoPE − PoLAR) × memory"
             assert [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] == [
-                words.replace(" − ", " vs ") for words in rows["words_row"]
+                text.replace(" − ", " vs ") for text in rows["words_row"]
             ]
             assert black(axes) == rows["sure"].sum() > 0
 
