@@ -108,7 +108,10 @@ def write_report_folder(
     if "html" in formats:
         gallery = [
             GalleryPicture(
-                figure.name, figure.title, " ".join(figure.notes), (out / f"figure-{figure.name}.svg").read_bytes()
+                figure.name,
+                figure.title,
+                " ".join(figure.caption_notes()),
+                (out / f"figure-{figure.name}.svg").read_bytes(),
             )
             for figure in pictures.values()
         ]

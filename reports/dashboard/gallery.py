@@ -57,7 +57,7 @@ def draw_picture(store: Store, sweep: str, name: str, lengths: ExtraLengths = No
     options = FIGURES[name].select_options({"lengths": lengths})
     figure = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
     svg = renderings(figure, ("svg",), look=FigureOptions(title=False), trace=False)["svg"]
-    return GalleryPicture(name, figure.title, " ".join(figure.notes), svg)
+    return GalleryPicture(name, figure.title, " ".join(figure.caption_notes()), svg)
 
 
 def drawn_pictures(store: Store, sweep: str, lengths: ExtraLengths = None) -> Iterator[GalleryPicture]:

@@ -149,16 +149,16 @@ def _drawable_text(text: str) -> str:
 def _with_drawable_text(figure_data: FigureData) -> FigureData:
     """Return a copy of the figure with control characters removed and dollar signs escaped.
 
-    This covers title, notes, draw options and the columns of the frame that are not numeric; the trace stays.
+    This covers title, notes (with the glossary, which becomes one of them), draw options and the columns of the frame that are not numeric; the trace stays.
     """
     frame = figure_data.frame.copy(deep=False)
     for name in frame.columns:
         if not pd.api.types.is_numeric_dtype(frame[name]):
             frame[name] = frame[name].map(lambda cell_value: sanitize_all(cell_value, _drawable_text))
     title, notes, draw_options = sanitize_all(
-        (figure_data.title, figure_data.notes, dict(figure_data.draw_options)), _drawable_text
+        (figure_data.title, figure_data.caption_notes(), dict(figure_data.draw_options)), _drawable_text
     )
-    return replace(figure_data, title=title, notes=notes, frame=frame, draw_options=draw_options)
+    return replace(figure_data, title=title, notes=tuple(notes), glossary={}, frame=frame, draw_options=draw_options)
 
 
 def read_trace(content: bytes, format: str) -> dict[str, Any]:

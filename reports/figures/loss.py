@@ -30,7 +30,7 @@ from .canvas.length_frames import (
     count_range,
     t_half_width,
 )
-from .canvas.line_drawing import HALO_ZORDER, label_line_ends, named_cells
+from .canvas.line_drawing import DASHED_ZORDER, HALO_ZORDER, label_line_ends, named_cells
 from .canvas.scales import hide_overlapping_labels
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
@@ -337,9 +337,10 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
         units = sound.groupby(["first", "second"])[["configuration", "cell"]].nunique().max(axis=1)
         if over and len(units) and units.max() >= MIN_UNITS_OF_BAND:
             across = "configurations" if sound["configuration"].nunique() > len(units) else "seeds"
-            notes.append(
-                f"Bands, narrower than the line where they are not seen: {BARS[across]}; ± half of the last interval."
-            )
+            interval = f"half of the {BARS[across].replace('intervals', 'interval', 1)} of a final loss"
+            # single cells show the spread themselves, and bands would hide them
+            bands = "" if thin else f"Bands, narrower than the line where they are not seen: {BARS[across]}. "
+            notes.append(f"{bands}±: {interval}.")
         notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
     else:
         notes.append("No validation loss is stored.")
@@ -469,27 +470,32 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         drawing.width_of(len(titles)) if by_mixer else 4.8,
     )
     log = figure_data.draw_options["log"]
+    is_narrow = by_mixer and figure.get_figwidth() < drawing.NARROW_WIDTH
     limits = _y_limits(frame, [column, *(["smoothed"] if len(behind) else [])], x, log=log)
+    has_cells = means.empty or cells_stand_out(frame, column)
     for axes, first in zip(drawing.panels(figure, titles, sharex=True, sharey=True), firsts, strict=False):
         groups = [key for key in styles if key[0] == first or not by_mixer]
         panel_rows = frame[frame["first"] == first] if by_mixer else frame
         panel_ends = {key: end for key, end in ends.items() if key in groups}
-        if means.empty or cells_stand_out(frame, column):
+        if has_cells:
             _draw_cells(axes, panel_rows, x, column, styles, scale, look.highlight)
         _draw_training_loss(axes, behind[behind["first"] == first] if by_mixer else behind, x, styles, scale)
-        _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale)
+        _draw_means(axes, means, x, {key: styles[key] for key in groups}, scale, banded=not has_cells)
         if x != "tokens":
             _draw_ends(axes, panel_ends, styles, scale)
         _set_scales(axes, log=log)
         if limits is not None:
-            axes.set_ylim(*limits)
+            # the list of final losses is as high as a seventh of a narrow panel
+            axes.set_ylim(limits[0], limits[1] + is_narrow * (limits[1] - limits[0]) / 7)
+            if x == "tokens" and not log and not is_narrow:
+                axes.set_xlim(left=_first_shown(frame, column, x, limits[1]) / scale)
         _draw_highlighted(axes, panel_rows, x, column, scale, named_cells(figure_data, look))
         complete = means if x == "tokens" else pd.DataFrame(list(panel_ends), columns=["first", "second"])
         shown = set(map(tuple, complete[["first", "second"]].to_numpy()))
         labelled = [key for key in panel_ends if key in shown and _ends_together(sound, key, x, column)]
         texts = [(_end_label(panel_ends[key][1], means, key), panel_ends[key][1], styles[key][1]) for key in labelled]
         if by_mixer and x == "tokens":
-            _list_final_losses(axes, sorted(texts, key=lambda entry: -entry[1]))
+            _list_final_losses(axes, sorted(texts, key=lambda entry: -entry[1]), is_narrow=is_narrow)
         else:
             label_ends(axes, [(text, y, look["color"]) for text, y, look in texts])
     drawing.outer_labels(figure, unit, f"{'validation' if column == 'val_loss' else 'training'} loss (nats per token)")
@@ -518,22 +524,26 @@ def _end_label(loss: float, means: pd.DataFrame, key: tuple[str, str]) -> str:
     return f"{text} ± {max(10.0**-END_DECIMALS, half):.{END_DECIMALS}f}" if math.isfinite(half) else text
 
 
-def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[str, Any]]]) -> None:
+def _list_final_losses(axes: Axes, entries: Sequence[tuple[str, float, Mapping[str, Any]]], *, is_narrow: bool) -> None:
     """List final losses in the upper right corner, where falling curves leave space, each with the mark of its line.
 
     Args:
         axes: The panel.
         entries: (text, loss, line style) of each line, from top to bottom.
+        is_narrow: Whether an interval stands below its loss.
     """
     from matplotlib.transforms import ScaledTranslation
 
     figure: Any = axes.figure
     line, room = 1.3 * drawing.size("small"), drawing.line_width(MARK_ROOM)
     style_of_text: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "center", "zorder": 6}
-    rows = [("final loss", style.GREY, None), *((text, look["color"], look) for text, _, look in entries)]
-    for row, (text, ink, look) in enumerate(rows[: len(rows) if entries else 0]):
+    rows: list[tuple[str, str, Mapping[str, Any] | None]] = [("final loss", style.GREY, None)] * bool(entries)
+    for entry, _, mark_look in entries:
+        first, *rest = entry.replace(" ± ", "\n±" if is_narrow else " ± ").split("\n")
+        rows += [(first, mark_look["color"], mark_look), *((part, mark_look["color"], None) for part in rest)]
+    for row, (text, ink, look) in enumerate(rows):
         down = -(row + 0.5) * line
-        shift = (-1 if look is None else -room - 2, down)
+        shift = (-1 if row == 0 else -room - 2, down)
         drawing.note(axes, text, (1, 1), shift, color=ink, bbox=drawing.BACKING, **style_of_text)
         if look is not None:
             corner = axes.transAxes + ScaledTranslation(-room / 144, down / 72, figure.dpi_scale_trans)
@@ -615,6 +625,19 @@ def _y_limits(frame: pd.DataFrame, columns: Sequence[str], x: str, *, log: bool)
     low, high = float(late.min()), float(late.max())
     room = 0.05 * (high - low) or 0.05 * abs(high)
     return low - room, high + room
+
+
+def _first_shown(frame: pd.DataFrame, column: str, x: str, top: float) -> float:
+    """Return the left end of the x axis: a bit before the first point whose loss is at most `top`, and at least 0.
+
+    Args:
+        frame: Points of curves, with `x` and `column`.
+        column: Column of the losses.
+        x: Column of the x axis.
+        top: Upper end of the y axis.
+    """
+    last = float(frame[x].max())
+    return max(0.0, float(frame.loc[frame[column] <= top, x].min()) - 0.06 * last)
 
 
 def _y_top(frame: pd.DataFrame, column: str) -> float | None:
@@ -725,8 +748,10 @@ def _draw_ends(
         )
 
 
-def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """Draw the mean curve of each group with a white halo, and the band of its 95 % intervals.
+def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float, *, banded: bool) -> None:
+    """Draw the mean curve of each group with a white halo, dashed ones on top, and the band of its 95 % intervals.
+
+    The band of a dashed line has no fill but a dashed edge, so that bands that coincide are told apart.
 
     Args:
         axes: The panel.
@@ -734,6 +759,7 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
         x: Column of the x axis.
         styles: Label and style by group.
         scale: Divisor from values of `x` to units of the axis.
+        banded: Whether bands are drawn.
     """
     for rank, key in enumerate(styles):
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
@@ -743,11 +769,15 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
         ][1]
         halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
         axes.plot(line[x] / scale, line["value"], zorder=HALO_ZORDER, **halo)
-        if line["half"].notna().any():
+        is_dashed = look["linestyle"] != "-"
+        if banded and line["half"].notna().any():
             ends = line["value"] - line["half"], line["value"] + line["half"]
-            shade: dict[str, Any] = {"color": look["color"], "alpha": 0.3, "linewidth": 0, "zorder": 2}
+            shade: dict[str, Any] = {"facecolor": look["color"], "alpha": 0.3, "linewidth": 0, "zorder": 2}
+            if is_dashed:
+                edge = {"edgecolor": look["color"], "linestyle": look["linestyle"]}
+                shade = edge | {"facecolor": "none", "linewidth": drawing.line_width(0.4), "zorder": 2.1}
             axes.fill_between(line[x] / scale, *ends, **shade)
-        axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank, **look)
+        axes.plot(line[x] / scale, line["value"], zorder=3.01 + 0.02 * rank + DASHED_ZORDER * is_dashed, **look)
 
 
 def _draw_cells(

@@ -38,9 +38,14 @@ FEW = 0.05  # largest share of points that may lie outside the axes, so that the
 FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
 FRONT_INK = style.tint(style.GREY, 0.55)  # pale, under points and error bars
 LOW_MARK = 2.2  # points in the style `paper`, diameter of a mark up to the constant-digit baseline
-RING, MARK = 8.0, 4.8  # points in the style `paper`, diameter of a ring and of a mark
+RING, MARK, BEHIND = (
+    8.0,
+    4.8,
+    3.2,
+)  # points in the style `paper`, diameter of a ring, of a mark, and of one behind the front
 SHORT_LIST, LESS_HEIGHT = 5, 0.5
 """Lines of the lists up to which panels side by side, with few labels, are lower; and by how many inches."""
+LETTER = 0.54  # width of a character of the list relative to its size
 LIST_INDENT = 0.6  # inches from the left of a panel's space to the list below it
 LINE_SPACING = 1.25  # of the list below a panel
 MOST_NAMED = 12  # points of a front that the list below a panel has
@@ -187,13 +192,16 @@ def _notes(
     """
     low, high = int(frame["seeds"].min()), int(frame["seeds"].max())
     runs = f"{low} run" if high == 1 else f"mean over {low} runs" if low == high else f"mean over {low} to {high} runs"
-    each = ", ".join(map(str, dict.fromkeys(frame.groupby("quality", sort=False).size())))
+    counts = list(dict.fromkeys(map(int, frame.groupby("quality", sort=False).size())))
+    each = f"{counts[0]} per panel" if len(counts) == 1 else " and ".join(map(str, counts))
+    fronts = " and ".join(map(str, frame.groupby("quality", sort=False)["front"].sum()))
     notes = [
-        f"One point per configuration ({each}, {runs} each). Ringed, joined by a grey line and listed below each panel: on "
-        "the Pareto front, where no other is as good in both and better in one."
+        f"One point per configuration ({each}, {runs} each). Ringed, numbered, and listed below each panel with both "
+        f"numbers: the Pareto front ({fronts} configurations), where no other is as good in both and better in one. Pale, "
+        "in the shaded area: dominated, since one of the front is as good in both and better in one."
     ]
     if frame["p_front"].notna().any():
-        notes.append("In brackets: probability of being on the front, given the spread between runs.")
+        notes.append("p: probability of being on the front, given the spread between runs.")
     barred = [word for word, name in (("speed", "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
     if barred:
         notes.append(
@@ -254,7 +262,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if across == 1:
         # stacked panels, since labels next to points need width
         figure.set_size_inches(width, STACKED_PANEL_HEIGHT * len(names) * look.scale)
-    letters = int(72 * (width / min(across, len(names)) - LIST_INDENT) / (0.6 * drawing.size("small")))
+    letters = int(72 * (width / min(across, len(names)) - LIST_INDENT) / (LETTER * drawing.size("small")))
     texts = {
         name: "\n".join(line for entry in entries for line in textwrap.wrap(entry, letters, subsequent_indent="   "))
         for name, entries in lists.items()
@@ -275,7 +283,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_rings(axes, front, "o", RING, style.INK, 0.9, 2.8)
         if level is not None:
             mark_baseline([axes], 100 * level)
-        _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality])
+        _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality], 100 * (level or 0.0))
+        reached = list(zip(front["speed"], front["value"], strict=True))
+        labels.shade_dominated(axes, reached, 1, 1 if quality.startswith("Ndl") else -1)
         # below the axis label, wherever the layout puts it
         below = ("axes fraction", axes.xaxis.label)
         drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
@@ -293,7 +303,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
             panel_rows,
         )
-    handles = legend_of_points(frame) | {"Pareto front": drawing.key(**_front_line())}
+    handles = legend_of_points(frame) | {"Pareto front": drawing.key(**_front_line())} | labels.dominated_key()
     if (frame.loc[frame["front"], ["speed_sd", "sd"]] > 0).any(axis=None):
         handles["± standard error"] = _bar_key()
     for level in list(figure_data.draw_options["constant"].values())[:1]:
@@ -304,20 +314,36 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> list[str]:
-    """Return "number levels (probability)" of each configuration of a front below a head, at most twelve and how many follow.
+    """Return "number levels: quality at speed (p)" of each configuration of a front below a head, at most twelve and how many follow.
 
     Args:
-        panel_rows: Rows of one quality, with front, front_number, slug and p_front.
+        panel_rows: Rows of one quality, with front, front_number, slug, speed, value and p_front.
         labels_by_slug: Levels of each configuration as text.
     """
     front = panel_rows[panel_rows["front"]].sort_values("front_number")
     entries = [
         f"{row['front_number']} {round_long_numbers(labels_by_slug[row['slug']])}"
-        + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
+        + f": {_quality_text(row)} at {_speed_text(row)}"
+        + ("" if math.isnan(row["p_front"]) else f" (p\u00a0=\u00a0{format_probability(row['p_front'])})").replace(
+            "=\u00a0>", ">\u00a0"
+        )
         for row in front.to_dict("records")
     ]
-    head = ["on the front" + (" (probability)" if front["p_front"].notna().any() else "") + ":"] * bool(entries)
+    head = ["Pareto front, from left to right:" if entries else "no configuration exceeds the constant digit"]
     return head + entries[:MOST_NAMED] + [f"and {len(entries) - MOST_NAMED} more"] * (len(entries) > MOST_NAMED)
+
+
+def _quality_text(row: Mapping[Any, Any]) -> str:
+    """Return the quality of a configuration as text: a loss with three decimals, a share in percent."""
+    return f"{row['value']:.0f}\u00a0%" if str(row["quality"]).startswith("Ndl") else f"{row['value']:.3f}"
+
+
+def _speed_text(row: Mapping[Any, Any]) -> str:
+    """Return the speed of a configuration as text: a utilization in percent, or tokens per second with a K or M."""
+    if row["speed_name"] == "MFU":
+        return f"{row['speed']:.1f}\u00a0%"
+    size, letter = (1e6, "M") if row["speed"] >= 1e6 else (1e3, "K")
+    return f"{row['speed'] / size:.3g}{letter}\u00a0tokens/s"
 
 
 def _front_line() -> dict[str, Any]:
@@ -376,7 +402,9 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
     for key, look in styles.items():
         mine = panel_rows[[own == key for own in keys]]
         for (on_front, is_low), part in mine.groupby(["front", mine["value"] <= baseline], sort=False):
-            state: dict[str, Any] = {"alpha": 1.0, "zorder": 2.6} if on_front else {"alpha": 0.7, "zorder": 2.5}
+            state: dict[str, Any] = {"alpha": 1.0, "zorder": 2.6, "markersize": drawing.line_width(MARK)}
+            if not on_front:
+                state = {"alpha": 0.5, "zorder": 2.5, "markersize": drawing.line_width(BEHIND)}
             if is_low and not on_front:
                 state |= _low_mark(look["color"])
             axes.plot(part["speed"], part["value"], **(look | state))
@@ -430,10 +458,10 @@ def _draw_rings(
     )
 
 
-def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str) -> None:
+def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str, baseline: float) -> None:
     """Set ranges and labels of both axes.
 
-    The y axis of needle accuracy begins at 0 %. That of a loss leaves out a few outliers at the top, which get an
+    The y axis of needle accuracy begins at 0 %, and ends above the constant-digit baseline. That of a loss leaves out a few outliers at the top, which get an
     arrow, but never a point of the front.
 
     Args:
@@ -441,13 +469,14 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str) -> 
         panel_rows: Rows of its quality.
         quality: Heading of the quality.
         name: Its plain name.
+        baseline: Score of the constant-digit baseline in percent; 0 without one.
     """
     low, high = float(panel_rows["speed"].min()), float(panel_rows["speed"].max())
     span = high - low or 0.2 * abs(high) or 1.0
     axes.set_xlim(max(low - ROOM * span, min(0.0, low)), high + ROOM * span)
     share = quality.startswith("Ndl")
     if share:
-        top = max(float((panel_rows["value"] + panel_rows["sd"].fillna(0)).max()), FLAT)
+        top = max(float((panel_rows["value"] + panel_rows["sd"].fillna(0)).max()), FLAT, 1.1 * baseline)
         axes.set_ylim(LOWEST * min(1.0, top / 50), min(104.0, 1.1 * top))
         axes.spines["left"].set_bounds(0, min(100.0, axes.get_ylim()[1]))
     else:

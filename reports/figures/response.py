@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,12 +14,23 @@ from ...results.console.text import choices_hint
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
-from ..number_format import Column
+from ..number_format import NEEDLE, Column, format_number
+from ..stats.effects.needle_baseline import constant_answer_score
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
+from .canvas.labels import label_ends
 from .canvas.length_frames import band_note, coinciding_note, is_barred, line_means
-from .canvas.line_drawing import LineStyles, draw_lines_with_means, legend, line_styles, named_cells, robust_range
+from .canvas.line_drawing import (
+    BASELINE,
+    LineStyles,
+    draw_lines_with_means,
+    legend,
+    line_styles,
+    mark_baseline,
+    named_cells,
+    robust_range,
+)
 from .canvas.scales import scale_for_values, tick_label
 from .comparisons.forest import default_columns, measure_label
 
@@ -37,6 +48,12 @@ is at least this share of the range of all numbers.
 """
 MIN_GEOMETRIC_LEVELS = 3
 """Levels from which on equal ratios make an axis logarithmic."""
+SIDE_ROOM = 0.05
+"""Share of the x axis by which it is longer at both ends where lines with bars stand apart sideways."""
+MOST_LABELLED = 8
+"""Largest number of lines that are labelled at their ends, in a figure of a single panel."""
+BETTER_SIDES = {1: "more is better", -1: "less is better", 0: ""}
+"""Text by the better side of a number."""
 MIN_LEVELS = 2
 """Least number of different levels of a numeric axis."""
 
@@ -79,7 +96,7 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
         by: The axis; None: the numeric axis with the most different levels.
 
     Raises:
-        ReportError: The sweep is a study, the axis is not numeric, or no cell has a number.
+        ReportError: The sweep is a study, the axis is not numeric, or cells have numbers at fewer than two of its levels.
     """
     if search_of(store, data.sweep) is not None:
         raise ReportError(
@@ -93,6 +110,11 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     frame = _frame(data, columns, axis, numeric[axis], lines, ())
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has a number to draw over {axis}; finish the sweep")
+    if frame["length"].nunique() < MIN_LEVELS:
+        raise ReportError(
+            f"sweep {data.sweep} has numbers at a single level of {axis}, so there is no response to it; measure cells at "
+            "other levels"
+        )
     panel_axes: tuple[str, ...] = ()
     mixed: list[str] = []
     while (apart := _axis_apart(data, frame, (axis, *lines, *panel_axes, *mixed))) is not None:
@@ -105,6 +127,7 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
             continue
         frame = _frame(data, columns, axis, numeric[axis], lines, panel_axes)
     means = _means(frame)
+    constant = _baselines(data, columns, frame["panel"].unique())
     unused_axes = [candidate for candidate in numeric if candidate not in (axis, *lines, *panel_axes)]
     notes = [f"{_averaging_note(data, means, (axis, *lines, *panel_axes))}{band_note(means)}"]
     if mixed:
@@ -113,18 +136,32 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
         )
     if (means["cells"] < means["of"]).any():
         notes.append("Some means are over fewer cells than their line has at other levels.")
-    notes += coinciding_note(
+    coinciding = coinciding_note(
         means.assign(panel=means["panel"].map(dict(zip(frame["panel"], frame["words"], strict=True)))), lines
     )
+    notes += [f"{note} There the line below is broader." for note in coinciding]
     notes += _setting_notes(store, data, [line_axis for line_axis in (*lines, *panel_axes) if "." not in line_axis])
+    if constant:
+        levels = dict.fromkeys(format_number(level, 1, percent=True) for level in constant.values())
+        notes.append(f"Dashed and dotted: constant-digit baseline on these trials, {' to '.join(levels)} %.")
     if unused_axes:
         notes.append(f"Other numeric axes: {', '.join(map(drawing.axis_label, unused_axes))}.")
     return collected(
         store, data, "response", f"Response to {drawing.axis_label(axis)}", frame, frame_origins(frame),
         notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
         names=cell_labels(data, without=(axis, *lines, *panel_axes)),
-        mixer=data.levels("attn_type")[0],
+        mixer=data.levels("attn_type")[0], constant=constant,
     )  # fmt: skip
+
+
+def _baselines(data: SweepData, columns: Sequence[Column], panels: Iterable[str]) -> dict[str, float]:
+    """Return the score of the constant-digit baseline of each panel of needle accuracy, as fractions, where it is known."""
+    scores = {
+        column.heading: score
+        for column in columns
+        if (column.probe, column.metric) == NEEDLE and (score := constant_answer_score(data, column.length)) is not None
+    }
+    return {panel: scores[heading] for panel in panels if (heading := panel.partition(", ")[0]) in scores}
 
 
 def _setting_notes(store: Store, data: SweepData, axes: Sequence[str]) -> list[str]:
@@ -348,17 +385,26 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     titles = list(dict.fromkeys(frame["panel"]))
     measure_labels = frame.drop_duplicates("panel").set_index("panel")["words"]
     figure = drawing.page(drawing.PANEL_HEIGHT + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
+    sides = frame.drop_duplicates("panel").set_index("panel")["better"].map(BETTER_SIDES)
+    heads = [
+        f"{measure_labels[title]}\n{sides[title] and f'({sides[title]})'}".strip() if len(titles) > 1 else ""
+        for title in titles
+    ]
     columns = 3 if figure.get_figwidth() > drawing.NARROW_WIDTH else 2
-    grid = drawing.panels(figure, [measure_labels[title] for title in titles], columns=columns)
+    grid = drawing.panels(figure, heads, columns=columns)
     means, styles = (
         _means(frame),
         line_styles(frame, figure_data.draw_options["axes"], figure_data.draw_options["mixer"]),
     )
-    highlighted = named_cells(figure_data, look)
+    highlighted, constant = named_cells(figure_data, look), figure_data.draw_options["constant"]
     for axes, title in zip(grid, titles, strict=True):
         panel_rows, mean = (rows[rows["panel"] == title].reset_index(drop=True) for rows in (frame, means))
-        _draw_panel(axes, panel_rows, mean, styles, highlighted, barred=is_barred(means))
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, means=means))
+        _draw_panel(axes, panel_rows, mean, styles, highlighted, barred=is_barred(means), is_alone=len(titles) == 1)
+    for axes, title in zip(grid, titles, strict=True):
+        if title in constant:
+            mark_baseline([axes], 100 * constant[title])
+    more = [("constant digit", BASELINE)] if constant else []
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more, means=means))
 
 
 def is_geometric(levels: Sequence[float]) -> bool:
@@ -377,6 +423,7 @@ def _draw_panel(
     highlighted: dict[str, str],
     *,
     barred: bool,
+    is_alone: bool,
 ) -> None:
     """Draw a panel, and set its scale, limits, ticks and axis labels.
 
@@ -389,6 +436,7 @@ def _draw_panel(
         styles: Style by line.
         highlighted: Label by id of a highlighted cell.
         barred: Draw intervals as bars instead of bands.
+        is_alone: Whether it is the only panel, which then names its number on the y axis, and lines at their ends.
     """
     percent = bool(panel_rows["percent"].iloc[0])
     factor = 100.0 if percent else 1.0
@@ -415,8 +463,25 @@ def _draw_panel(
     scale = scale_for_values(levels)
     scale = replace(scale, log=scale.log or is_geometric(levels))
     scale.apply_to_axis(axes, "x")
+    if barred:
+        # lines stand apart sideways
+        low, high = axes.get_xlim()
+        room = (high / low) ** SIDE_ROOM if scale.log else SIDE_ROOM * (high - low)
+        axes.set_xlim(*((low / room, high * room) if scale.log else (low - room, high + room)))
     if len(levels) <= drawing.MAX_TICKS:
         drawing.put_ticks(axes.xaxis, {level: tick_label(level) for level in levels})
     axes.set_xlabel(f"{drawing.axis_label(str(panel_rows['axis'].iloc[0]))}{' (log scale)' if scale.log else ''}")
     unit = str(panel_rows["unit"].iloc[0])
-    axes.set_ylabel("nats per token" if unit == "nats/token" else unit)
+    unit = "nats per token" if unit == "nats/token" else unit
+    label, better = str(panel_rows["words"].iloc[0]), BETTER_SIDES[int(panel_rows["better"].iloc[0])]
+    if is_alone:
+        axes.set_ylabel("\n".join(filter(None, (f"{label} ({unit})", better))))
+    else:
+        axes.set_ylabel(unit)
+    if is_alone and 1 < mean["line"].nunique() <= MOST_LABELLED:
+        ends = mean.sort_values("length").groupby("line", sort=False).tail(1)
+        names = {name: drawing.level_label(*line_style.levels[0][::-1]) for name, line_style in styles.items()}
+        inks = {name: line_style.inks[str(panel_rows["panel"].iloc[0])] for name, line_style in styles.items()}
+        label_ends(
+            axes, [(names[end["line"]], factor * end["value"], inks[end["line"]]) for end in ends.to_dict("records")]
+        )

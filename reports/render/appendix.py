@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ...results.console.text import tex_escaped
 from ..table import Table
 from .latex import PREAMBLE, needs_landscape, tex_breakable, title_and_sweep
-from .style import without_explained
 
 MARGIN_MM = 13.5
 """Margin of an A4 page that leaves 183 mm, the width of figures over two columns."""
@@ -46,8 +45,11 @@ class Picture(Protocol):
         """Title, without a full stop."""
 
     @property
-    def notes(self) -> Sequence[str]:
-        """Sentences below the figure."""
+    def glossary(self) -> Mapping[str, str]:
+        """Meaning of each technical name of the figure."""
+
+    def caption_notes(self, explained: Collection[str] = ()) -> list[str]:
+        """Return the sentences below the figure, which explain its technical names except those in `explained`."""
 
 
 def file_name(name: str) -> str:
@@ -98,8 +100,10 @@ def appendix_text(
     if omitted:
         first.append(r"{\footnotesize\raggedright\section*{Omitted}")
         first += [*omitted, r"\par}"]
-    explained: set[str] = set()
-    figures = [latex_figure(picture, notes=without_explained(picture.notes, explained)) for picture in pictures]
+    figures, explained = [], set[str]()
+    for picture in pictures:
+        figures.append(latex_figure(picture, explained=explained))
+        explained.update(picture.glossary)
     return "\n".join([HEAD, r"\begin{document}", *first, *parts, *figures, r"\end{document}"]) + "\n"
 
 
@@ -124,7 +128,7 @@ def latex_table(table: Table, include: str) -> str:
 
 
 def latex_figure(
-    figure: Picture, stem: str | None = None, formats: Sequence[str] = ("pdf",), *, notes: Sequence[str] | None = None
+    figure: Picture, stem: str | None = None, formats: Sequence[str] = ("pdf",), *, explained: Collection[str] = ()
 ) -> str:
     """Return the LaTeX float of a figure: its picture, caption, and label (fig:NAME); "" without a format for LaTeX.
 
@@ -135,7 +139,7 @@ def latex_figure(
         figure: The figure.
         stem: Name of its files without suffix; None: figure-NAME, and the label is fig:NAME, else fig:STEM.
         formats: Formats of the files that exist.
-        notes: Notes in place of those of the figure; None keeps these.
+        explained: Technical names that the document has explained already.
     """
     file = stem or f"figure-{figure.name}"
     # one scale for all figures keeps their letters of one size; reduced further to the page if necessary
@@ -148,7 +152,7 @@ def latex_figure(
     picture = next((code for format, code in codes.items() if format in formats), None)
     if picture is None:
         return ""
-    title, text = tex_escaped(f"{figure.title}."), tex_breakable(" ".join(figure.notes if notes is None else notes))
+    title, text = tex_escaped(f"{figure.title}."), tex_breakable(" ".join(figure.caption_notes(explained)))
     lines = [
         r"\begin{figure}\centering\footnotesize",
         picture,

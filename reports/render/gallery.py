@@ -88,7 +88,7 @@ def gallery_text(
 
 def _figure_card(picture: Picture, files: Mapping[str, str]) -> str:
     """Return the card of a figure: its PNG, title, notes and links."""
-    title, notes = html_escaped(short_title(picture)), html_escaped(" ".join(picture.notes))
+    title, notes = html_escaped(short_title(picture)), html_escaped(" ".join(picture.caption_notes()))
     image = f'<img loading="lazy" src="{files["png"]}" alt="{title}. {notes}">'
     return _card(files, image, title, notes)
 

@@ -131,6 +131,7 @@ AXIS_NAMES: Mapping[str, str] = {
     "model.n_layers": "layers",
     "model.n_heads": "heads",
     "model.d_model": "width",
+    "model.head_dim": "head size",
     "data.corpus": "corpus",
     "train.tokens": "training tokens",
     "train.seq_len": "training length",
@@ -236,29 +237,16 @@ def _short_integer(level: str) -> str:
     return f"{float(f'{int(level) / 10**size:.3g}'):g}{'KMBT'[size // 3 - 1]}"
 
 
-def glossary(text: str) -> list[str]:
-    """Return the sentence that explains each name of LONG_NAMES that the text has, as a list; empty without any.
+def glossary(text: str) -> dict[str, str]:
+    """Return the meaning of each name of LONG_NAMES that the text has, by name.
 
     A name counts as a whole word, also with a capital first letter, or before a colon as in a list of names.
     """
-    names = [name for name in LONG_NAMES if re.search(rf"\b[{name[0]}{name[0].upper()}]{re.escape(name[1:])}\b", text)]
-    return [f"{'; '.join(f'{name}: {LONG_NAMES[name]}' for name in names)}."] if names else []
-
-
-def without_explained(notes: Iterable[str], explained: set[str]) -> list[str]:
-    """Return notes without what `glossary` wrote about names in `explained`, which gets the names of these notes.
-
-    A document of many figures so explains a name once.
-    """
-    remaining = []
-    for note in notes:
-        meanings = {name: f"{name}: {meaning}" for name, meaning in LONG_NAMES.items() if f"{name}: {meaning}" in note}
-        if note == f"{'; '.join(meanings.values())}.":
-            new = [meaning for name, meaning in meanings.items() if name not in explained]
-            explained.update(meanings)
-            note = f"{'; '.join(new)}." if new else ""
-        remaining += [note] if note else []
-    return remaining
+    return {
+        name: meaning
+        for name, meaning in LONG_NAMES.items()
+        if re.search(rf"\b[{name[0]}{name[0].upper()}]{re.escape(name[1:])}\b", text)
+    }
 
 
 def memory_label(level: str) -> str:

@@ -131,4 +131,4 @@ def _figure(
             look = with_highlight(look, load_sweep_data(store, figure.trace["sweep"]), item.highlight)
     pictures = renderings(figure, report.pictures, look=look)
     shown = replace(figure, title=item.caption.rstrip(".")) if item.caption else figure
-    return (shown if item.notes else replace(shown, notes=())), pictures
+    return (shown if item.notes else replace(shown, notes=(), glossary={})), pictures

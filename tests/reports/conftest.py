@@ -118,13 +118,14 @@ def replicated(tmp_path: Path, blank: Path) -> Store:
 def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
     """Return a function from a figure's name to a store in which that figure has data.
 
-    The stores are `every`, `replicated` (replicates), `probed` (items of single probes), `rates` (a numeric axis) and
-    `studies`.
+    The stores are `every`, `replicated` (replicates), `probed` (items of single probes), `rates` (a numeric axis),
+    `studies` and `joint` (a study whose settings act together).
     """
 
     def store_of(name: str) -> Store:
         rest = "replicated" if name in ("power", "seeds", "items") else "rates" if name == "response" else "every"
         rest = "studies" if name in ("study", *studied.FIGURES) else rest
+        rest = "joint" if name == "contours" else rest
         sweep_store: Store = request.getfixturevalue("probed" if name in probed_data.FIGURES else rest)
         return sweep_store
 
@@ -162,6 +163,14 @@ def studies_file(blank: Path) -> Path:
 def studies(tmp_path: Path, studies_file: Path) -> Store:
     """Return a copy of the store."""
     return open_store(shutil.copy(studies_file, tmp_path / "studies.db"))
+
+
+@pytest.fixture
+def joint(tmp_path: Path, blank: Path) -> Store:
+    """Return a store with the study `joint`."""
+    store = open_store(shutil.copy(blank, tmp_path / "joint.db"))
+    studied.joint(store)
+    return store
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,12 @@ SWEEPS = (
     "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas", "printed-v1",
 )  # fmt: skip
 """Sweeps that come along, in the order in which they are tried."""
-PREFERRED = {"timeline": "replication-pilot", "seeds": "replication-longer", "response": "replication-rates"}
+PREFERRED = {
+    "timeline": "replication-pilot",
+    "seeds": "replication-longer",
+    "response": "replication-rates",
+    "contours": "joint",
+}
 """Sweep of a figure that shows it better than the first that has its data."""
 GUIDES = {"downstream": "How to measure them: [Evaluate downstream tasks](how-to/evaluate-downstream-tasks.md)."}
 """Sentence below the description of a figure or table."""
@@ -54,7 +59,7 @@ def invented() -> dict[str, Store]:
     """Return temporary stores of invented sweeps by the name of the sweep, from the factories of the tests."""
     folder = Path(tempfile.mkdtemp(prefix="gallery"))
     fills: dict[str, Callable[[Store], Any]] = {
-        plausible.NAME: plausible.fill_plausible, plausible.TASKS: plausible.fill_tasks, "rates": swept, "tuned": studied.record_study, "both": studied.two,
+        plausible.NAME: plausible.fill_plausible, plausible.TASKS: plausible.fill_tasks, "rates": swept, "tuned": studied.record_study, "both": studied.two, "joint": studied.joint,
     }  # fmt: skip
     stores = {}
     for name, fill in fills.items():

@@ -63,22 +63,23 @@ def fill_plausible(store: Store) -> None:
 
 
 TASKS = "tasks"
+RECALL_CHANCE = 1 / 64
 MAD_TASKS = {"recall": 0.95, "fuzzy": 0.5, "noisy": 0.9, "copying": 0.8, "compression": 0.5, "memorization": 0.9}
 
 
 def fill_tasks(store: Store) -> None:
-    """Record the sweep `tasks`: recall and MAD of two mixers and a memory, two difficulties a task, three head sizes."""
+    """Record the sweep `tasks`: recall and MAD of two mixers and a memory, two difficulties a task, five head sizes."""
     parts = [("nope", "off"), ("fox", "off"), ("nope", "kda")]
     cells, numbers = [], []
     for mixer, memory in parts:
         ability = {"nope": 0.0, "fox": 0.05}[mixer] - 0.25 * (memory == "kda")
         levels: dict[str, Any] = {"attn_type": mixer, "memory": memory, "window": "on" if memory == "kda" else "off"}
-        for size in (16, 32, 64):
+        for size in (8, 16, 32, 64, 128):
             record = cell(len(cells) + 1, axes={"model.head_dim": str(size), "task": "mqar"}, **levels)
             state = 4 * size * size if memory == "kda" else 4 * 256 * 2 * size
-            accuracy = min(
-                1.0, max(0.05, 0.9 + 0.1 * math.log2(size / 32) + ability - 0.6 * (memory == "kda" and size < 64))
-            )
+            # a state holds pairs up to a number of bytes, attention up to a size of its keys
+            excess = math.log2(state) - {"nope": 15.2, "fox": 14.6}[mixer] + 2.4 * (memory == "kda")
+            accuracy = RECALL_CHANCE + (0.995 - RECALL_CHANCE) / (1 + math.exp(-1.1 * excess))
             cells.append(record)
             numbers.append(
                 [("mqar", "accuracy", accuracy), ("mqar", "exact", accuracy**8), ("mqar", "state_bytes", float(state))]
@@ -94,6 +95,10 @@ def fill_tasks(store: Store) -> None:
         recorder = DatabaseRecorder(store, attempt.id, 1)
         for probe, metric, value in each:
             _write(recorder, probe, 0, 500, **{metric: value})
+        if record.axes["task"] == "mqar":
+            recall = next(value for _, metric, value in each if metric == "accuracy")
+            fields: dict[str, Any] = {"probe": "mqar", "metric": "accuracy", "unit": "fraction", "n": 500}
+            recorder.measurements([Measurement(value=recall, description={"chance": RECALL_CHANCE}, **fields)])
         store.finish_attempt(attempt.id, 1, "done")
 
 

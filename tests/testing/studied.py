@@ -64,6 +64,13 @@ def loss(params: dict[str, Any]) -> float:
     )
 
 
+def joint_loss(params: dict[str, Any]) -> float:
+    """Nats per token of a study whose settings act together: the best rate falls with the decay, and depends on the mixer."""
+    rate, decay = math.log2(params[RATE] / 0.02), (params[DECAY] - 0.1) / 0.05
+    best = {"polar": 0.0, "nope": -1.2, "rope": 1.2}[params[KIND]]
+    return 3 + 0.12 * (rate - best) ** 2 + 0.12 * (rate + decay) ** 2
+
+
 def speed(params: dict[str, Any]) -> float:
     """Tokens a second: less the deeper."""
     return 4e5 / params[DEPTH] * (1 if params[KIND] == "nope" else 0.9)
@@ -132,6 +139,16 @@ def record_study(store: Store, name: str = "tuned") -> list[Trial]:
     """A study of one objective: forty trials, four pruned, one diverged, one failed, one not finished."""
     trials = trials_at_random(SEARCH, 40, ends=ENDS | {39: "asked"})
     record(store, name, SEARCH, trials)
+    return trials
+
+
+def joint(store: Store, name: str = "joint") -> list[Trial]:
+    """A study of one objective whose settings act together (`joint_loss`), a hundred trials."""
+    search = replace(SEARCH, trials=100, pruner=None)
+    trials = [
+        replace(trial, values=(joint_loss(trial.params),)) for trial in trials_at_random(search, 100, first_cell=5001)
+    ]
+    record(store, name, search, trials)
     return trials
 
 

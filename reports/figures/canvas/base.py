@@ -48,21 +48,38 @@ class FigureData:
     title: str
     frame: pd.DataFrame
     notes: tuple[str, ...] = ()
+    glossary: Mapping[str, str] = field(default_factory=dict)
+    """Meaning of each technical name of the figure; a caption has it before the last note, which names the sweep."""
     trace: Mapping[str, Any]
     draw_options: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object with the keys figure (name), title, notes, trace and rows.
+        """Return a JSON object with the keys figure (name), title, notes (`caption_notes`), trace and rows.
 
         `rows` are dicts of the frame's rows, with None for missing values.
         """
         rows = self.frame.astype(object).where(self.frame.notna(), None).to_dict("records")
-        return {"figure": self.name, "title": self.title, "notes": list(self.notes), "trace": self.trace, "rows": rows}
+        return {
+            "figure": self.name,
+            "title": self.title,
+            "notes": self.caption_notes(),
+            "trace": self.trace,
+            "rows": rows,
+        }
+
+    def caption_notes(self, explained: Collection[str] = ()) -> list[str]:
+        """Return the notes with the sentence that explains technical names before the last one.
+
+        Args:
+            explained: Names that the document has explained already, which the sentence leaves out.
+        """
+        meanings = [f"{name}: {meaning}" for name, meaning in self.glossary.items() if name not in explained]
+        return [*self.notes[:-1], *([f"{'; '.join(meanings)}."] if meanings else []), *self.notes[-1:]]
 
 
 def caption(figure_data: FigureData) -> str:
     """Return the caption of a figure: its title and notes as sentences."""
-    return " ".join([f"{figure_data.title}.", *figure_data.notes])
+    return " ".join([f"{figure_data.title}.", *figure_data.caption_notes()])
 
 
 def frame_sha256(frame: pd.DataFrame) -> str:
@@ -97,7 +114,7 @@ def collected(
         origins: (cell id, attempt id or None) pairs that the numbers come from.
         notes: Notes below the figure.
         options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
-        has_glossary: The notes explain technical names: those of the title, the notes, and the levels of the cells.
+        has_glossary: The caption explains technical names: those of the title, the notes, and the levels of the cells.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)
@@ -110,10 +127,16 @@ def collected(
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     notes = tuple(notes)
-    names = glossary(" ".join([title, *notes, *_level_names(data, set(cells))])) if has_glossary else []
+    names = glossary(" ".join([title, *notes, *_level_names(data, set(cells))])) if has_glossary else {}
     source = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}."
     return FigureData(
-        name=name, title=title, frame=frame, notes=(*notes, *names, source), trace=trace, draw_options=draw_options
+        name=name,
+        title=title,
+        frame=frame,
+        notes=(*notes, source),
+        glossary=names,
+        trace=trace,
+        draw_options=draw_options,
     )
 
 

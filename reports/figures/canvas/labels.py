@@ -15,6 +15,8 @@ from . import drawing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+DOMINATED = "#f1f1f1"
+"""Shade of what a front dominates."""
 AIR = 1.12
 """Distance between the centres of two labels, in heights of a line of text."""
 
@@ -64,6 +66,31 @@ def mark_better_corner(axes: Axes, x_sign: int, y_sign: int) -> None:
     style |= {"arrowprops": {"arrowstyle": "->", "color": drawing.GREY, "shrinkA": 1, "shrinkB": 0}}
     shift = (-14 * x_sign, -12 * y_sign)
     drawing.note(axes, "better", corner, shift, **style)
+
+
+def shade_dominated(axes: Axes, front: Sequence[tuple[float, float]], x_sign: int, y_sign: int) -> None:
+    """Shade all that is worse in both directions than a point of a front, as far as the axes go, and keep their limits.
+
+    Args:
+        axes: The panel, with its limits.
+        front: Points (x, y) of the front by ascending x; without any nothing is shaded.
+        x_sign: 1 if more of x is better, else -1.
+        y_sign: 1 if more of y is better, else -1.
+    """
+    if not front:
+        return
+    ends, (low, high) = axes.get_xlim(), axes.get_ylim()
+    (first, *_), last = front, front[-1]
+    corners = [(ends[0], first[1]), *front] if x_sign > 0 else [*front, (ends[1], last[1])]
+    x, y = zip(*corners, strict=True)
+    worst, step = (low if y_sign > 0 else high), ("pre" if x_sign > 0 else "post")
+    axes.fill_between(x, y, worst, step=step, color=DOMINATED, linewidth=0, zorder=0.4)  # type: ignore[arg-type]
+    axes.set(xlim=ends, ylim=(low, high))
+
+
+def dominated_key() -> dict[str, Any]:
+    """Return the legend entry of the area of `shade_dominated`."""
+    return {"dominated": drawing.patch(facecolor=DOMINATED, edgecolor="none")}
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | None = None) -> None:

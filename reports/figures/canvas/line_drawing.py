@@ -22,8 +22,9 @@ INK_KEY = 4.5  # points in the style `paper`, width of a mixer's line in the leg
 BROAD, BROAD_MARK = 2.6, 1.45  # factors of the width and marks of a line that another one hides
 HALO_ZORDER = 2.9  # zorder of the halos of means
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
+DASHED_ZORDER = 0.2  # by which dashed means lie above others
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
-MARKS_PER_LINE = 12  # approximate number of markers on a line of more than twice as many points
+MARKS_PER_LINE = 7  # approximate number of markers on a line of more than twice as many points
 MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
 REFERENCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
@@ -155,10 +156,12 @@ def draw_lines_with_means(
         banded = line[has_band(line)]
         if (line["cells"] > 1).any() and banded.empty:
             _draw_cells(axes, own, look, scale, faint=bool(highlighted))
-        above = MEAN_ZORDER + 0.01 * rank
+        # dashes above unbroken lines, which are seen through their gaps
+        above = MEAN_ZORDER + 0.01 * rank + DASHED_ZORDER * bool(line_style.dash)
         if len(line) > 2 * MARKS_PER_LINE:
             stride = len(line) // MARKS_PER_LINE
-            look["markevery"] = (0, stride)
+            # each line has its marks elsewhere, so that none hides those of another
+            look["markevery"] = (rank * stride // len(styles), stride)
         look["transform"] = shifts[rank]
         halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(3.0), "zorder": HALO_ZORDER}
         axes.plot(line["length"], scale * line["value"], transform=shifts[rank], **halo)
@@ -194,12 +197,17 @@ def _draw_hidden(axes: Axes, line: pd.DataFrame, hidden: Collection[float], look
 
 
 def _hidden_levels(cells: pd.DataFrame, means: pd.DataFrame, styles: LineStyles) -> dict[str, set[float]]:
-    """Return the lengths at which a line of a panel lies below a later one of another ink, by line."""
-    panel, order = str(cells["panel"].iloc[0]) if len(cells) else "", list(styles)
+    """Return the lengths at which a line of a panel lies below another one of another ink, unseen, by line.
+
+    An unbroken line is seen through the gaps of dashes.
+    """
+    panel = str(cells["panel"].iloc[0]) if len(cells) else ""
+    order = sorted(styles, key=lambda name: bool(styles[name].dash))
     hidden: dict[str, set[float]] = {}
     for first, second, levels, _ in coinciding_lines(means) if len(means) else ():
         below, above = sorted((first, second), key=order.index)
-        if styles[below].inks.get(panel) != styles[above].inks.get(panel):
+        is_seen = styles[above].dash and not styles[below].dash
+        if styles[below].inks.get(panel) != styles[above].inks.get(panel) and not is_seen:
             hidden.setdefault(below, set()).update(levels)
     return hidden
 

@@ -83,10 +83,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     headings = {column.heading for column in columns}
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
-        f"Mean difference over {forest.unit_range([row['pairs'] for row in drawn])} matched pairs of configurations "
-        "(n: pairs of the row) that agree in all other factors, with its 95% interval. A name alone: with minus without "
-        "it (of a regularizer: minus none). "
-        f"{forest.methods_note(methods, 'all tests of its number and axis')} Better is right; loss axes are reversed.",
+        f"Mean gain over {forest.unit_range([row['pairs'] for row in drawn])} matched pairs of configurations "
+        "(n: pairs of the row) that agree in all other factors, with its 95% interval. A gain is a decrease of a loss and an "
+        "increase of an accuracy, so that right of the line is better in every panel. A vs B: gain of A over B; a name "
+        "alone: gain with it over without it (of a regularizer: over none). "
+        f"{_example(drawn)}{forest.methods_note(methods, 'all tests of its number and axis')}",
     ]
     notes += _mark_notes(data, drawn, columns, has_strata=any(row.is_stratum for row in shown))
     if any(row["confirmatory"] for row in rows):
@@ -95,6 +96,15 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if elsewhere:
         notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
     return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
+
+
+def _example(drawn: Sequence[dict[str, Any]]) -> str:
+    """Return the sentence that reads the first drawn row that has a gain, with a space at its end; "" without any."""
+    row = next((row for row in drawn if row["mean"] and row["better"] and not row["floor"] and not row["where"]), None)
+    if row is None:
+        return ""
+    label = forest.difference_label(row["axis"], row["level"], row["reference"]).replace(" − ", forest.VERSUS)
+    return f"Example: {label} is {forest.gain_text(row)} in {row['words']}. "
 
 
 def _mark_notes(
@@ -284,7 +294,7 @@ def _shared_parts(where: str) -> list[str]:
 
 def _effect_label(key: Key, parts: Sequence[str]) -> str:
     """Return the label of an effect: its levels, and in brackets the levels of its stratum."""
-    text = forest.difference_label(*key[1:4])
+    text = forest.difference_label(*key[1:4]).replace(" − ", forest.VERSUS)
     return f"{text} ({_parts_label(parts)})" if parts else text
 
 

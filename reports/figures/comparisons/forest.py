@@ -1,6 +1,6 @@
 """Forest plots: differences with their intervals, row by row, for the figures of effects and interactions.
 
-Better is right, whether more of the number is better or less: the axis of a loss runs backwards. All marks are black or
+Better is right, whether more of the number is better or less: the axis of a loss shows its decrease. All marks are black or
 grey, since the hues of figures are those of mixers. A dot is a difference that is significant after the correction for
 its family, an upright tick one that is not, a diamond an average over strata that differ.
 """
@@ -33,6 +33,8 @@ POINTS = ("points", "percentage points")
 """Unit of differences of shares in the data, and on an axis."""
 COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes
 BETTER = "better"
+VERSUS = " vs "
+"""Between both levels of a difference, in figures: they show gains, whose sign is not that of a difference of losses."""
 SIGNIFICANT, NOT_SIGNIFICANT, MIXED = "significant", "not significant", "average of strata that differ"
 FLOOR = "no recall"
 """Text in place of a difference in needle accuracy between levels that are all at the constant-digit baseline."""
@@ -168,6 +170,17 @@ def difference_label(axis: str, level: str, reference: str) -> str:
     return f"{drawing.axis_label(axis)} {level} − {reference}"
 
 
+def gain_text(row: Mapping[str, Any]) -> str:
+    """Return a mean difference as a gain or a loss of quality in words, such as "a gain of 0.08 nats/token".
+
+    Args:
+        row: A row with mean, unit and better, as `effect_fields` gives them.
+    """
+    sign = row["mean"] * row["better"]
+    kind = "gain" if sign > 0 else "worsening" if sign < 0 else "difference"
+    return f"a {kind} of {abs(row['mean']):.2g} {row['unit'].replace(*POINTS)}"
+
+
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: float = 1.0) -> None:
     """Draw a marker and an interval for every row at its height, black if it is significant, else grey.
 
@@ -225,8 +238,8 @@ def text_width(texts: Sequence[str], size: float) -> float:
 def format_effect_axis(axes: Axes, rows: pd.DataFrame, width: float, side: str = BETTER) -> None:
     """Set limits and ticks of the x axis, draw the zero line, and label the unit and the better side.
 
-    The axis covers zero and all intervals, with at least three ticks. It runs backwards where less is better, so that
-    better is always right. Labels that would overlap are removed after the layout.
+    The axis covers zero and all intervals, with at least three ticks. Where less is better it shows the decrease, so that
+    a gain is positive and at the right in every panel. Labels that would overlap are removed after the layout.
 
     Args:
         axes: The panel.
@@ -242,13 +255,20 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, width: float, side: str =
     better = int(rows["better"].iloc[0])
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     axes.set_xlim(*((high, low) if better < 0 else (low, high)))
-    axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
+    axes.set_xticks(ticks, [f"{-tick if better < 0 and tick else tick:g}".replace("-", "−") for tick in ticks])
     drawing.after_layout(axes.figure, lambda: hide_every_second_label(axes))  # type: ignore[arg-type]
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
     unit = str(rows["unit"].iloc[0]).replace(*POINTS)
-    unit = unit if text_width([unit], drawing.size("axes.labelsize")) < width else unit.replace(" ", "\n")
-    axes.set_xlabel(f"{unit}\n{side} →" if better else unit)
+    change = {1: "increase", -1: "decrease", 0: "difference"}[better] if side == BETTER else "change of the gain"
+    label = f"{change}, {unit}"
+    if text_width([label], drawing.size("axes.labelsize")) > width:
+        label = (
+            f"{change},\n{unit}"
+            if text_width([unit], drawing.size("axes.labelsize")) < width
+            else label.replace(" ", "\n")
+        )
+    axes.set_xlabel(f"{label}\n{side} →" if better else label)
 
 
 def hide_every_second_label(axes: Axes) -> None:

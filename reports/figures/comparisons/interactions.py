@@ -19,7 +19,9 @@ from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
 from .forest import (
+    POINTS,
     ROW,
+    VERSUS,
     difference_label,
     draw_rows,
     effect_fields,
@@ -34,8 +36,9 @@ from .forest import (
 )
 
 MAX_ROWS = 6
+LEAST_HEIGHT = 4  # rows for which a panel has space, so that its axis fits beside few
 MAX_LABEL = 0.42  # share of the width of a panel that its labels may take
-BETTER_SIDE = "better than the sum"
+BETTER_SIDE = "more gain together"
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -83,10 +86,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     most = int(frame["measure"].value_counts().max())
     drawn = frame.groupby("measure", sort=False).head(MAX_ROWS)
     notes = [
-        f"A × B: by how much the difference A changes with B. Differences of differences over {unit_range(list(drawn['fours']))} matched quadruples of configurations (n: "
-        "quadruples of the row) with their 95% intervals, the largest first: the joint effect of two differences beyond "
-        f"the sum of both. {methods_note(methods, 'all tests of its number and axes')} Better is right; loss axes are "
-        "reversed."
+        "A × B: by how much the gain of A changes with B; at zero it is the same with and without. A gain is a decrease of a "
+        "loss and an increase of an accuracy, so that right of the line both gain more together than apart in every panel. "
+        f"{_example(drawn)}Means over {unit_range(list(drawn['fours']))} matched quadruples of configurations (n: quadruples "
+        "of the row) with their 95% intervals, the largest first. "
+        f"{methods_note(methods, 'all tests of its number and axes')}"
     ]
     if drawn["mixed"].any():
         notes.append(
@@ -103,6 +107,20 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if most > MAX_ROWS:
         notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")
     return collected(store, data, "interactions", "Interactions of two factors", frame, origins, notes=notes)
+
+
+def _example(drawn: pd.DataFrame) -> str:
+    """Return the sentence that reads the first row, with a space at its end; "" for a number without a better side."""
+    row = drawn.iloc[0].to_dict()
+    if not row["better"] or not row["mean"]:
+        return ""
+    first, second = zip(*(str(row[name]).split(" x ") for name in ("axes", "levels", "references")), strict=True)
+    gain = difference_label(*first).replace(" − ", " over ")
+    names = [drawing.level_label(level, second[0]) for level in second[1:]]
+    names = names if second[1:] == ("on", "off") else [f"with {name}" for name in names]
+    more = "more" if row["mean"] * row["better"] > 0 else "less"
+    unit = str(row["unit"]).replace(*POINTS)
+    return f"Example: {names[0]}, the gain of {gain} in {row['words']} is {abs(row['mean']):.2g} {unit} {more} than {names[1]}. "
 
 
 def _is_at_floor(data: SweepData, interaction: Interaction) -> bool:
@@ -135,10 +153,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     width, ticks = figure.get_figwidth(), drawing.size("ytick.labelsize")
     columns = min(len(parts), 1 if width < drawing.NARROW_WIDTH else 2)
     characters = int(MAX_LABEL * width / columns * 72 / (0.56 * ticks))
-    labels = {name: [_wrapped(text, characters) for text in rows["words_row"]] for name, rows in parts.items()}
+    labels = {
+        name: [_wrapped(text.replace(" − ", VERSUS), characters) for text in rows["words_row"]]
+        for name, rows in parts.items()
+    }
     lines = max(text.count("\n") + 1 for texts in labels.values() for text in texts)
     each = width / columns - max(text_width(texts, ticks) for texts in labels.values()) - 0.2
-    figure.set_figheight(((ROW if lines == 1 else 0.95 * lines * ROW) * tall + 0.75) * drawing.current_options().scale)
+    row = ROW if lines == 1 else 0.95 * lines * ROW
+    figure.set_figheight((row * max(tall, LEAST_HEIGHT) + 0.75) * drawing.current_options().scale)
     grid = drawing.panel_column(figure, len(parts), narrow=columns, wide=columns)
     for axes, (name, rows) in zip(grid, parts.items(), strict=True):
         set_panel_title(axes, str(rows["words"].iloc[0]), each)

@@ -154,7 +154,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     constant = figure_data.draw_options["constant"]
     if constant is not None:
         baseline = f"the constant digit ({format_number(constant, 1, percent=True)} %)"
-        letters: dict[str, Any] = {"linestyle": "none", "marker": r"$\%$", "markersize": drawing.size("small")}
+        letters: dict[str, Any] = {
+            "linestyle": "none",
+            "marker": r"$\%$",
+            "markersize": drawing.size("small"),
+            "markeredgewidth": 0,
+        }
         keys[f"in black: mean significantly above {baseline}"] = drawing.key(color=drawing.INK, **letters)
         keys["in grey: not significantly"] = drawing.key(color=drawing.GREY, **letters)
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)

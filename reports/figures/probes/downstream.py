@@ -138,6 +138,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     group = drawing.panels(figure, titles, sharey=True)
     for axes, metric in zip(group, tasks, strict=True):
         _draw_panel(axes, frame[frame["metric"] == metric], labels, inks)
+    units = {axes.get_xlabel() for axes in group}
+    if len(units) == 1 and len(group) > 1:
+        for axes in group:
+            axes.set_xlabel("")
+        figure.supxlabel(units.pop(), fontsize=drawing.size("axes.labelsize"))
     for axes in group:
         # panels that share their rows have labels at the left alone
         for label, text in zip(axes.get_yticklabels(), labels, strict=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,18 @@ PROBE = "gate_dynamics"
 MAX_DRAWN = 3
 """Largest number of cells that are drawn, with four panels each."""
 MAX_KEYED_LAYERS = 6
-"""Largest number of layers in the legend; of more, evenly spaced ones are named."""
+"""Largest number of layers that the colour bar and the axis of layers name; of more, evenly spaced ones are."""
 THICK, THIN = 1.5, 0.6
 """Widths, in points of the style `paper`, of the most and the least variable gate of a layer."""
 KINDS = {
-    "by position": ("position (tokens)", "mean retention"),
-    "by gate": ("mean retention", "standard deviation"),
-    "token by token": ("token of the text", ""),
-    "state left": ("token of the text", "share of the state"),
+    "all texts: means": ("position (tokens)", "mean retention"),
+    "all texts: gates": ("mean retention", "standard deviation"),
+    "one text: forgotten": ("token of the text", "layer"),
+    "one text: left": ("token of the text", "share left"),
 }
 """Labels of the x and y axis by the title of a row of panels."""
+STRIP = 0.86
+"""Height of the bar of a token that forgets everything, in distances between the strips of two layers."""
 LOWEST = 1e-4
 """Lowest cumulative product that is drawn."""
 
@@ -54,12 +56,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     traced = sorted(set(frame.loc[frame["part"] == "trace", "layer"]))
     of_layers = f"layer {traced[0]}" if len(traced) == 1 else f"layers {', '.join(map(str, traced))}"
     notes = [
-        "Retention: share of the earlier state that a gate keeps at a token (1: all of it). A column per configuration; rows "
-        "from the top: mean over the gates of a layer and all texts, by position; mean and standard deviation over tokens "
-        "of each gate (a point); retention at each token of one text, of the most variable gate of "
-        f"{of_layers}; share of the first state that is left after each token of it, the product of the retention so far, "
-        f"of that gate (thick) and of the least variable one (thin; where little is lost, lines coincide at the top), down to {LOWEST:g}. First seed of each configuration; "
-        "no interval is shown."
+        "Retention: share of the earlier state that a gate keeps at a token (1: all of it). A column per configuration; "
+        "colour: layer, in all panels. Upper two rows, over all texts: mean over the gates of a layer by position; mean and "
+        "standard deviation over tokens of each gate (a point). Lower two rows, token by token in one text: share forgotten "
+        f"(1 − retention) by the most variable gate of {of_layers}, a strip each, whose full height is 1; share of the first "
+        "state that is left, the product of the retention so far, of that gate (thick) and of the least variable one (thin; "
+        f"where little is lost, lines coincide at the top), down to {LOWEST:g}. First seed of each configuration, a single "
+        "run, so that no interval is shown."
     ]
     if len(first) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
@@ -100,7 +103,7 @@ def _channels(data: SweepData, cell: str) -> int:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a column of four panels per cell: retention over positions, per gate, token by token, and its products.
 
-    A layer has one colour in all panels of lines and points; retention by token is a heat map. Highlighted cells of
+    A layer has one colour in all panels. Highlighted cells of
     `look` are drawn instead of the first of each configuration, at most three. In a narrow figure three cells have two
     rows of two panels each.
     """
@@ -110,49 +113,78 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     inks = _layer_inks(layers)
     limits = dict(iter(frame.groupby("part")))
     names = [map_title(figure_data, look, cell) for cell in cells]
-    figure = drawing.page(1.65 * len(KINDS) + 0.3, drawing.width_of(2, 3.2))
-    titles = [f"{name}\n{kind}" for name in names for kind in KINDS]
+    figure = drawing.page(1.5 * len(KINDS) + 0.3, drawing.width_of(2, 3.2))
     is_stacked = len(cells) > 2 and figure.get_figwidth() < drawing.NARROW_WIDTH  # no space for three columns
     if is_stacked:
         figure.set_figheight(figure.get_figheight() * len(cells) / 2)
-        grid = drawing.panels(figure, [title.replace(", ", ",\n") for title in titles], columns=2)
+        titles = [f"{name}\n{kind}".replace(", ", ",\n") for name in names for kind in KINDS]
+        grid = drawing.panels(figure, titles, columns=2)
         by_cell = [grid[start : start + len(KINDS)] for start in range(0, len(grid), len(KINDS))]
     else:
-        order = [title for kind in range(len(KINDS)) for title in titles[kind :: len(KINDS)]]
-        grid = drawing.panels(figure, order, columns=len(cells))
+        # the name of a column stands above it alone
+        titles = [f"{name}\n{kind}" if kind == next(iter(KINDS)) else kind for kind in KINDS for name in names]
+        grid = drawing.panels(figure, titles, columns=len(cells))
         by_cell = [grid[index :: len(cells)] for index in range(len(cells))]
-    shared, means = limits["channel"]["x"], limits["position"]["value"]
-    traces = []
     for index, cell in enumerate(cells):
-        rows = frame[frame["cell"] == cell]
-        position, channel, trace, product = by_cell[index]
-        _draw_lines(position, rows[rows["part"] == "position"], inks, set())
-        Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
-        _draw_channels(channel, rows[rows["part"] == "channel"], inks, float(limits["channel"]["value"].max()))
-        Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
-        traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
-        products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
-        _draw_lines(product, products[products["value"] >= LOWEST], inks, _least_variable(traced))
-        product.set_yscale("log")
-        product.set_ylim(LOWEST / 1.5, 1.5)
-        for axes in (position, product):
-            # round numbers, three or more of them in a column too
-            ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in axes.lines]
-            if ends:
-                Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
-        if not traced.empty:
-            traces.append((trace, _draw_traces(trace, _most_variable(traced))))
-        for axes, (x_label, y_label) in zip((position, channel, trace, product), KINDS.values(), strict=True):
+        _draw_cell(by_cell[index], frame[frame["cell"] == cell], limits, inks)
+        for axes, (x_label, y_label) in zip(by_cell[index], KINDS.values(), strict=True):
             axes.set_xlabel(x_label)
             axes.set_ylabel(y_label if index == 0 or is_stacked else "")
-    if traces:
-        drawing.colour_bar(figure, [axes for axes, _ in traces], traces[0][1], "retention", aspect=12, pad=0.02)
-    shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
-    keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(1.2)) for layer in shown}
+    _layer_bar(figure, grid, inks)
+    keys = {}
     if "trace" in limits:
-        for label, width in (("most variable gate", THICK), ("least variable gate", THIN)):
+        for label, width in (("most variable gate of a layer", THICK), ("least variable gate", THIN)):
             keys[label] = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(width))
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
+
+
+def _draw_cell(
+    panels: Sequence[Axes], rows: pd.DataFrame, limits: dict[Any, pd.DataFrame], inks: dict[int, str]
+) -> None:
+    """Draw the four panels of a cell, and set their scales, which are those of all drawn cells.
+
+    Args:
+        panels: The axes, in the order of KINDS.
+        rows: Rows of the cell.
+        limits: Rows of all drawn cells by part.
+        inks: Colour by layer.
+    """
+    position, channel, trace, product = panels
+    shared, means = limits["channel"]["x"], limits["position"]["value"]
+    _draw_lines(position, rows[rows["part"] == "position"], inks, set())
+    Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
+    _draw_channels(channel, rows[rows["part"] == "channel"], inks, float(limits["channel"]["value"].max()))
+    Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
+    traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
+    products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
+    _draw_lines(product, products[products["value"] >= LOWEST], inks, _least_variable(traced))
+    product.set_yscale("log")
+    product.set_ylim(LOWEST / 1.5, 1.5)
+    drawing.log_ticks(product.yaxis, 5, (1,))
+    for axes, source in ((position, position), (product, product), (trace, product)):
+        # round numbers, three or more of them in a column too
+        ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in source.lines]
+        if ends:
+            Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
+    if not traced.empty:
+        _draw_forgotten(trace, _most_variable(traced), inks)
+
+
+def _layer_bar(figure: Figure, grid: Sequence[Axes], inks: dict[int, str]) -> None:
+    """Draw the colour bar of the layers, which names at most six of them; none for a single layer."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap
+
+    if len(inks) < 2:
+        return
+    steps = drawing.linear(-0.5, len(inks) - 0.5)
+    bar = drawing.colour_bar(figure, grid, ScalarMappable(steps, ListedColormap(list(inks.values()))), "layer",
+                             pad=0.02, fraction=0.05, shrink=0.5, aspect=5 * figure.get_figheight())  # fmt: skip
+    layers = list(inks)
+    drawing.put_ticks(
+        bar.ax.yaxis, {index: f"{layers[index]}" for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)}
+    )
+    bar.ax.invert_yaxis()
 
 
 def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
@@ -174,24 +206,26 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], thin: Coll
         axes.plot(line["x"], line["value"], color=inks[layer], linewidth=width)
 
 
-def _draw_traces(axes: Axes, rows: pd.DataFrame) -> Any:
-    """Draw retention as a heat map with a row per layer and a column per token, and return its image.
-
-    Lines of several layers would hide each other.
+def _draw_forgotten(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
+    """Draw what each token makes a gate forget as bars, in a strip per layer, the first layer on top.
 
     Args:
         axes: The panel.
-        rows: Rows of one gate per layer, with layer, x and value.
+        rows: Rows of one gate per layer, with layer, x and value (retention).
+        inks: Colour by layer.
     """
-    table = rows.pivot_table(index="layer", columns="x", values="value", sort=True)
-    tokens, layers = [float(token) for token in table.columns], [int(layer) for layer in table.index]
-    extent = (tokens[0] - 0.5, tokens[-1] + 0.5, len(layers) - 0.5, -0.5)
-    image = drawing.heat(axes, table.to_numpy(dtype=float), drawing.linear(0, 1), extent=extent)
-    Scale(tokens[0], tokens[-1]).apply_to_axis(axes, "x")
-    axes.set_xlim(*extent[:2])
+    layers = sorted(set(rows["layer"].astype(int)))
+    for index, layer in enumerate(layers):
+        line = rows[rows["layer"] == layer].sort_values("x")
+        base = index + STRIP / 2
+        bars: dict[str, Any] = {"step": "mid", "color": inks[layer], "linewidth": 0}
+        axes.fill_between(line["x"], base - STRIP * (1 - line["value"]), base, **bars)
+        axes.axhline(base, color=drawing.FAINT, linewidth=drawing.line_width(0.5), zorder=0.9)
+    axes.set_ylim(len(layers) - 0.45, -0.5)
+    axes.grid(visible=False)
     named = drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)
-    drawing.put_ticks(axes.yaxis, {index: f"layer {layers[index]}" for index in named})
-    return image
+    drawing.put_ticks(axes.yaxis, {index: f"{layers[index]}" for index in named})
+    axes.tick_params(axis="y", length=0)
 
 
 def _spreads(traced: pd.DataFrame) -> pd.Series:

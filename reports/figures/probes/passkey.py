@@ -32,8 +32,6 @@ MAX_WRITTEN_LENGTHS = 5
 Z = 1.96  # standard errors to either side in a 95 % interval
 FRAME: dict[str, Any] = {"edgecolor": "white", "linestyle": (0, (1.5, 1))}
 """Frame of squares without recall, which are dark."""
-FRAMED = "#123066"
-"""Ink of such a square in the legend."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -172,8 +170,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     keys: dict[str, Any] = {}
     if has_frames:
         keys[
-            f"framed: not significantly above the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
-        ] = drawing.patch(facecolor=FRAMED, linewidth=drawing.line_width(1.2), **FRAME)
+            f"dotted frame: not significantly above the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
+        ] = drawing.patch(facecolor="none", linewidth=drawing.line_width(0.8), **(FRAME | {"edgecolor": drawing.INK}))
     if figure_data.draw_options["trained"]:
         keys[f"training length ({format_length(figure_data.draw_options['trained'])})"] = drawing.key(
             color=drawing.INK, linestyle=REFERENCE["linestyle"], linewidth=drawing.line_width(0.9)

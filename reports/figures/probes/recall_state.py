@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from ....results import metrics
 from ....results.store.records import CellState
 from ....results.store.store import Store
+from ...number_format import format_number
 from ...render.style import memory_label, memory_look, mixer_inks
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, frame_origins
-from ..canvas.labels import label_ends
+from ..canvas.labels import label_ends, label_rings
 from ..canvas.length_frames import bar_note, line_means
 from ..canvas.line_drawing import INTERVAL, interval_key, named_cells, reference_line
 from ..response import level_as_number
@@ -42,25 +45,55 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     means = line_means(frame)
     chance = _chance_levels(data, frame)
+    sizes = _size_axes(data, frame)
     notes = [
         f"Share of queries of MQAR that a network answers with the value of their key, over the bytes that decoding stores "
         f"for one sequence (keys and values, memories and the tails of convolutions, in their stored types). "
-        f"A line per kind of network ({means['line'].nunique()}), a point per head size{_dots_note(frame, means)}. "
+        f"A line per kind of network ({means['line'].nunique()}){_sizes_note(data, sizes)}{_dots_note(frame, means)}. "
         f"{bar_note(means, 'Bars')}".strip(),
+        *_chance_note(chance),
         *_missing_note(data, frame),
     ]
     names = {str(row["cell"]): f"{row['line']} {row['size']}".strip() for row in frame.to_dict("records")}
     return collected(
         store, data, "recall-state", "Associative recall by size of the state", frame, frame_origins(frame),
         notes=notes, chance=chance, names=names,
+        sizes={cell.cell_id: cell_level(cell, sizes[0]) for cell in data.cells} if len(sizes) == 1 else {},
+        size_name=drawing.axis_label(sizes[0]) if sizes else "",
     )  # fmt: skip
+
+
+def _size_axes(data: SweepData, frame: pd.DataFrame) -> list[str]:
+    """Return the axes with numbers as levels that vary among the drawn cells, which change along a line."""
+    drawn = [cell for cell in data.cells if cell.cell_id in set(frame["cell"])]
+    levels = {axis: {cell_level(cell, axis) for cell in drawn} for axis in data.extra_axes()}
+    return [
+        axis for axis, own in levels.items() if len(own) > 1 and all(level_as_number(each) is not None for each in own)
+    ]
+
+
+def _sizes_note(data: SweepData, sizes: Sequence[str]) -> str:
+    """Return what the note says of the axes that change the state along a line; "" without any."""
+    if not sizes:
+        return ""
+    texts = [f"{drawing.axis_label(axis)} ({', '.join(data.levels(axis))})" for axis in sizes]
+    suffix = ", which stands beside each point" if len(sizes) == 1 else ""
+    return f"; along a line changes {' and '.join(texts)}{suffix}"
+
+
+def _chance_note(chance: Sequence[float]) -> list[str]:
+    """Return the note on the chance level as a list; empty where none is known."""
+    levels = " to ".join(
+        f"{format_number(level, 1, percent=True)} %" for level in dict.fromkeys((*chance[:1], *chance[-1:]))
+    )
+    return [f"Dotted: chance level, one of the corpus's values at random, {levels}."] if chance else []
 
 
 def _dots_note(frame: pd.DataFrame, means: pd.DataFrame) -> str:
     """Return what the note says of points that are means over seeds; "" if every point is a single cell."""
     if len(frame) == len(means):
-        return ", each of a single cell"
-    return ": a mean over seeds, with a small dot per cell"
+        return ". Each point is a single cell, one run"
+    return ". Each point is a mean over seeds, with a small dot per cell"
 
 
 def _frame(data: SweepData) -> pd.DataFrame:
@@ -162,6 +195,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     _set_axes(axes, frame)
     for length, labels in ends.items():
         label_ends(axes, labels, length)
+    _label_sizes(axes, frame, means, figure_data.draw_options["sizes"])
     highlighted = named_cells(figure_data, look)
     for row in frame[frame["cell"].isin(highlighted)].to_dict("records"):
         drawing.note(axes, highlighted[row["cell"]], (row["length"], 100 * row["value"]), (4, 3))
@@ -170,9 +204,45 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for memory in sorted({"off" if row["second"] in OFF else str(row["second"]) for row in lines})
     }
     handles |= {INTERVAL: interval_key(is_bar=True)} if means["low"].notna().any() else {}
+    if figure_data.draw_options["sizes"]:
+        number = min(figure_data.draw_options["sizes"].values(), key=len)
+        digit: dict[str, Any] = {
+            "marker": f"${number}$",
+            "linestyle": "none",
+            "color": drawing.INK,
+            "markeredgewidth": 0,
+        }
+        handles[f"{figure_data.draw_options['size_name']} of a point"] = drawing.key(**digit)
     chance = figure_data.draw_options["chance"]
     handles |= {"chance level, a random value": drawing.key(**reference_line())} if chance else {}
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
+
+
+def _label_sizes(axes: Axes, frame: pd.DataFrame, means: pd.DataFrame, sizes: Mapping[str, str]) -> None:
+    """Write the size of each point beside its mark once the layout is final, off all marks, lines and intervals.
+
+    Args:
+        axes: The panel.
+        frame: Rows of the cells, with cell, line and length.
+        means: Means of the lines, with line, length (bytes) and value (a fraction).
+        sizes: Level of the numeric axis by cell; empty for none.
+    """
+    levels = {(row["line"], row["length"]): sizes.get(str(row["cell"]), "") for row in frame.to_dict("records")}
+    rows = means.sort_values(["line", "length"]).to_dict("records")
+    points = [(float(row["length"]), 100 * float(row["value"])) for row in rows]
+    texts = [(*point, levels[row["line"], row["length"]]) for point, row in zip(points, rows, strict=True)]
+    lines = [
+        [point for point, row in zip(points, rows, strict=True) if row["line"] == name]
+        for name in means["line"].unique()
+    ]
+    lines += [[(at, 100 * row["low"]), (at, 100 * row["high"])] for (at, _), row in zip(points, rows, strict=True)
+              if not math.isnan(row["low"])]  # fmt: skip
+    radius = drawing.line_width(2.1)
+    shown = [text for text in texts if text[2]]
+    drawing.after_layout(
+        axes.figure,  # type: ignore[arg-type]
+        lambda: label_rings(axes, shown, points, ring=radius, mark=radius, lines=lines),
+    )
 
 
 def _draw_intervals(axes: Axes, points: pd.DataFrame, colour: str) -> None:
@@ -192,7 +262,7 @@ def _set_axes(axes: Axes, frame: pd.DataFrame) -> None:
     drawing.put_ticks(axes.xaxis, {tick: _bytes_label(tick) for tick in ticks})
     axes.set_xlabel("state per sequence (bytes, log scale)")
     axes.set_ylabel("associative recall (% of queries)")
-    axes.set_ylim(-3, 103)
+    axes.set_ylim(-5, 106)
 
 
 def _bytes_label(size: int) -> str:

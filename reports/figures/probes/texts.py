@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from ....results.metrics import TEXT_SEPARATOR
@@ -101,7 +103,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     notes = [
         f"A column per text; rows from the top: {'; '.join(named)}. {averaging_note(data, axes, means=means)}"
-        f"{band_note(means)}Full attention."
+        f"{band_note(means)}Full attention. Axes of loss begin at other values, but a row spans as many nats in all columns."
     ]
     titled = [
         f"{text}, {name.partition(TEXT_SEPARATOR)[0].replace('_nll', '')}"
@@ -147,13 +149,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
     highlighted = named_cells(figure_data, look)
     rows_of_measures = columns == len(texts) and len(texts) > 1
+    spans: dict[str, list[Axes]] = {}
     for index, (axes, (probe, text)) in enumerate(zip(group, order, strict=True)):
-        of_probe = frame[frame["probe"].str.startswith(probe + TEXT_SEPARATOR)]
         rows, mean = (part[part["probe"] == f"{probe}{TEXT_SEPARATOR}{text}"] for part in (frame, means))
         is_share = probe == "needle"
         scale = 100.0 if is_share else 1.0
         draw_lines_with_means(axes, rows, mean, styles, scale, highlighted=highlighted, barred=is_barred(means))
-        _set_scales(axes, of_probe, means, trained, is_share=is_share)
+        _set_scales(axes, rows, mean, trained, is_share=is_share)
+        spans.setdefault(probe, []).append(axes)
         if not is_share:
             mark_out_of_range(axes, lines_of_cells(rows, mean), 1)
         elif text in constant:
@@ -162,6 +165,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.set_ylabel(MEASURES[probe][1])
         if not rows_of_measures or index % columns == columns // 2:
             axes.set_xlabel(MEASURES[probe][2])
+    for group_of_measure in spans.values():
+        _equal_spans(group_of_measure)
     more = [
         *training_key(trained),
         *(
@@ -173,13 +178,22 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more, means=means))
 
 
+def _equal_spans(group: Sequence[Axes]) -> None:
+    """Give all panels of a measure y axes of the same length in data, so that their slopes can be compared."""
+    limits = [axes.get_ylim() for axes in group]
+    span = max(high - low for low, high in limits)
+    for axes, (low, high) in zip(group, limits, strict=True):
+        room = (span - (high - low)) / 2
+        axes.set_ylim(low - room, high + room)
+
+
 def _set_scales(axes: Axes, rows: pd.DataFrame, means: pd.DataFrame, trained: int | None, *, is_share: bool) -> None:
-    """Set both scales of a panel, equal for all texts of a measure, and mark the training length.
+    """Set both scales of a panel and mark the training length.
 
     Args:
         axes: The panel.
-        rows: Rows of the measure on all texts.
-        means: Means of all lines.
+        rows: Rows of its measure and text.
+        means: Their means.
         trained: Training length in tokens; None: it is not marked.
         is_share: Whether values are shares, which are drawn in percent.
     """
@@ -191,5 +205,5 @@ def _set_scales(axes: Axes, rows: pd.DataFrame, means: pd.DataFrame, trained: in
     if is_share:
         axes.set_ylim(-3, 103)
     else:
-        axes.set_ylim(*range_of_lines(rows, means[means["probe"].isin(set(rows["probe"]))]))
+        axes.set_ylim(*range_of_lines(rows, means))
     mark_training_length(axes, trained)

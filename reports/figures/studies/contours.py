@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ....results.console.text import counted
 from ....results.store.store import Store
 from ...stats.study_data import Study, at_common_rung, require_done_trials, rung_note, study_of
 from ...sweep_data import ReportError, SweepData
@@ -32,8 +33,9 @@ MAX_PANELS = 4
 MIN_WIDTH_OF_THREE = 4.2  # inches of width that three panels with a common y axis need side by side
 TITLE_SHARE = 0.8  # of the width of a column of panels, which a title may take
 MIN_SKILL = 0.2  # share of the variance of left-out trials that an interpolation must explain to be drawn
+MIN_GAIN = 0.05  # by how much that share must exceed the one that either setting alone explains
 STEPS = 80  # colours of a strip along its level, and of a map along each axis
-REACH = 0.15  # share of an axis from the nearest trial up to which colours are interpolated
+REACH = 0.17  # share of an axis from the nearest trial up to which colours are interpolated
 SMOOTHING = 0.05  # standard deviation of the smoothing of a map, as a share of an axis
 FLAT = 1e-6  # squared singular value below which points lie on a line
 
@@ -45,7 +47,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     a pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`). The
     first four settings that differ between finished trials are paired, in the grid's order; the earlier setting of a
     pair is y, the later one x. Of these pairs the (at most four) are drawn whose interpolation explains a fifth of the
-    variance of left-out trials, the best first; without any, the first four. A trial that lacks a setting of a pair
+    variance of left-out trials, and a twentieth more than either setting alone, the best first; if no interpolation
+    explains a fifth, the first four. A trial that lacks a setting of a pair
     has no row there.
 
     Columns: number, cell, attempt, x and y (dotted paths of the settings), x_name, y_name (short names), x_place and
@@ -54,7 +57,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     (True for the best trial by final values, or for all of the Pareto front).
 
     Raises:
-        ReportError: The sweep is no study, fewer than four trials are finished, or fewer than two settings vary.
+        ReportError: The sweep is no study, fewer than four trials are finished, fewer than two settings vary, or no pair
+            of them adds to what one of its settings alone explains.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure contours")
     moving = study.varying_settings()
@@ -68,22 +72,26 @@ def collect(store: Store, data: SweepData) -> FigureData:
     scales = {path: settings.scale_of(study, path) for path in chosen}
     pairs = [_with_skill(pd.DataFrame(_rows(study, x, y)), scales[x], scales[y]) for y, x in combinations(chosen, 2)]
     pairs = [pair for pair in pairs if len(pair)]
-    predictive = sorted(
-        (pair for pair in pairs if pair["skill"].iloc[0] >= MIN_SKILL), key=lambda pair: -pair["skill"].iloc[0]
-    )
-    drawn = (predictive or pairs)[:MAX_PANELS]
+    predictive = [pair for pair in pairs if pair["skill"].iloc[0] >= MIN_SKILL]
+    joint = sorted((pair for pair in predictive if _gain(pair) >= MIN_GAIN), key=lambda pair: -pair["skill"].iloc[0])
+    if predictive and not joint:
+        raise ReportError(
+            f"the figure contours has nothing to show: no pair of settings of sweep {study.name} explains more of the "
+            "objective than one of the two alone; use --figure slices"
+        )
+    drawn = (joint or pairs)[:MAX_PANELS]
     frame = pd.concat(drawn, ignore_index=True).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
     notes = [f"Colour: {first.words}, darker is better; each mark is a {study.trial_noun} (n = {len(study.done)})."]
     if any(_level_positions(scales[x]) and _level_positions(scales[y]) for x, y in frame[["x", "y"]].to_numpy()):
         notes.append("Marks of a pair of levels are spread around it.")
-    if predictive:
+    if joint:
         notes.append(
             "Between marks, colours are interpolated linearly (triangles of neighbours, smoothed over "
             f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and none farther than "
-            f"{REACH:.0%} of an axis from every trial. Drawn: the {len(drawn)} of {len(pairs)} pairs of settings whose interpolation explains "
-            f"at least {MIN_SKILL:.0%} of the variance of trials left out in five folds, the best first (share explained: above each panel, with the shares of an interpolation over each of its two settings "
-            "alone, in the order of the title). Where one setting alone explains as much as the pair, the other adds nothing. Hatched: no colour, since no trial is near."
+            f"{REACH:.0%} of an axis from every trial. Hatched: no colour, since no trial is near. Above each panel: share "
+            "of the variance of left-out trials (five folds) that the interpolation over the pair explains, and that over "
+            f"the better of the two settings alone. {_selection_note(pairs, predictive, drawn)}"
         )
     else:
         notes.append(
@@ -96,6 +104,33 @@ def collect(store: Store, data: SweepData) -> FigureData:
         scales=scales, label=first.label, direction=first.direction,
         ring=settings.ring_label(study),
     )  # fmt: skip
+
+
+def _gain(pair: pd.DataFrame) -> float:
+    """Return by how much the share that a pair's interpolation explains exceeds that of the better setting alone."""
+    first = pair.iloc[0]
+    return float(first["skill"] - max(0.0, first["x_alone"], first["y_alone"]))
+
+
+def _selection_note(
+    pairs: Sequence[pd.DataFrame], predictive: Sequence[pd.DataFrame], drawn: Sequence[pd.DataFrame]
+) -> str:
+    """Return the sentence on the pairs that are drawn, the best first, and why the others are not.
+
+    Args:
+        pairs: Rows of each pair.
+        predictive: Those whose interpolation explains enough.
+        drawn: Those of them that are drawn.
+    """
+    alone = sum(_gain(pair) < MIN_GAIN for pair in predictive)
+    reasons = [
+        f"{alone} that explain no more than one of their settings alone (by less than {MIN_GAIN:.0%} of the variance)",
+        f"{len(pairs) - len(predictive)} that explain less than {MIN_SKILL:.0%}",
+        f"{len(predictive) - alone - len(drawn)} that explain less than those drawn",
+    ]
+    omitted = " and ".join(reason for reason in reasons if not reason.startswith("0 "))
+    shown = f"{counted(len(drawn), 'pair')} of {len(pairs)}"
+    return f"Drawn: {shown}, the best first; not drawn: {omitted}." if omitted else f"Drawn: {shown}, the best first."
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
@@ -136,7 +171,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     figure = drawing.page(drawing.PANEL_HEIGHT, drawing.width_of(len(pairs)))
     width, height = figure.get_size_inches()
     is_shared = len({y for _, y in pairs}) == 1
-    columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else 2
+    most = 1 if len(pairs) == 2 and width < drawing.NARROW_WIDTH else 2
+    columns = 3 if len(pairs) == 3 and width > (MIN_WIDTH_OF_THREE if is_shared else drawing.NARROW_WIDTH) else most
     figure.set_size_inches(width, height * drawing.rows_of(len(pairs), columns))
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
     letters = max(12, int(TITLE_SHARE * width / columns * 72 / (0.6 * drawing.size("xtick.labelsize"))))
@@ -166,11 +202,14 @@ def _pair_title(panel_rows: pd.DataFrame, letters: int) -> str:
     """
     pair = panel_rows.iloc[0]
     first, second = (settings.setting_label(str(pair[side])) for side in ("y_name", "x_name"))
-    parts = [first, f"× {second}"]
+    lines = textwrap.wrap(f"{first} × {second}", letters, break_long_words=False)
     if pair["skill"] >= MIN_SKILL:
-        alone = " and ".join(f"{100 * max(0.0, pair[side]):.0f} %" for side in ("y_alone", "x_alone"))
-        parts += [f"{100 * pair['skill']:.0f} % explained,", f"alone {alone}"]
-    return "\n".join(line for part in parts for line in textwrap.wrap(part, letters, break_long_words=False))
+        alone = 100 * max(0.0, pair["y_alone"], pair["x_alone"])
+        share = (
+            f"explains\u00a0{100 * pair['skill']:.0f}\u00a0%, either\u00a0alone at\u00a0most\u00a0{alone:.0f}\u00a0%"
+        )
+        lines += textwrap.wrap(share, letters, break_long_words=False)
+    return "\n".join(lines)
 
 
 def _in_lines(label: str) -> str:
@@ -274,14 +313,30 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
         return
     edges = [_strip_edges(scale, coordinates[:, side]) for side, scale in enumerate((x, y))]
     middles = [[(low + high) / 2 for low, high in parts] for parts in edges]
+    grid = np.stack(np.meshgrid(*middles, indexing="ij"), axis=-1)
+    table = interpolated_values(coordinates, values, grid.reshape(-1, 2), x, y).reshape(grid.shape[:2])
+    for side, scale in enumerate((x, y)):
+        if not _level_positions(scale):
+            table = _smoothed(table, side)
     for column, x_edges in enumerate(edges[0]):
         for row, y_edges in enumerate(edges[1]):
-            point = np.array([[middles[0][column], middles[1][row]]])
-            value = interpolated_values(coordinates, values, point, x, y)
+            point = grid[column, row].reshape(1, 2)
             own = coordinates[[x_edges[0] <= at <= x_edges[1] or not _level_positions(x) for at in coordinates[:, 0]]]
             own = own[[y_edges[0] <= at <= y_edges[1] or not _level_positions(y) for at in own[:, 1]]]
-            if np.isfinite(value).all() and cdist(point, own).min() <= REACH:
-                axes.pcolormesh(x_edges, y_edges, value.reshape(1, 1), **look, linewidth=0, antialiased=False)
+            if np.isfinite(table[column, row]) and cdist(point, own).min() <= REACH:
+                value = table[column, row].reshape(1, 1)
+                axes.pcolormesh(x_edges, y_edges, value, **look, linewidth=0, antialiased=False)
+
+
+def _smoothed(table: np.ndarray, side: int) -> np.ndarray:
+    """Return values smoothed along one axis of an array over `SMOOTHING` of its length; NaN stays NaN and has no weight."""
+    from scipy.ndimage import gaussian_filter1d
+
+    finite = np.isfinite(table)
+    smoothing: dict[str, Any] = {"sigma": SMOOTHING * STEPS, "axis": side, "mode": "constant"}
+    weights = gaussian_filter1d(finite.astype(float), **smoothing)
+    sums = gaussian_filter1d(np.where(finite, table, 0.0), **smoothing)
+    return np.where(finite, sums / np.maximum(weights, 1e-12), np.nan)
 
 
 def _hatch(axes: Axes, x: Scale, y: Scale) -> None:

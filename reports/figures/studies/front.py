@@ -10,20 +10,18 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ....results.studies.optuna_study import Trial
-from ...render.style import SERIES_INKS
-from ...stats.study_data import Study, level_text, require_done_trials, study_of
+from ...stats.study_data import Study, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from ..canvas.labels import mark_better_corner
+from ..canvas.labels import dominated_key, mark_better_corner, shade_dominated
 from ..canvas.scales import short_numbers
 from .settings import (
     RING,
     RING_SIZE,
     objective_with_direction,
     padded_range,
-    setting_label,
+    settings_text,
     trial_row,
     value_range,
     wrap_vertical_label,
@@ -54,33 +52,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
     notes = [
         "Ringed, with the number of the trial: the Pareto front, where no other trial is as good in all objectives and "
-        "better in one; the line bounds what it reaches.",
+        "better in one; the line bounds what it reaches. Shaded: dominated, no better than one of the front in any objective.",
         f"Each mark is a single trial (n = {len(study.done)}), so no uncertainty is shown.",
     ]
     best = [trial for trial in study.done if trial.number in study.best]
     if len(best) <= MAX_LISTED:
-        notes.append(f"Settings of the front: {'; '.join(_settings_text(study, trial) for trial in best)}.")
+        notes.append(f"Settings of the front: {'; '.join(settings_text(study, trial) for trial in best)}.")
     else:
         notes.append(f"Settings of its {len(best)} trials: --table study.")
     if len(study.objectives) > 2:
         notes.append("The front is over all objectives, so its trials may lie inside in a panel of two.")
     origins = study.origins(study.done)
     return collected(store, study.data, "front", "Pareto front of the study", frame, origins, notes=notes)
-
-
-def _settings_text(study: Study, trial: Trial) -> str:
-    """Return the number and the settings of a trial as text, such as "#6 Muon learning rate 0.0497, layers 4"."""
-    texts = []
-    for path, value in trial.params.items():
-        name = (
-            drawing.level_label(str(value))
-            if path == "attn_type"
-            else f"{value:.3g}"
-            if isinstance(value, float)
-            else level_text(value)
-        )
-        texts.append(name if path == "attn_type" else f"{setting_label(study.names.get(path, path))} {name}")
-    return f"#{trial.number} {', '.join(texts)}"
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
@@ -104,7 +87,7 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per pair of objectives and a marker per trial, with the Pareto front in blue and ringed.
+    """Draw a panel per pair of objectives and a marker per trial, with the Pareto front in black and ringed.
 
     Trials of the front have their numbers, at most 12 of them. With a single pair the front is also drawn as steps.
     `look` is not used.
@@ -115,11 +98,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for axes, (x, y) in zip(drawing.panel_column(figure, len(pairs)), pairs, strict=True):
         _draw_panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
     trial = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
-    on_front = drawing.key(linestyle="none", marker="o", color=SERIES_INKS[0], markersize=drawing.line_width(3.6))
+    on_front = drawing.key(linestyle="none", marker="o", color=drawing.INK, markersize=drawing.line_width(3.6))
     handles = {
         "trial": trial,
         "Pareto front": (on_front, drawing.key(markersize=drawing.line_width(RING_SIZE), **RING)),
-    }
+    } | (dominated_key() if len(pairs) == 1 else {})
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
@@ -144,14 +127,16 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
         getattr(axes, f"set_{side}label")(label if side == "x" and stepped else wrap_vertical_label(label))
         short_numbers(getattr(axes, f"{side}axis"))
     front = panel_rows[panel_rows["front"]].sort_values("x_value", kind="stable")
-    drawing.points(axes, panel_rows["x_value"], panel_rows["y_value"], color=drawing.GREY, alpha=0.7, zorder=2)
-    drawing.points(axes, front["x_value"], front["y_value"], color=SERIES_INKS[0], zorder=3)
+    drawing.points(axes, panel_rows["x_value"], panel_rows["y_value"], color=drawing.GREY, alpha=0.5, zorder=2)
+    drawing.points(axes, front["x_value"], front["y_value"], color=drawing.INK, zorder=3)
     axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(RING_SIZE), zorder=3.2, **RING)
     if stepped:
         # the front's reach: from each trial towards the worse side of x, no trial is better in y
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
-        style: dict[str, Any] = {"color": SERIES_INKS[0], "linewidth": drawing.line_width(0.9), "zorder": 1.5}
+        style: dict[str, Any] = {"color": drawing.INK, "linewidth": drawing.line_width(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **style)
+        signs = (int(panel_rows[f"{side}_sign"].iloc[0]) for side in ("x", "y"))
+        shade_dominated(axes, list(zip(front["x_value"], front["y_value"], strict=True)), *signs)
     mark_better_corner(axes, int(panel_rows["x_sign"].iloc[0]), int(panel_rows["y_sign"].iloc[0]))
     labelled = front.iloc[:: max(1, -(-len(front) // MAX_NAMED))]
     named = [(float(row["x_value"]), float(row["y_value"]), f"#{row['number']}") for row in labelled.to_dict("records")]

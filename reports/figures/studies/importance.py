@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...render.style import SERIES_INKS, tint
+from ...render.style import tint
 from ...stats.importance import (
     EVALUATOR_NAMES,
     FANOVA,
@@ -24,8 +24,10 @@ from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from .settings import setting_label
 
-BAR, PALE_BAR = SERIES_INKS[0], tint(SERIES_INKS[0], 0.65)
-REST = tint(drawing.GREY, 0.5)  # ink of interactions, which no permutation tests
+BAR, PALE_BAR = drawing.GREY, tint(drawing.GREY, 0.65)
+"""Greys, since a colour means a mixer."""
+REST: dict[str, Any] = {"facecolor": "white", "edgecolor": drawing.GREY, "hatch": drawing.HATCHES[1]}
+"""Look of interactions, which no permutation tests."""
 ROW = 0.24  # inches, height of a setting's bar
 MEANINGS = {
     FANOVA: "share of the objective's variance in a random forest that a setting alone explains; the rest is due to "
@@ -123,7 +125,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         {} if frame["sure"].all() else {"not above chance": drawing.patch(facecolor=PALE_BAR, edgecolor=PALE_BAR)}
     )
     if frame["chance"].isna().any():
-        handles["rest: interactions of settings, not tested"] = drawing.patch(facecolor=REST, edgecolor=REST)
+        handles["rest: interactions of settings, not tested"] = drawing.patch(**REST)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles | {CHANCE: mark})
 
 
@@ -134,11 +136,9 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     arrow at the edge.
     """
     heights = range(len(panel_rows))
-    colours = [
-        REST if math.isnan(chance) else BAR if sure else PALE_BAR
-        for chance, sure in zip(panel_rows["chance"], panel_rows["sure"], strict=True)
-    ]
-    axes.barh(heights, panel_rows["share"], height=0.62, color=colours, zorder=2)
+    for height, row in zip(heights, panel_rows.to_dict("records"), strict=True):
+        look = REST if math.isnan(row["chance"]) else {"color": BAR if row["sure"] else PALE_BAR}
+        axes.barh(height, row["share"], height=0.62, zorder=2, **look)
     # markers beyond the axis are drawn last
     for at, height in sorted(zip(panel_rows["chance"], heights, strict=True), key=lambda pair: pair[0] > 100):
         marker, size, edge = ("|", 9.0, 1.6) if at <= 100 else (">", 4.0, None)

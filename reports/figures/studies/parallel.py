@@ -25,15 +25,16 @@ from .settings import (
     objective_with_direction,
     scale_of,
     setting_label,
+    settings_text,
     trial_row,
     value_range,
 )
 
 MIN_TRIALS = 2
 SPREAD = 0.7  # share of a level's space over which lines through it are spread
-TENTH = 0.1  # share of the trials, and at least three of them, whose lines are not faded
-NEXT, REST = "best tenth", "other trials"
-FADED = 0.48  # opacity of the lines of the others
+TENTH, FEWEST, MOST = 0.1, 3, 5  # share of the trials whose lines are not faded, and their least and largest number
+REST = "other trials"
+FADED = 0.3  # opacity of the lines of the others
 CHART = "plasma"
 """Colour map of lines: none of its colours is a grey, which would look like a line in the background."""
 KEY_WIDTH = 0.05  # width of the coloured axis of the objective, in distances between axes
@@ -66,8 +67,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
     unit = _unit(first)
     notes = [
-        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker, as along the last axis); thick: {thick}; thin and pale: all but the best tenth, at least three. A level is a black bar."
+        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker, as along the last axis); thick: {thick}; pale: all but the best {_sharp_count(len(study.done))}. Lines are curved, so that they can be followed across an axis; only their heights at the axes are data. A level is a black bar."
     ]
+    best = [trial for trial in study.done if trial.number in study.best]
+    if len(best) == 1:
+        notes.append(f"Settings of the best trial: {settings_text(study, best[0])}.")
     if len(study.objectives) > 1:
         further = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
         notes.append(f"Other objectives: {', '.join(further)}.")
@@ -164,7 +168,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     The colour is that of the first objective, whose axis is the key. Trials that none beats are thick; all others but
     the best tenth are faded. `look` is not used.
     """
-    from matplotlib.collections import LineCollection
+    from matplotlib.collections import PathCollection
 
     frame, scales = figure_data.frame, figure_data.draw_options["scales"]
     names = frame.drop_duplicates("axis")[["axis", "name"]].to_dict("records")
@@ -177,10 +181,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
     placed = frame.assign(x=frame["axis"].map(order))
     ways = {
-        number: _segments(points["x"].to_numpy(), points["height"].to_numpy(dtype=float))
+        number: _curve(points["x"].to_numpy(), points["height"].to_numpy(dtype=float))
         for number, points in placed.groupby("number")
     }
-    ranked = ranked[::-1].assign(is_faded=np.arange(len(ranked)) >= max(3, math.ceil(TENTH * len(ranked))))[::-1]
+    ranked = ranked[::-1].assign(is_faded=np.arange(len(ranked)) >= _sharp_count(len(ranked)))[::-1]
     thin = 0.8 * marker_scale(len(ranked))
     groups = (
         (ranked[~ranked["best"] & ranked["is_faded"]], thin, FADED),
@@ -188,13 +192,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         (ranked[ranked["best"]], BEST_WIDTH, 1.0),
     )
     for level, (trials, width, alpha) in enumerate(groups):
-        numbered = trials[["number", "value"]].itertuples(index=False)
-        pairs = [(segment, chart(float(norm(value)))) for number, value in numbered for segment in ways[int(number)]]
-        style: dict[str, Any] = {"linewidths": drawing.line_width(width), "alpha": alpha, "zorder": 3 + level / 2}
-        lines = LineCollection(
-            [line for line, _ in pairs], colors=[ink for _, ink in pairs], **style, joinstyle="round"
-        )
-        axes.add_collection(lines)
+        curves = [ways[int(number)] for number in trials["number"]]
+        inks = [chart(float(norm(value)), alpha=alpha) for value in trials["value"]]
+        style: dict[str, Any] = {"linewidths": drawing.line_width(width), "zorder": 3 + level / 2}
+        axes.add_collection(PathCollection(curves, facecolors="none", edgecolors=inks, **style))
     shown = [scales[axis] for axis in order]
     units = figure_data.draw_options["units"]
     labels = [(str(row["name"]), str(units.get(row["axis"], "")).replace(" per ", "/")) for row in names]
@@ -202,7 +203,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     first = next(axis for axis in order if axis in units)
     _colour_axis(axes, order[first], scales[first], norm, chart)
     handles: dict[str, Any] = {}
-    key_labels = (REST, f"{NEXT} of the trials", figure_data.draw_options["thick"])
+    key_labels = (REST, f"others of the best {_sharp_count(len(ranked))}", figure_data.draw_options["thick"])
     for label, (trials, width, alpha) in reversed(list(zip(key_labels, groups, strict=True))):
         if len(trials):
             ink = chart(float(norm(trials["value"].median())))
@@ -232,18 +233,32 @@ def _height(scale: Scale, share: float) -> float:
     return (share * (count - 1) + 0.5) / count if count > 1 else share
 
 
-def _segments(positions: np.ndarray, heights: np.ndarray) -> list[np.ndarray]:
-    """Return the pieces [2, 2] of a trial's line from each axis to the next; none next to a setting that it lacks.
+def _sharp_count(trials: int) -> int:
+    """Return how many of the best trials are not faded: a tenth of all, but three to five."""
+    return min(MOST, max(FEWEST, math.ceil(TENTH * trials)))
+
+
+def _curve(positions: np.ndarray, heights: np.ndarray) -> Any:
+    """Return a trial's line as a path of matplotlib, level where it meets an axis, with a gap at a setting that it lacks.
 
     Args:
         positions: Index of each axis that the trial has.
         heights: Height there; NaN where the trial lacks the setting.
     """
-    return [
-        np.array([[start, low], [end, high]])
-        for (start, low), (end, high) in pairwise(zip(positions, heights, strict=True))
-        if np.isfinite([low, high]).all()
-    ]
+    from matplotlib.path import Path
+
+    corners: list[tuple[float, float]] = []
+    codes: list[Any] = []
+    for (start, low), (end, high) in pairwise(zip(positions, heights, strict=True)):
+        if not np.isfinite([low, high]).all():
+            continue
+        if not corners or corners[-1] != (start, low):
+            corners.append((start, low))
+            codes.append(Path.MOVETO)
+        middle = (start + end) / 2
+        corners += [(middle, low), (middle, high), (end, high)]
+        codes += [Path.CURVE4] * 3
+    return Path(np.array(corners).reshape(-1, 2), codes or None)
 
 
 def _draw_frame(axes: Axes, names: Sequence[tuple[str, str]], scales: Sequence[Scale]) -> None:

@@ -184,6 +184,21 @@ def level_share(number: int) -> float:
     return (number * 0.6180339887498949 + 0.5) % 1 - 0.5
 
 
+def settings_text(study: Study, trial: Trial) -> str:
+    """Return the number and the settings of a trial as text, such as "#6 Muon learning rate 0.0497, layers 4"."""
+    texts = []
+    for path, value in trial.params.items():
+        name = (
+            drawing.level_label(str(value))
+            if path == "attn_type"
+            else f"{value:.3g}"
+            if isinstance(value, float)
+            else level_text(value)
+        )
+        texts.append(name if path == "attn_type" else f"{setting_label(study.names.get(path, path))} {name}")
+    return f"#{trial.number} {', '.join(texts)}"
+
+
 def trial_row(study: Study, trial: Trial) -> dict[str, Any]:
     """Return the columns that every frame of trials begins with: number, cell, attempt."""
     return {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}

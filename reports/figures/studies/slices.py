@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...render.style import SERIES_INKS, mixed, tint
 from ...stats.study_data import Objective, Study, at_common_rung, level_text, require_done_trials, rung_note, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -21,7 +20,7 @@ from . import settings
 MIN_TRIALS = 2
 MAX_COLUMNS = 4
 """Largest number of panels side by side."""
-TRIAL_COLOURS = ("later", tint(SERIES_INKS[0], 0.92), SERIES_INKS[0], mixed(SERIES_INKS[0], "#000000", 0.85))
+TRIAL_COLOURS = ("later", "#dcdcdc", "#7d7d7d", drawing.INK)
 """Name of the colour map of trials, and its colours from the first trial to the last."""
 SPREAD = 0.7  # share of a level's space over which its trials are spread
 SHADES = 4  # parts of the study, each with a shade of its own

@@ -207,8 +207,8 @@ CROWDED = ("length", "loss", "pareto")
 def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: str) -> None:
     figure_data = make_figure(figure, shown(figure))
     if figure not in CROWDED:
-        # the rows of retention are layers, of which these networks have two with gates
-        plain = figure in STUDIED or figure == "retention"
+        # rows of these figures are layers, of which these networks have two with gates
+        plain = figure in STUDIED or figure in ("retention", "gate-dynamics")
         (assert_texts_apart if plain else check_column)(figure_of(figure_data))
     assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
 

@@ -35,9 +35,9 @@ def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
     assert figure_data.notes == (
         "Lines: means over layers, seed (4 cells each); dots: single cells. No band over fewer than three configurations or seeds.",
         "Other numeric axes: layers.",
-        "PoLAR: polar attention (direction and magnitude are separate outputs); NoPE: softmax attention without positions.",
         "Sweep rates, revision 1.",
     )
+    assert list(figure_data.glossary) == ["PoLAR", "NoPE"]
     axes = figure_of(figure_data).axes[0]
     lines = {
         line.get_label(): line
@@ -120,7 +120,7 @@ def test_third_axis_that_lies_apart_has_panels(empty: Store, make: Any) -> None:
     offset_sweep(empty, make, {"old": 0.5, "new": 0.0}, memories=("on", "off"))
     figure = figure_of(make_figure("response", empty, "apart"))
     titles = [" ".join(axes.get_title().split()) for axes in figure.axes]
-    assert titles == ["validation loss, recipe old", "validation loss, recipe new"]
+    assert titles == [f"validation loss, recipe {recipe} (less is better)" for recipe in ("old", "new")]
     for axes, offset in zip(figure.axes, (0.5, 0.0), strict=True):
         expected = [tuple(loss(kind, rate, 4, 0) + offset for rate in (0.01, 0.02)) for kind in ("polar", "nope")] * 2
         assert np.array(drawn_lines(axes)) == pytest.approx(np.array(sorted(expected)))

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.canvas.scales import Scale
 from atma_sweep.reports.figures.files import rendered
+from atma_sweep.reports.figures.studies import contours
 from atma_sweep.reports.figures.studies.contours import interpolated_values
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.reports.sweep_data import ReportError
@@ -29,7 +31,12 @@ from pictures import COLUMN, assert_texts_apart, figure_of
 from studied import DECAY, DEPTH, ENDS, FIGURES, KIND, RATE, SEARCH, TWO, loss, speed, trials_at_random
 from tiers import every_nth
 
-PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (name, sweep) != ("front", "tuned")]
+PAIRS = [
+    (name, sweep)
+    for name in FIGURES
+    for sweep in ("tuned", "both")
+    if (name, sweep) != ("front", "tuned") and name != "contours"
+]
 
 
 @pytest.mark.usefixtures("few_deals")
@@ -168,20 +175,28 @@ class TestPositions:
             assert mine[KIND] == ("polar", "nope", "rope").index(trial.params[KIND]) / 2
             assert 0 <= mine["val.val_loss"] <= 1
 
-    def test_contours_draw_the_pairs_that_predict(self, studies: Store) -> None:
-        figure_data = make_figure("contours", studies, "tuned")
+    def test_contours_draw_pairs_with_a_joint_effect(self, joint: Store) -> None:
+        figure_data = make_figure("contours", joint)
         pairs = figure_data.frame[["x", "y"]].drop_duplicates()
-        # the loss depends on the rate, so interpolation over other settings predicts nothing
+        # the best rate depends on the decay and on the mixer (`studied.joint_loss`), and on nothing else
         assert {y for _, y in pairs.itertuples(index=False)} == {RATE}
-        assert {x for x, _ in pairs.itertuples(index=False)} == {DEPTH, KIND, DECAY}
-        assert figure_data.frame["skill"].between(0.3, 1).all()
-        assert list(figure_data.frame["skill"]) == sorted(figure_data.frame["skill"], reverse=True)
-        assert any("the 3 of 6 pairs" in note for note in figure_data.notes)
+        assert {x for x, _ in pairs.itertuples(index=False)} == {KIND, DECAY}
+        frame = figure_data.frame
+        assert (frame["skill"] >= frame[["x_alone", "y_alone"]].max(axis=1).clip(0) + 0.05).all()
+        assert list(frame["skill"]) == sorted(frame["skill"], reverse=True)
+        assert any("Drawn: 2 pairs of 6, the best first; not drawn: " in note for note in figure_data.notes)
         kinds = [
             {type(part).__name__ for part in panel.collections} for panel in figure_of(figure_data).axes[: len(pairs)]
         ]
-        field = {DECAY: "QuadContourSet", KIND: "QuadMesh", DEPTH: "QuadMesh"}
-        assert [field[x] in kind for x, kind in zip(pairs["x"], kinds, strict=True)] == [True] * 3
+        field = {DECAY: "QuadContourSet", KIND: "QuadMesh"}
+        assert [field[x] in kind for x, kind in zip(pairs["x"], kinds, strict=True)] == [True] * 2
+
+    def test_contours_of_a_single_setting_that_matters_say_so(self, studies: Store) -> None:
+        """The loss depends on the rate, so that no pair explains more than the rate alone."""
+        with pytest.raises(
+            ReportError, match=r"nothing to show: no pair of settings .* explains more .* --figure slices"
+        ):
+            make_figure("contours", studies, "tuned")
 
     def test_contour_strips_interpolate_within_a_level(self) -> None:
         levels, numbers = Scale(levels=("a", "b")), Scale(0, 1)
@@ -207,21 +222,26 @@ class TestPositions:
             figure_data = make_figure("parallel", studies, sweep)
             (axes,) = figure_of(figure_data, look).axes
             assert {"PoLAR", "NoPE", "RoPE"} <= {text.get_text() for text in axes.texts}
-            lines = [part for part in axes.collections if hasattr(part, "get_segments")]
-            segments = [axes.transData.transform(line) for part in lines for line in part.get_segments()]
-            dense = np.concatenate([np.linspace(*segment, 200) for segment in segments])
+            lines = [part for part in axes.collections if type(part).__name__ == "PathCollection"]
+            curves = [
+                points for part in lines for path in part.get_paths() for points in path.to_polygons(closed_only=False)
+            ]
+            dense = axes.transData.transform(
+                np.concatenate([np.linspace(*ends, 20) for curve in curves for ends in pairwise(curve)]).reshape(-1, 2)
+            )
             boxed = [text for text in axes.texts if (box := text.get_bbox_patch()) and box.get_alpha() >= 0.85]
             assert all(text.get_zorder() > part.get_zorder() for text in boxed for part in lines)
             bare = [text for text in axes.texts if text not in boxed]
             assert not any(Text.get_window_extent(text).count_contains(dense) for text in bare)
-            heights = [height for part in lines for line in part.get_segments() for height in line[:, 1]]
-            assert 0 <= min(heights) <= max(heights) <= 1, "no line leaves its axis"
+            heights = np.concatenate(curves)[:, 1]
+            assert 0 <= heights.min() <= heights.max() <= 1, "no line leaves its axis"
             faded, *sharp = lines
-            assert {part.get_alpha() for part in sharp} == {1.0}
-            assert faded.get_alpha() < 0.5
+            assert {alpha for part in sharp for alpha in part.get_edgecolor()[:, 3]} == {1.0}
+            assert faded.get_edgecolor()[:, 3].max() < 0.5
             trials = figure_data.frame["number"].nunique()
-            drawn = sum(len(part.get_segments()) for part in sharp)
-            assert max(3, math.ceil(trials / 10)) <= drawn / (figure_data.frame["axis"].nunique() - 1)
+            best = figure_data.frame[figure_data.frame["best"]]["number"].nunique()
+            sharpest = max(3, min(5, math.ceil(trials / 10)))
+            assert max(best, sharpest) <= sum(len(part.get_paths()) for part in sharp) <= best + sharpest
             (key,) = [part for part in axes.collections if type(part).__name__ == "QuadMesh"]
             assert np.all(np.diff(key.get_array().ravel()) > 0), "the axis of the objective is the key of the colours"
 
@@ -296,7 +316,9 @@ class TestPruned:
     def test_pruned_trials_are_compared_at_common_rung(
         self, pruned: Store, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Contours are drawn although the rate alone matters, since no gain is asked for."""
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)  # with it importance is fANOVA's
+        monkeypatch.setattr(contours, "MIN_GAIN", -1.0)
         figure_data = make_figure(name, pruned, "cut")
         assert any(
             note.startswith("Most trials were pruned, so all are compared at validation 2")

@@ -7,8 +7,10 @@ import sys
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
 from atma_sweep.model.registry import MEMORIES, MIXERS, REGULARIZERS
+from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.render import style
 
 # Machado, Oliveira and Fernandes 2009, severity 1
@@ -90,3 +92,13 @@ def test_style_imports_no_drawing_library() -> None:
     code = "import sys; import atma_sweep.reports.render.style; print({'matplotlib', 'torch'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+def test_caption_explains_a_name_once_in_a_document() -> None:
+    """The names come from the text; a caption has their meanings before its last note, less what is explained."""
+    names = style.glossary("PoLAR against RoPE, with memory")
+    assert list(names) == ["PoLAR", "RoPE", "memory"]
+    figure = FigureData(name="x", title="X", frame=pd.DataFrame(), notes=("A.", "Sweep y."), glossary=names, trace={})
+    assert figure.caption_notes({"PoLAR", "memory"}) == ["A.", "RoPE: rotary positions.", "Sweep y."]
+    assert figure.caption_notes(names) == ["A.", "Sweep y."]
+    assert figure.as_json()["notes"][1] == "; ".join(f"{name}: {style.LONG_NAMES[name]}" for name in names) + "."

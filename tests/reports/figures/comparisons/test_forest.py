@@ -73,12 +73,20 @@ class TestSmall:
             points = [line for line in axes.lines if is_average(line)]
             assert [float(line.get_xdata()[0]) for line in points] == list(rows["mean"])
             assert black(axes) == rows["sure"].sum() > 0
-            # the better side is right: the axis of a loss runs backwards
+            # the better side is right and positive: the axis of a loss shows its decrease
             assert (axes.get_xlim()[0] > axes.get_xlim()[1]) == (name == "Val")
+            shown = [float(label.get_text().replace("−", "-") or "nan") for label in axes.get_xticklabels()]
+            sign = -1 if name == "Val" else 1
+            assert all(
+                text == pytest.approx(sign * at)
+                for text, at in zip(shown, axes.get_xticks(), strict=True)
+                if text == text
+            )
+            assert axes.get_xlabel().startswith("decrease" if name == "Val" else "increase")
         labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
         strata = [index for index, label in enumerate(labels) if label in ("PoLAR", "NoPE", "no memory", "with memory")]
         assert [label for index, label in enumerate(labels) if index not in strata] == [
-            "NoPE − PoLAR",
+            "NoPE vs PoLAR",
             "distractor loss",
             "memory",
             "window",
@@ -120,7 +128,9 @@ class TestSmall:
             rows = figure_data.frame[figure_data.frame["measure"] == name]
             assert list(rows["mean"].abs()) == sorted(rows["mean"].abs(), reverse=True)
             assert rows.iloc[0]["words_row"] == "(NoPE − PoLAR) × memory"
-            assert [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] == list(rows["words_row"])
+            assert [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] == [
+                text.replace(" − ", " vs ") for text in rows["words_row"]
+            ]
             assert black(axes) == rows["sure"].sum() > 0
 
 
@@ -138,16 +148,16 @@ def test_three_ticks_gives_three_or_four(low: float, high: float) -> None:
 def test_overlapping_tick_labels_are_hidden_except_zero(grid: Store) -> None:
     figure_data = make_figure("effects", grid)
     frame = figure_data.frame[(figure_data.frame["where"] == "") & (figure_data.frame["measure"] == "Val")]
-    # from 0.05 to -0.1 in steps of 0.05: four numbers in a third of a column
-    frame = frame.assign(mean=-0.02, low=-0.09, high=0.045, mixed=False)
+    # decreases from 0.05 to -0.1 in steps of 0.05: four numbers in a third of a column
+    frame = frame.assign(mean=0.02, low=-0.045, high=0.09, mixed=False)
     parts = [frame.assign(measure=name, words=name) for name in ("a", "b", "c")]
     figure = figure_of(replace(figure_data, frame=pd.concat(parts)))
     for axes in figure.axes:
-        assert axes.get_xticks().tolist() == [-0.1, -0.05, 0.0, 0.05]
-        assert [label.get_text() for label in axes.get_xticklabels()] == ["−0.1", "", "0", ""]
+        assert axes.get_xticks().tolist() == [-0.05, 0.0, 0.05, 0.1]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["", "0", "", "−0.1"]
     check_column(figure)
     wide = figure_of(replace(figure_data, frame=parts[0]), FigureOptions())
-    assert [label.get_text() for label in wide.axes[0].get_xticklabels()] == ["−0.1", "−0.05", "0", "0.05"]
+    assert [label.get_text() for label in wide.axes[0].get_xticklabels()] == ["0.05", "0", "−0.05", "−0.1"]
 
 
 def test_difference_label_texts() -> None:
