@@ -24,7 +24,7 @@ class SamplingError(SweepError):
 
 def generate_text(
     model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
-    full_context: bool, decoder: Decoder | None = None,
+    full_context: bool, top_k: int = 0, decoder: Decoder | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """Return an iterator over the pieces of text that continue `prompt`; errors are raised at once, not later.
 
@@ -40,6 +40,7 @@ def generate_text(
         top_p: sample from the fewest tokens that together have this probability.
         seed: seed of the sampling.
         full_context: ignore the network's attention window; without effect if `decoder` is given.
+        top_k: sample from this many of the most probable tokens; 0: from all.
         decoder: decoder with a free slot to use; None: a new one.
 
     Raises:
@@ -47,12 +48,12 @@ def generate_text(
             supports.
     """
     try:
-        check_sampling(temperature, top_p)
+        check_sampling(temperature, top_k, top_p, seed)
     except ValueError as error:
         raise SamplingError(str(error)) from error
     prompt_T = _prompt_tokens(model, tokenizer, prompt, tokens)
     tokens_written = generate_tokens(
-        model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
+        model, prompt_T, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, decoder=decoder,
     )  # fmt: skip
     return _decode_pieces(tokenizer, tokens_written)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...model.inference.generation import sample_token
-from ...model.rng import rng_stream
 from ..config import CellConfig
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
@@ -122,11 +121,11 @@ class ChunkedScorer:
     def continue_prompt(self, prompt: np.ndarray, tokens: int, end: int, sampling: Sampling) -> Iterator[int]:
         """Yield tokens after a prompt, at most `tokens`, up to the token `end`, which is not yielded."""
         row, cache = torch.from_numpy(prompt.astype(np.int64))[None].to(self.device), None
-        for position in range(len(prompt), len(prompt) + tokens):
+        generator = torch.Generator(self.device).manual_seed(sampling.seed)
+        for _ in range(tokens):
             self.pause()
             output = self.model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            stream = rng_stream(sampling.seed, "write", position)
-            token = sample_token(output.logits[0, -1], sampling.temperature, sampling.top_p, stream)
+            token = sample_token(output.logits[0, -1], sampling.temperature, sampling.top_k, sampling.top_p, generator)
             if token == end:
                 return
             yield token
