@@ -17,6 +17,7 @@ from .hub_checkpoint import (
     InvalidCheckpoint,
     WeightsUnavailable,
     check_all_shards,
+    check_export,
     hash_files,
     read_config,
 )
@@ -69,7 +70,7 @@ class HubWeights:
         """
         if self.is_exported:
             return dict(self.config["network"])
-        return _llama_settings(self.folder, self.config, self._names())
+        return _llama_settings(self.folder, self.config, self.names())
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors by name in this program's network, in their stored types, on the CPU.
@@ -89,8 +90,12 @@ class HubWeights:
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))
 
-    def _names(self) -> set[str]:
-        """Return the names of the tensors in all files."""
+    def names(self) -> set[str]:
+        """Return the names of the tensors in all files.
+
+        Raises:
+            InvalidCheckpoint: A file is damaged or incomplete.
+        """
         names: set[str] = set()
         for path in self._files():
             with _open_tensors(path) as file:
@@ -113,6 +118,7 @@ def open_hub_weights(folder: Path) -> HubWeights:
             f"{folder}: models of type {config['model_type']!r} cannot be converted; types that can: "
             f"{', '.join((*FAMILIES, EXPORTED))}"
         )
+    check_export(folder)
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
         if pickled:
@@ -121,7 +127,9 @@ def open_hub_weights(folder: Path) -> HubWeights:
             )
         raise WeightsUnavailable(f"{folder} holds no weights; put the model's *.safetensors next to its config.json")
     check_all_shards(folder)
-    return HubWeights(folder, config)
+    weights = HubWeights(folder, config)
+    weights.names()  # reads the header of each file
+    return weights
 
 
 def _open_tensors(path: Path) -> Any:

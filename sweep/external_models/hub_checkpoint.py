@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...results.console.output_files import sha256 as file_sha256
 from ...results.console.text import closest_match
 from ...results.errors import install_hint
 from ..config import HUB_PREFIX as PREFIX
@@ -20,6 +21,12 @@ DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Downloaded files of a repository: no code, and no weights in a format that can run code."""
 EXPORTED = "atma-sweep"
 """Value of model_type of an exported cell."""
+EXPORTED_WEIGHTS = "model.safetensors"
+"""File of the weights of an exported cell."""
+WEIGHTS_HASH = "weights_sha256"
+"""Key in an exported cell's config.json: SHA-256 of the file of its weights, until another program saves them."""
+EXPORT_AGAIN = "export the cell again: atma-sweep export CELL --to hf FOLDER"
+"""Remedy of messages about half an export."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of weights in a format that can run code."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
@@ -195,7 +202,7 @@ def _from_hub(name: str, revision: str | None, *, download: bool) -> Path:
         raise WeightsUnavailable(
             f"the weights of {name} are not in {constants.HF_HUB_CACHE} and could not be downloaded ({cause}); where the "
             f"hub is reachable, run `hf download {name}{revision_option} --local-dir {name.rpartition('/')[2]}`, copy that folder here "
-            f"and evaluate {PREFIX}{name.rpartition('/')[2]}"
+            f"and name it {PREFIX}{name.rpartition('/')[2]}"
         ) from error
 
 
@@ -312,6 +319,25 @@ def check_all_shards(folder: Path) -> None:
             raise WeightsUnavailable(
                 f"{folder} lacks {len(missing)} of the {len(named)} weight files that {index.name} names, such as {missing[0]}"
             )
+
+
+def check_export(folder: Path) -> None:
+    """Check that a cell's folder from `export --to hf` holds the weights that were exported; others pass.
+
+    Raises:
+        InvalidCheckpoint: model.safetensors is missing, incomplete or changed, by the hash in config.json.
+        WeightsUnavailable: A file that an index names is missing.
+    """
+    config = read_config(folder)
+    if config["model_type"] != EXPORTED:
+        return
+    check_all_shards(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise InvalidCheckpoint(f"{folder} holds no weights, so it is half an export; {EXPORT_AGAIN}")
+    if config.get(WEIGHTS_HASH) not in (None, file_sha256(folder / EXPORTED_WEIGHTS)):
+        raise InvalidCheckpoint(
+            f"{folder / EXPORTED_WEIGHTS} is incomplete or was changed: its SHA-256 is not that in config.json; {EXPORT_AGAIN}"
+        )
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:

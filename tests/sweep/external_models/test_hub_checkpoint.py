@@ -123,7 +123,7 @@ def test_checkpoint_download_error_gives_advice(tmp_path: Path, monkeypatch: pyt
     message = error_text("hf:Qwen/Qwen3-0.6B-Base", WeightsUnavailable, "abc")
     assert local_only == [True, False], "first what lies here"
     assert "run `hf download Qwen/Qwen3-0.6B-Base --revision abc --local-dir Qwen3-0.6B-Base`" in message
-    assert message.endswith("evaluate hf:Qwen3-0.6B-Base")
+    assert message.endswith("copy that folder here and name it hf:Qwen3-0.6B-Base")
 
     path = folder(tmp_path / "snapshots" / "0123abcd")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **more: str(path))

@@ -16,6 +16,8 @@ from atma_sweep.model.inference.decode import make_decoder
 from atma_sweep.model.inference.generation import generate_tokens
 from atma_sweep.sweep.attempt.trained_cells import LoadedModel
 from atma_sweep.sweep.data.tokenizer import Gpt2Tokenizer, JsonTokenizer, load_tokenizer
+from atma_sweep.sweep.external_models.conversion import open_hub_weights
+from atma_sweep.sweep.external_models.hub_checkpoint import InvalidCheckpoint
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.model_export.huggingface import write_model_folder
 from atma_sweep.sweep.model_export.tokenizer_files import tokenizer_files
@@ -176,6 +178,44 @@ def test_save_and_reload_keep_every_bit(tmp_path: Path) -> None:
         tmp_path / "again", trust_remote_code=True, dtype=torch.bfloat16
     )
     assert (half.network.dtype, half.network.blocks[0].mlp.fc.weight.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_half_an_export_is_one_error_with_the_remedy(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    exported(tmp_path / "model", attn_type="nope")
+    weights, config = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
+    content, state = weights.read_bytes(), load_file(weights)
+    first, *others = sorted(state)
+
+    def refused() -> tuple[str, str]:
+        """The messages of transformers and of `train.init_from`, both with one line."""
+        with pytest.raises(OSError) as theirs:  # noqa: PT011 - transformers' own class
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
+        with pytest.raises(InvalidCheckpoint) as ours:
+            open_hub_weights(tmp_path / "model")
+        assert "\n" not in f"{theirs.value}{ours.value}"
+        assert str(theirs.value).endswith("export the cell again: atma-sweep export CELL --to hf FOLDER")
+        return str(theirs.value), str(ours.value)
+
+    for damaged in (content[:-9], bytes([*content[:-1], content[-1] ^ 1])):
+        weights.write_bytes(damaged)
+        assert all("is incomplete or was changed" in message for message in refused())
+    weights.unlink()
+    assert all("holds no weights, so it is half an export" in message for message in refused())
+    # exports of older versions have no hash
+    facts = {key: value for key, value in json.loads(config.read_text()).items() if key != "weights_sha256"}
+    config.write_text(json.dumps(facts))
+    weights.write_bytes(content[:-9])
+    assert all("file not fully covered" in message for message in refused())
+    for changed, problem in (
+        ({name: state[name] for name in others}, f"lack tensor: {first};"),
+        (state | {"network.more": torch.zeros(2)}, "hold an unknown tensor: network.more;"),
+        (state | {first: state[first][:-1].clone()}, f"have another shape for tensor: {first};"),
+    ):
+        save_file(changed, weights, metadata={"format": "pt"})
+        with pytest.raises(OSError, match=problem):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
 
 
 TEXTS = (
