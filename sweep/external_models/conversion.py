@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...results.errors import PackageMissing
 from .hub_checkpoint import (
     EXPORTED,
     PICKLES,
@@ -19,6 +18,7 @@ from .hub_checkpoint import (
     check_all_shards,
     check_export,
     hash_files,
+    open_tensors,
     read_config,
 )
 
@@ -81,7 +81,7 @@ class HubWeights:
         with ExitStack() as files:
             tensors: dict[str, Callable[[], Tensor]] = {}
             for path in self._files():
-                file = files.enter_context(_open_tensors(path))
+                file = files.enter_context(open_tensors(path))
                 tensors |= {name: lambda name=name, file=file: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             if self.is_exported:
                 return {name.removeprefix(_EXPORTED_PREFIX): read() for name, read in tensors.items()}
@@ -98,7 +98,7 @@ class HubWeights:
         """
         names: set[str] = set()
         for path in self._files():
-            with _open_tensors(path) as file:
+            with open_tensors(path) as file:
                 names |= set(file.keys())
         return names
 
@@ -130,25 +130,6 @@ def open_hub_weights(folder: Path) -> HubWeights:
     weights = HubWeights(folder, config)
     weights.names()  # reads the header of each file
     return weights
-
-
-def _open_tensors(path: Path) -> Any:
-    """Return a context manager that reads single tensors of a safetensors file.
-
-    Raises:
-        InvalidCheckpoint: The file is damaged or incomplete.
-        PackageMissing: safetensors is not installed.
-    """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError as error:
-        raise PackageMissing("safetensors") from error
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise InvalidCheckpoint(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); it may be half a download, so download it again"
-        ) from error
 
 
 def _llama_settings(folder: Path, config: Mapping[str, Any], names: set[str]) -> dict[str, Any]:

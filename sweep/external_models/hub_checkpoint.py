@@ -13,7 +13,7 @@ from typing import Any
 
 from ...results.console.output_files import sha256 as file_sha256
 from ...results.console.text import closest_match
-from ...results.errors import install_hint
+from ...results.errors import PackageMissing, install_hint
 from ..config import HUB_PREFIX as PREFIX
 from ..errors import MachineError, SweepError
 
@@ -240,6 +240,9 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
             f"{folder} holds no weights; put the checkpoint's *.safetensors next to its config.json"
         )
     check_all_shards(folder)
+    for path in weights:
+        with open_tensors(path):  # reads the header
+            pass
     text = config.get("text_config") or config
     limit = text.get("max_position_embeddings")
     return HubCheckpoint(
@@ -338,6 +341,25 @@ def check_export(folder: Path) -> None:
         raise InvalidCheckpoint(
             f"{folder / EXPORTED_WEIGHTS} is incomplete or was changed: its SHA-256 is not that in config.json; {EXPORT_AGAIN}"
         )
+
+
+def open_tensors(path: Path) -> Any:
+    """Return a context manager that reads single tensors of a safetensors file.
+
+    Raises:
+        InvalidCheckpoint: The file is damaged or incomplete.
+        PackageMissing: safetensors is not installed.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise PackageMissing("safetensors") from error
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise InvalidCheckpoint(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); it may be half a download, so download it again"
+        ) from error
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
