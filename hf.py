@@ -143,7 +143,7 @@ class CellForCausalLM(PreTrainedModel, GenerationMixin):
         try:
             if folder.is_dir() and options.get("state_dict") is None:
                 check_export(folder)
-            model, info = super().from_pretrained(
+            loaded: Any = super().from_pretrained(
                 source, *arguments, dtype=torch.float32, output_loading_info=True,
                 **{"ignore_mismatched_sizes": True} | options,
             )  # fmt: skip
@@ -151,6 +151,7 @@ class CellForCausalLM(PreTrainedModel, GenerationMixin):
             raise OSError(f"{source} cannot be loaded: {error}; {EXPORT_AGAIN}") from None
         except InvalidCheckpoint as error:
             raise OSError(str(error)) from None
+        model, info = loaded
         mismatched = () if options.get("ignore_mismatched_sizes") else [key for key, *_ in info["mismatched_keys"]]
         for names, problem in (
             (info["missing_keys"], "lack tensor"), (info["unexpected_keys"], "hold an unknown tensor"),
@@ -164,7 +165,7 @@ class CellForCausalLM(PreTrainedModel, GenerationMixin):
             network = Backbone(model.network.config, dtype=wanted)
             network.load_state_dict(model.network.state_dict())
             model.network, model.config.dtype = network.to(model.network.device).eval(), wanted
-        return (model, info) if with_info else model
+        return loaded if with_info else model
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
         """Save config, weights and modeling file as `PreTrainedModel.save_pretrained` does, and the plugin files."""

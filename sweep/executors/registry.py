@@ -99,10 +99,12 @@ def open_executor(name: str, context: ExecutorContext) -> Executor:
         InstalledPartError: An installed package cannot provide it.
     """
     spec = EXECUTORS[name]
-    if spec.package != __package__:
-        return import_target(spec.package, spec.target).open(context)  # type: ignore[no-any-return]
     module, attribute = spec.target.split(":")
-    executor_class: type[Executor] = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    executor_class: type[Executor] = (
+        import_target(spec.package, spec.target)
+        if spec.package != __package__
+        else getattr(importlib.import_module(f".{module}", __package__), attribute)
+    )
     return executor_class.open(context)
 
 

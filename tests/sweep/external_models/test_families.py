@@ -81,7 +81,7 @@ def test_resolve_checkpoint_identifies_saved_model(tmp_path: Path) -> None:
     assert second_checkpoint.tokenizer == checkpoint.tokenizer
 
 
-def test_load_model_rejects_other_tensors(tmp_path: Path) -> None:
+def test_load_model_rejects_unfit_tensors(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")

@@ -155,7 +155,7 @@ set:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_one_package_adds_every_kind_of_part(tmp_path: Path) -> None:
+def test_package_adds_every_kind_of_part(tmp_path: Path) -> None:
     """Each of the nine groups is loaded from a package that pip installed; broken, it stops its users alone."""
     bench = Bench(tmp_path)
     site = pip_install(EVERY, tmp_path)

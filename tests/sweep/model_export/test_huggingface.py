@@ -109,15 +109,15 @@ def test_logits_and_greedy_text_are_ours(tmp_path: Path, parts: dict[str, object
                     **{"top_k": 0} | options,
                 )
                 assert drawn[0, 9:].tolist() == expected, options
-        assert others_in_a_batch(loaded.model, short[0], long[0], seed=0, **SAMPLINGS[0]) == list(
+        assert text_in_a_batch(loaded.model, short[0], long[0], seed=0, **SAMPLINGS[0]) == list(
             generate_tokens(loaded.model, short[0], tokens=6, seed=0, vocabulary=257, **SAMPLINGS[0])
         )
 
 
-def others_in_a_batch(model: Backbone, prompt_T: torch.Tensor, other_T: torch.Tensor, **options: Any) -> list[int]:
+def text_in_a_batch(model: Backbone, prompt_T: torch.Tensor, second_T: torch.Tensor, **options: Any) -> list[int]:
     """The continuation of a prompt whose steps alternate with those of another text in the same decoder."""
-    decoder = make_decoder(model, texts=2, tokens=len(prompt_T) + len(other_T) + 6)
-    texts = [generate_tokens(model, text_T, tokens=6, vocabulary=257, decoder=decoder, **options) for text_T in (other_T, prompt_T)]  # fmt: skip
+    decoder = make_decoder(model, texts=2, tokens=len(prompt_T) + len(second_T) + 6)
+    texts = [generate_tokens(model, text_T, tokens=6, vocabulary=257, decoder=decoder, **options) for text_T in (second_T, prompt_T)]  # fmt: skip
     return [token for _, token in zip(*texts, strict=True)]
 
 
@@ -180,13 +180,13 @@ def test_save_and_reload_keep_every_bit(tmp_path: Path) -> None:
     assert (half.network.dtype, half.network.blocks[0].mlp.fc.weight.dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_half_an_export_is_one_error_with_the_remedy(tmp_path: Path) -> None:
+def test_half_an_export_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     exported(tmp_path / "model", attn_type="nope")
     weights, config = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
     content, state = weights.read_bytes(), load_file(weights)
-    first, *others = sorted(state)
+    first, *remaining = sorted(state)
 
     def refused() -> tuple[str, str]:
         """The messages of transformers and of `train.init_from`, both with one line."""
@@ -209,7 +209,7 @@ def test_half_an_export_is_one_error_with_the_remedy(tmp_path: Path) -> None:
     weights.write_bytes(content[:-9])
     assert all("file not fully covered" in message for message in refused())
     for changed, problem in (
-        ({name: state[name] for name in others}, f"lack tensor: {first};"),
+        ({name: state[name] for name in remaining}, f"lack tensor: {first};"),
         (state | {"network.more": torch.zeros(2)}, "hold an unknown tensor: network.more;"),
         (state | {first: state[first][:-1].clone()}, f"have another shape for tensor: {first};"),
     ):

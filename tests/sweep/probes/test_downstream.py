@@ -118,8 +118,8 @@ def sampled(pupil: CellSubject, prompt: str, seed: int, temperature: float, top_
         waits = torch.empty(pupil.model.config.vocab_size).exponential_(generator=draw).double().numpy()
         order = np.argsort(-logits, kind="stable")[: top_k or None]
         weights = np.exp(logits[order] - logits.max())
-        kept = order[: int((np.cumsum(weights / weights.sum()) < top_p).sum()) + 1]
-        row.append(int(min(kept, key=lambda token: waits[token] / np.exp(logits[token] - logits.max()))))
+        nucleus = order[: int((np.cumsum(weights / weights.sum()) < top_p).sum()) + 1]
+        row.append(int(min(nucleus, key=lambda token: waits[token] / np.exp(logits[token] - logits.max()))))
         if row[-1] == pupil.tokenizer.eot:
             return bytes(row[begin:-1]).decode(errors="replace")
     return bytes(row[begin:]).decode(errors="replace")

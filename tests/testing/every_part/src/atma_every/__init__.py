@@ -1,4 +1,4 @@
-"""One part of each kind for atma-sweep."""
+"""Parts of each kind for atma-sweep."""
 
 from atma_sweep.reports.report_spec import ReportSpec
 from atma_sweep.sweep.executors.registry import ExecutorSpec

@@ -4,7 +4,7 @@ from atma_sweep.sweep.executors.executor import LocalExecutor
 
 
 class AloneExecutor(LocalExecutor):
-    """As local, for one attempt at a time."""
+    """Executor `local` for a single attempt at a time."""
 
     name = "alone"
 

@@ -43,9 +43,9 @@ class Sines(Position):
         super().__init__(model, config)
         self.width = model.d_model
 
-    def forward(self, places_BT):
+    def forward(self, positions_BT):
         """Return what is added to the embeddings, [B, T, D], from int64 positions [B, T]."""
-        return (places_BT[..., None] * 0.5 ** torch.arange(self.width, device=places_BT.device)).sin()
+        return (positions_BT[..., None] * 0.5 ** torch.arange(self.width, device=positions_BT.device)).sin()
 
 
 def centred(streams, normal_LKD):

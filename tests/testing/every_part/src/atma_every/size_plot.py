@@ -11,7 +11,7 @@ def collect(store, data):
     """Return the number of parameters of each configuration."""
     column = column_of("sizes", data.metric("sizes", "count"))
     entries = [measured_entry(data, cells, column) for cells in data.configurations().values()]
-    frame = pd.DataFrame([{"place": place, "count": entry.value} for place, entry in enumerate(entries)])
+    frame = pd.DataFrame([{"index": index, "count": entry.value} for index, entry in enumerate(entries)])
     origins = [pair for entry in entries for pair in entry.origins]
     return collected(store, data, "size-plot", "Number of parameters", frame, origins)
 
@@ -20,5 +20,5 @@ def draw(data, look):
     """Draw one point per configuration."""
     figure = drawing.page(drawing.PANEL_HEIGHT, drawing.width_of(1))
     axes = figure.subplots()
-    axes.plot(data.frame["place"], data.frame["count"], "o", color=drawing.GREY)
+    axes.plot(data.frame["index"], data.frame["count"], "o", color=drawing.GREY)
     return drawing.finished(figure, data.title, data.notes, {})
