@@ -22,9 +22,10 @@ def generate_tokens(
     """Yield up to `tokens` sampled tokens that continue a prompt; ends after yielding `stop`.
 
     The prompt itself is not yielded. A text has a random stream of its own on the device of its logits, so its tokens
-    do not depend on the other texts of the decoder: they are those of `torch.manual_seed(seed)` and transformers'
-    `generate` of this text alone. A generator: nothing happens, and nothing is raised, before the first token is requested. The sequence's slot in the
-    decoder is freed when the generator ends or is closed. The model must be in evaluation mode.
+    do not depend on the other texts of the decoder. On the CPU they are those of `torch.manual_seed(seed)` and
+    transformers' `generate` of this text alone. A generator: nothing happens, and nothing is raised, before the first
+    token is requested. The sequence's slot in the decoder is freed when the generator ends or is closed. The model must
+    be in evaluation mode.
 
     Args:
         model: network; unused if `decoder` is given.
