@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -23,6 +24,7 @@ from .model.config import ModelConfig
 from .model.inference.decode import PagedDecoder
 from .model.resolve import longest_text
 from .sweep.errors import SweepError
+from .sweep.external_models.hub_checkpoint import EXPORT_AGAIN, InvalidCheckpoint, check_export
 from .sweep.grid.plugins import load_plugin
 
 MODEL_TYPE = "atma-sweep"
@@ -33,7 +35,7 @@ class CellModelConfig(PretrainedConfig):
 
     `network` is the section `model` of the cell's config. `full_context` ignores the window that the network was trained
     with, as the probes do. `plugins` are names of the Python files beside config.json that define parts of the network.
-    `corpus_tokenizer` is the name of the tokenizer of its text.
+    `corpus_tokenizer` is the name of the tokenizer of its text. `weights_sha256` is the hash of the exported weights.
     """
 
     model_type = MODEL_TYPE
@@ -42,6 +44,7 @@ class CellModelConfig(PretrainedConfig):
     full_context: bool = False
     plugins: list[str] | None = None
     corpus_tokenizer: str | None = None
+    weights_sha256: str | None = None
     vocab_size: int = 0
     tie_word_embeddings: bool = False  # a shared matrix is one tensor of the network
 
@@ -123,23 +126,50 @@ class CellForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *arguments: Any, dtype: Any = None, **options: Any) -> CellForCausalLM:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *arguments: Any, dtype: Any = None, **options: Any
+    ) -> CellForCausalLM:  # fmt: skip
         """Load a model; weights stay float32, and `dtype` is the type of the activations, as in training.
 
         Args and errors as for `PreTrainedModel.from_pretrained`. `dtype` "auto" or None is float32.
+
+        Raises:
+            OSError: The folder is half an export: weights are missing, incomplete or changed.
         """
         dtype = options.pop("torch_dtype", dtype)
-        loaded: Any = super().from_pretrained(*arguments, dtype=torch.float32, **options)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        with_info = options.pop("output_loading_info", False)
+        source = pretrained_model_name_or_path
+        folder = Path(str(source), options.get("subfolder") or "")
+        try:
+            if folder.is_dir() and options.get("state_dict") is None:
+                check_export(folder)
+            loaded: Any = super().from_pretrained(
+                source, *arguments, dtype=torch.float32, output_loading_info=True,
+                **{"ignore_mismatched_sizes": True} | options,
+            )  # fmt: skip
+        except SafetensorError as error:
+            raise OSError(f"{source} cannot be loaded: {error}; {EXPORT_AGAIN}") from None
+        except InvalidCheckpoint as error:
+            raise OSError(str(error)) from None
+        model, info = loaded
+        mismatched = () if options.get("ignore_mismatched_sizes") else [key for key, *_ in info["mismatched_keys"]]
+        for names, problem in (
+            (info["missing_keys"], "lack tensor"), (info["unexpected_keys"], "hold an unknown tensor"),
+            (mismatched, "have another shape for tensor"),
+        ):  # fmt: skip
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise OSError(f"the weights of {source} {problem}: {min(names)}{more}; {EXPORT_AGAIN}")
         wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if wanted not in (None, torch.float32):
             network = Backbone(model.network.config, dtype=wanted)
             network.load_state_dict(model.network.state_dict())
             model.network, model.config.dtype = network.to(model.network.device).eval(), wanted
-        return loaded
+        return loaded if with_info else model
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
         """Save config, weights and modeling file as `PreTrainedModel.save_pretrained` does, and the plugin files."""
+        self.config.weights_sha256 = None  # the weights may have changed since the export
         super().save_pretrained(save_directory, *arguments, **options)
         for path in self.plugin_files:
             if path.parent != Path(save_directory).resolve():

@@ -11,6 +11,7 @@ from ..results import paper
 from ..results.console.output_files import make_folder, write_file
 from ..results.console.text import counted, markdown_escaped
 from ..results.errors import StoreError
+from ..results.exchange.installed_parts import InstalledPartError
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of
 from .dashboard.gallery import GalleryPicture
@@ -22,6 +23,7 @@ from .figures.files import FORMATS, renderings
 from .render import SUFFIXES, rendered_files
 from .render.appendix import appendix_text, empty_reason, file_name
 from .render.gallery import gallery_text
+from .report_spec import ReportSpec
 from .sweep_data import ExtraLengths, ReportError, SweepData, cached_reads, load_sweep_data
 from .table import Table
 from .tables import TABLES, make_table
@@ -165,7 +167,7 @@ def _write_tables(
         except Exception as error:
             if not spec.package:
                 raise
-            written.skipped[number] = f"the installed package {spec.package} failed: {type(error).__name__}: {error}"
+            written.skipped[number] = _failed(spec, error)
             continue
         for format in formats:
             for path, text in rendered_files(
@@ -200,17 +202,30 @@ def _write_figures(
     """
     figures = {}
     for name in names:
-        options = FIGURES[figure_name(name)].select_options(all_options)
+        spec = FIGURES[figure_name(name)]
+        options = spec.select_options(all_options)
         try:
             figure = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
             contents = renderings(figure, FORMATS, look=look)
         except (ReportError, StoreError) as error:
             written.skipped[f"figure {name}"] = str(error)
             continue
+        except Exception as error:
+            if not spec.package:
+                raise
+            written.skipped[f"figure {name}"] = _failed(spec, error)
+            continue
         figures[figure.name] = figure
         for format, content in contents.items():
             _write(out / f"figure-{figure.name}.{format}", content, written)
     return figures
+
+
+def _failed(spec: ReportSpec, error: Exception) -> str:
+    """Return why the table or figure of an installed package could not be made."""
+    if isinstance(error, InstalledPartError):
+        return str(error)
+    return f"the installed package {spec.package} failed: {type(error).__name__}: {error}"
 
 
 def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:

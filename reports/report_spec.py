@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..renamed import old_names
+from ..results.exchange.installed_parts import import_target
 
 CURVE_X_COLUMNS = {"tokens": "tokens", "time": "wall_s"}
 """Column of a training curve that is the x axis, by the value of `--against`."""
@@ -48,9 +49,12 @@ class ReportSpec:
         Raises:
             ImportError: There is no such module.
             AttributeError: The module has no such function.
+            InstalledPartError: One of both, or another error, in an installed package.
         """
+        if self.package:
+            return import_target(self.package, self.at)
         module, _, function = self.at.partition(":")
-        imported = importlib.import_module(f".{module}", self.package or package)
+        imported = importlib.import_module(f".{module}", package)
         return getattr(imported, function) if function else imported
 
     def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ They are published numbers (results/paper) and shipped sweeps (results/shipped).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -58,7 +59,7 @@ def store_opener(
         read_only: no connection can change anything; a temporary database is not read-only.
 
     Raises:
-        StoreMissing: there is no database, and it was named or the sweep is not built in; the message names the
+        StoreMissing: there is no database, and it was named, by ATMA_DB too, or the sweep is not built in; the message names the
             built-in sweeps.
         StoreError: as open_store.
     """
@@ -67,9 +68,11 @@ def store_opener(
     except StoreMissing as error:
         if not is_builtin(sweep):
             raise StoreMissing(f"{error}{_offer(sweep)}") from error
-        if db is not None:  # a misspelled path must not show other numbers than those of the file that was meant
+        if db is not None or os.environ.get("ATMA_DB"):
+            # a misspelled path must not show other numbers than those of the file that was meant
             fact = str(error).partition(";")[0]
-            raise StoreMissing(f"{fact}; sweep {sweep} is built in: omit --db to read it without a database") from error
+            remedy = "unset ATMA_DB" if db is None else "omit --db"
+            raise StoreMissing(f"{fact}; sweep {sweep} is built in: {remedy} to read it without a database") from error
         return partial(paper.shared_published if paper.is_published(sweep) else shipped.shipped_store, str(sweep))
     return partial(store_with_builtin, store, str(sweep)) if is_builtin(sweep) else lambda: store
 

@@ -65,13 +65,19 @@ def test_mistyped_printed_sweep_names_the_nearest(run: Run) -> None:
     [["status"], ["show", "x"], ["report", "--table", "6"], ["dashboard", "--no-open"]],
     ids=lambda line: line[0],
 )
-def test_a_named_missing_database_hides_builtin_sweeps(run: Run, line: list[str]) -> None:
+def test_a_named_missing_database_hides_builtin_sweeps(
+    run: Run, line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for sweep in ("printed-v2", "replication-pilot"):
-        code, out, err = run(*line, "--sweep", sweep, "--db", "typo.db")
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "there is no database" in err
-        assert "typo.db" in err
-        assert err.rstrip().endswith(f"sweep {sweep} is built in: omit --db to read it without a database")
+        for remedy, options in (("omit --db", ["--db", "typo.db"]), ("unset ATMA_DB", [])):
+            with monkeypatch.context() as patch:
+                if not options:
+                    patch.setenv("ATMA_DB", "typo.db")
+                code, out, err = run(*line, "--sweep", sweep, *options)
+            assert (code, out, len(err.splitlines())) == (2, "", 1)
+            assert "there is no database" in err
+            assert "typo.db" in err
+            assert err.rstrip().endswith(f"sweep {sweep} is built in: {remedy} to read it without a database")
 
 
 @pytest.fixture

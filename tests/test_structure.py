@@ -247,6 +247,7 @@ WRITERS = {
     "results/store/upgrading.py",  # copies of databases; removes one that could not be made
     "results/exchange/import_files.py",  # into the runs folder
     "results/exchange/trackers/tensorboard.py",  # into a folder of files.filling
+    "results/exchange/trackers/wandb.py",  # removes links to W&B's logs from such a folder
     "results/console/streams.py",  # /dev/null in place of a closed stream
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory

@@ -14,6 +14,7 @@ from ...results.console.progress import sparkline
 from ...results.console.quantities import format_bytes, format_duration, format_tokens
 from ...results.console.terminal_table import table_lines
 from ...results.console.text import counted
+from ...results.exchange.installed_parts import describe_plugins
 from ...results.store import records
 from ...results.store.store import Store
 from ...results.weights import INITIAL_WEIGHTS, describe_initial
@@ -73,7 +74,7 @@ class CellDetails:
         """Return the details as text: config by section, attempts, thinned curve, measurements by probe, last samples.
 
         Sections of the config are model, data, train, eval, resources and checkpoint; of an external model open_weight,
-        data, train, eval and resources. Settings that are None or an empty mapping are left out, and sections without
+        data, train, eval and resources. Plugins follow. Settings that are None or an empty mapping are left out, and sections without
         any other. A published cell has no attempts of its own.
 
         Args:
@@ -89,6 +90,8 @@ class CellDetails:
                 f"{k}={_setting(value)}" for k, value in cell.config.get(section, {}).items() if value not in (None, {})
             ]
             lines += [f"  {section:<10}  {', '.join(settings)}"] if settings else []
+        plugins = describe_plugins(cell.config.get("plugins", ()))
+        lines += [f"  plugins     {'; '.join(plugins)}"] if plugins else []
         if self.source is not None:
             lines.append(f"attempts: none; published numbers of {self.source}, as printed and as logged")
             lines += self._curve_lines(width) if self.curve else []

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...results import paper
 from ...results.console.text import counted
+from ...results.exchange.installed_parts import describe_plugins
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from ..stats.audit import audit_differences
@@ -358,8 +359,8 @@ def provenance_table(store: Store, data: SweepData) -> Table:
 
     Columns: Commit, GPU, Driver, Precision, Python, Software, Kernels, Tokenizer and Corpus as texts ("-" where
     unknown), then Cells and Attempts, the numbers of cells and of (cell, attempt) pairs. Attempts without a recorded
-    provenance are left out. Rows are in the order of their first attempt. Notes list the homogeneity audit's
-    differences.
+    provenance are left out. Rows are in the order of their first attempt. Notes list the cells' plugins and the
+    homogeneity audit's differences.
     """
     pairs = {(key[0], value.attempt_id) for key, value in data.shown_values.items()}
     provenance_by_attempt = provenances_of_attempts(store, {attempt for _, attempt in pairs})
@@ -374,8 +375,10 @@ def provenance_table(store: Store, data: SweepData) -> Table:
         entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(pairs_of_origin), origins))
         lines.append(TableRow(labels=labels, entries=entries))
     audit = audit_differences(store, data.sweep, revision=data.revision)
+    used = (plugin for record in provenance_by_attempt.values() for plugin in record.config.get("plugins", ()))
     notes = [
         sweep_note(data),
+        *(f"Plugin {line}." for line in describe_plugins(used)),
         *(
             f"{line}."
             for line in audit

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,6 +26,9 @@ GROUPS = (
     "mixers", "memories", "positions", "regularizers", "probes", "corpora", "tables", "figures", "executors",
 )  # fmt: skip
 """Kinds of parts; the entry-point group of a kind is "atma_sweep." and its name."""
+
+PACKAGE = "package:"
+"""What the path of a plugin begins with that is a part of an installed package: package:NAME==VERSION:GROUP.PART."""
 
 Spec = TypeVar("Spec")
 
@@ -70,6 +74,28 @@ class InstalledPart:
         return _source_sha256(self.entry_point.module.partition(".")[0], self.package)
 
 
+def import_target(package: str, target: str) -> Any:
+    """Import and return what a specification of an installed package names: a module, or an attribute of one.
+
+    Args:
+        package: Absolute package that the target is relative to.
+        target: "module" or "module:attribute".
+
+    Raises:
+        InstalledPartError: The import fails, or there is no such attribute.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        imported = importlib.import_module(f".{module}", package)
+        return getattr(imported, attribute) if attribute else imported
+    except Exception as error:
+        message = " ".join(str(error).split())
+        raise InstalledPartError(
+            f"{target} of the installed package {package} cannot be loaded: {type(error).__name__}: {message}; upgrade "
+            "or uninstall that package"
+        ) from error
+
+
 @functools.cache
 def _source_sha256(module: str, package: str) -> str:
     """Return the hash of a top-level module's Python files, in the order of their names.
@@ -87,6 +113,26 @@ def _source_sha256(module: str, package: str) -> str:
         content = file.read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def describe_plugins(plugins: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line per plugin file or installed package: name, version, SHA-256 (12 digits), and parts of a package.
+
+    Args:
+        plugins: Entries of `plugins` in configs of cells, with path and sha256; equal ones count once.
+    """
+    parts: dict[tuple[str, str], list[str]] = {}
+    for plugin in plugins:
+        path, digest = str(plugin["path"]), str(plugin["sha256"])[:12]
+        package, _, part = path.removeprefix(PACKAGE).rpartition(":") if path.startswith(PACKAGE) else ("", "", "")
+        owner = package.replace("==", " ") or Path(path).name
+        names = parts.setdefault((owner, digest), [])
+        if part and part not in names:
+            names.append(part)
+    return [
+        f"{owner} (SHA-256 {digest})" + (f": {', '.join(names)}" if names else "")
+        for (owner, digest), names in parts.items()
+    ]
 
 
 @functools.cache

@@ -24,7 +24,7 @@ class SamplingError(SweepError):
 
 def generate_text(
     model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
-    full_context: bool, fp8: bool = False, decoder: Decoder | None = None,
+    full_context: bool, top_k: int = 0, fp8: bool = False, decoder: Decoder | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """Return an iterator over the pieces of text that continue `prompt`; errors are raised at once, not later.
 
@@ -40,6 +40,7 @@ def generate_text(
         top_p: sample from the fewest tokens that together have this probability.
         seed: seed of the sampling.
         full_context: ignore the network's attention window; without effect if `decoder` is given.
+        top_k: sample from this many of the most probable tokens; 0: from all.
         fp8: cache keys and values in 8 bits; without effect if `decoder` is given.
         decoder: decoder with a free slot to use; None: a new one.
 
@@ -48,14 +49,14 @@ def generate_text(
             or a network without an 8-bit cache.
     """
     try:
-        check_sampling(temperature, top_p)
+        check_sampling(temperature, top_k, top_p, seed)
         prompt_T = _prompt_tokens(model, tokenizer, prompt, tokens)
         if fp8 and decoder is None:
             decoder = PagedDecoder(model, tokens=len(prompt_T) + tokens, full_context=full_context, fp8=True)
     except ValueError as error:
         raise SamplingError(str(error)) from error
     tokens_written = generate_tokens(
-        model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
+        model, prompt_T, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, decoder=decoder,
     )  # fmt: skip
     return _decode_pieces(tokenizer, tokens_written)

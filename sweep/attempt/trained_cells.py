@@ -71,7 +71,7 @@ class LoadedModel:
 
     def generate(
         self, prompt: str = "", *, tokens: int = 256, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0,
-        full_context: bool = False, fp8: bool = False,
+        full_context: bool = False, top_k: int = 0, fp8: bool = False,
     ) -> Iterator[str]:  # fmt: skip
         """Return an iterator over the continuation of `prompt`: at most `tokens` tokens, up to the end of the text.
 
@@ -87,6 +87,7 @@ class LoadedModel:
             top_p: sample from the fewest tokens that together have this probability.
             seed: seed of the sampling.
             full_context: let a network that was trained with a window read without it, as probes do.
+            top_k: sample from this many of the most probable tokens; 0: from all.
             fp8: cache keys and values in 8 bits; approximate.
 
         Raises:
@@ -96,14 +97,15 @@ class LoadedModel:
         """
         for name, value, kind in (
             ("prompt", prompt, TEXT), ("tokens", tokens, COUNT), ("temperature", temperature, NUMBER),
-            ("top_p", top_p, NUMBER), ("seed", seed, COUNT), ("full_context", full_context, FLAG), ("fp8", fp8, FLAG),
+            ("top_p", top_p, NUMBER), ("seed", seed, COUNT), ("full_context", full_context, FLAG),
+            ("top_k", top_k, COUNT), ("fp8", fp8, FLAG),
         ):  # fmt: skip
             check_argument("generate", name, value, kind)
         from .generation import generate_text
 
         return generate_text(
             self.model, self.tokenizer, prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
-            full_context=full_context, fp8=fp8,
+            full_context=full_context, top_k=top_k, fp8=fp8,
         )  # fmt: skip
 
 

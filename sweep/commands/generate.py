@@ -19,6 +19,7 @@ def generate(
     prompt: str = "",
     tokens: Annotated[int, typer.Option(min=1, max=MAX_WRITTEN)] = 256,
     temperature: Annotated[float, typer.Option(min=0, max=MAX_FLOAT)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, max=MAX_INT64)] = 0,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
     seed: Annotated[int, typer.Option(min=-MAX_INT64, max=MAX_INT64)] = 0,
     full_context: bool = False,
@@ -42,6 +43,7 @@ def generate(
         prompt (TEXT): Beginning of the text.
         tokens (N): Maximum number of tokens to write; the end of a text stops earlier.
         temperature (X): Sampling temperature: below 1 more predictable, above 1 more random, 0 always the most likely token.
+        top_k (K): Sample from the K most likely tokens; 0: from all.
         top_p (P): Sample from the smallest set of tokens whose total probability is at least P.
         seed (N): Seed of the sampling.
         full_context: Ignore the attention window that the cell was trained with, as probes do.
@@ -57,8 +59,8 @@ def generate(
         raise SamplingError(f"--top-p must be above 0 and at most 1, got {top_p:g}")
     trained = load(cell, db=db, runs=runs, sweep=sweep, device=target_device)
     options = {
-        "tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "full_context": full_context,
-        "fp8": fp8,
+        "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
+        "full_context": full_context, "fp8": fp8,
     }  # fmt: skip
     pieces = trained.generate(prompt, **options)  # type: ignore[arg-type]
     if trained.weights_sha256 is None:

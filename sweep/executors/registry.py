@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...renamed import old_names
-from ...results.exchange.installed_parts import SpecRegistry
+from ...results.exchange.installed_parts import SpecRegistry, import_target
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def resolve_executor_name(name: str, address: str | None = None) -> str:
 
 
 def open_executor(name: str, context: ExecutorContext) -> Executor:
-    """Open the executor "ray", "local" or "cluster"; the caller closes it.
+    """Open the executor "ray", "local", "cluster" or one of an installed package; the caller closes it.
 
     An executor for a cluster connects and starts its agents; the others start nothing before `admit`.
 
@@ -96,10 +96,15 @@ def open_executor(name: str, context: ExecutorContext) -> Executor:
         KeyError: There is no executor of that name.
         ClusterAddressError: The address is not HOST:PORT.
         MachineError: Its machines cannot be reached.
+        InstalledPartError: An installed package cannot provide it.
     """
     spec = EXECUTORS[name]
     module, attribute = spec.target.split(":")
-    executor_class: type[Executor] = getattr(importlib.import_module(f".{module}", spec.package), attribute)
+    executor_class: type[Executor] = (
+        import_target(spec.package, spec.target)
+        if spec.package != __package__
+        else getattr(importlib.import_module(f".{module}", __package__), attribute)
+    )
     return executor_class.open(context)
 
 

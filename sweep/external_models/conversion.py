@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...results.errors import PackageMissing
 from .hub_checkpoint import (
     EXPORTED,
     PICKLES,
     InvalidCheckpoint,
     WeightsUnavailable,
     check_all_shards,
+    check_export,
     hash_files,
+    open_tensors,
     read_config,
 )
 
@@ -69,7 +70,7 @@ class HubWeights:
         """
         if self.is_exported:
             return dict(self.config["network"])
-        return _llama_settings(self.folder, self.config, self._names())
+        return _llama_settings(self.folder, self.config, self.names())
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors by name in this program's network, in their stored types, on the CPU.
@@ -80,7 +81,7 @@ class HubWeights:
         with ExitStack() as files:
             tensors: dict[str, Callable[[], Tensor]] = {}
             for path in self._files():
-                file = files.enter_context(_open_tensors(path))
+                file = files.enter_context(open_tensors(path))
                 tensors |= {name: lambda name=name, file=file: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             if self.is_exported:
                 return {name.removeprefix(_EXPORTED_PREFIX): read() for name, read in tensors.items()}
@@ -89,11 +90,15 @@ class HubWeights:
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))
 
-    def _names(self) -> set[str]:
-        """Return the names of the tensors in all files."""
+    def names(self) -> set[str]:
+        """Return the names of the tensors in all files.
+
+        Raises:
+            InvalidCheckpoint: A file is damaged or incomplete.
+        """
         names: set[str] = set()
         for path in self._files():
-            with _open_tensors(path) as file:
+            with open_tensors(path) as file:
                 names |= set(file.keys())
         return names
 
@@ -113,6 +118,7 @@ def open_hub_weights(folder: Path) -> HubWeights:
             f"{folder}: models of type {config['model_type']!r} cannot be converted; types that can: "
             f"{', '.join((*FAMILIES, EXPORTED))}"
         )
+    check_export(folder)
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
         if pickled:
@@ -121,26 +127,9 @@ def open_hub_weights(folder: Path) -> HubWeights:
             )
         raise WeightsUnavailable(f"{folder} holds no weights; put the model's *.safetensors next to its config.json")
     check_all_shards(folder)
-    return HubWeights(folder, config)
-
-
-def _open_tensors(path: Path) -> Any:
-    """Return a context manager that reads single tensors of a safetensors file.
-
-    Raises:
-        InvalidCheckpoint: The file is damaged or incomplete.
-        PackageMissing: safetensors is not installed.
-    """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError as error:
-        raise PackageMissing("safetensors") from error
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise InvalidCheckpoint(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); it may be half a download, so download it again"
-        ) from error
+    weights = HubWeights(folder, config)
+    weights.names()  # reads the header of each file
+    return weights
 
 
 def _llama_settings(folder: Path, config: Mapping[str, Any], names: set[str]) -> dict[str, Any]:

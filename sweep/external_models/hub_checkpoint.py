@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...results.console.output_files import sha256 as file_sha256
 from ...results.console.text import closest_match
-from ...results.errors import install_hint
+from ...results.errors import PackageMissing, install_hint
 from ..config import HUB_PREFIX as PREFIX
 from ..errors import MachineError, SweepError
 
@@ -20,6 +21,12 @@ DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Downloaded files of a repository: no code, and no weights in a format that can run code."""
 EXPORTED = "atma-sweep"
 """Value of model_type of an exported cell."""
+EXPORTED_WEIGHTS = "model.safetensors"
+"""File of the weights of an exported cell."""
+WEIGHTS_HASH = "weights_sha256"
+"""Key in an exported cell's config.json: SHA-256 of the file of its weights, until another program saves them."""
+EXPORT_AGAIN = "export the cell again: atma-sweep export CELL --to hf FOLDER"
+"""Remedy of messages about half an export."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of weights in a format that can run code."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
@@ -195,7 +202,7 @@ def _from_hub(name: str, revision: str | None, *, download: bool) -> Path:
         raise WeightsUnavailable(
             f"the weights of {name} are not in {constants.HF_HUB_CACHE} and could not be downloaded ({cause}); where the "
             f"hub is reachable, run `hf download {name}{revision_option} --local-dir {name.rpartition('/')[2]}`, copy that folder here "
-            f"and evaluate {PREFIX}{name.rpartition('/')[2]}"
+            f"and name it {PREFIX}{name.rpartition('/')[2]}"
         ) from error
 
 
@@ -233,6 +240,9 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
             f"{folder} holds no weights; put the checkpoint's *.safetensors next to its config.json"
         )
     check_all_shards(folder)
+    for path in weights:
+        with open_tensors(path):  # reads the header
+            pass
     text = config.get("text_config") or config
     limit = text.get("max_position_embeddings")
     return HubCheckpoint(
@@ -312,6 +322,44 @@ def check_all_shards(folder: Path) -> None:
             raise WeightsUnavailable(
                 f"{folder} lacks {len(missing)} of the {len(named)} weight files that {index.name} names, such as {missing[0]}"
             )
+
+
+def check_export(folder: Path) -> None:
+    """Check that a cell's folder from `export --to hf` holds the weights that were exported; others pass.
+
+    Raises:
+        InvalidCheckpoint: model.safetensors is missing, incomplete or changed, by the hash in config.json.
+        WeightsUnavailable: A file that an index names is missing.
+    """
+    config = read_config(folder)
+    if config["model_type"] != EXPORTED:
+        return
+    check_all_shards(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise InvalidCheckpoint(f"{folder} holds no weights, so it is half an export; {EXPORT_AGAIN}")
+    if config.get(WEIGHTS_HASH) not in (None, file_sha256(folder / EXPORTED_WEIGHTS)):
+        raise InvalidCheckpoint(
+            f"{folder / EXPORTED_WEIGHTS} is incomplete or was changed: its SHA-256 is not that in config.json; {EXPORT_AGAIN}"
+        )
+
+
+def open_tensors(path: Path) -> Any:
+    """Return a context manager that reads single tensors of a safetensors file.
+
+    Raises:
+        InvalidCheckpoint: The file is damaged or incomplete.
+        PackageMissing: safetensors is not installed.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise PackageMissing("safetensors") from error
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise InvalidCheckpoint(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); it may be half a download, so download it again"
+        ) from error
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...model.inference.generation import sample_token
-from ...model.rng import rng_stream
 from ..config import CellConfig
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
@@ -36,9 +35,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     this process.
 
     Raises:
-        SweepError: The checkpoint cannot be loaded, or lacks weights (or has them in another shape), which would then
-            be random.
+        SweepError: The checkpoint cannot be loaded, or its tensors are not those of the model in config.json. Missing
+            ones would be random.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -48,15 +48,23 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     try:
         model, loading_info = auto.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True,
-            output_loading_info=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise SweepError(f"{folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    missing = sorted({*loading_info["missing_keys"], *(str(key[0]) for key in loading_info.get("mismatched_keys", ()))})
-    if missing:
-        raise SweepError(
-            f"{folder} lacks weights of its model ({len(missing)}, such as {missing[0]}); download it again"
-        )
+    for names, problem, remedy in (
+        (loading_info["missing_keys"], "lacks weights of its model", "download it again"),
+        (
+            [str(key[0]) for key in loading_info["mismatched_keys"]], "has weights of another shape than its model's",
+            "put the config.json next to them that belongs to them",
+        ),
+        (
+            loading_info["unexpected_keys"], "has weights that its model lacks",
+            "put the config.json next to them that belongs to them",
+        ),
+    ):  # fmt: skip
+        if names:
+            raise SweepError(f"{folder} {problem} ({len(names)}, such as {min(names)}); {remedy}")
     return model.to(device).eval()
 
 
@@ -122,11 +130,11 @@ class ChunkedScorer:
     def continue_prompt(self, prompt: np.ndarray, tokens: int, end: int, sampling: Sampling) -> Iterator[int]:
         """Yield tokens after a prompt, at most `tokens`, up to the token `end`, which is not yielded."""
         row, cache = torch.from_numpy(prompt.astype(np.int64))[None].to(self.device), None
-        for position in range(len(prompt), len(prompt) + tokens):
+        generator = torch.Generator(self.device).manual_seed(sampling.seed)
+        for _ in range(tokens):
             self.pause()
             output = self.model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            stream = rng_stream(sampling.seed, "write", position)
-            token = sample_token(output.logits[0, -1], sampling.temperature, sampling.top_p, stream)
+            token = sample_token(output.logits[0, -1], sampling.temperature, sampling.top_k, sampling.top_p, generator)
             if token == end:
                 return
             yield token

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
 from ...model.resolve import NO_MEMORY, NO_MIXER, NO_POSITIONS, NO_REGULARIZER
-from ...results.exchange.installed_parts import InstalledPartError, installed_names, installed_part
+from ...results.exchange.installed_parts import PACKAGE, InstalledPartError, installed_names, installed_part
 from ..config import Plugin
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError
@@ -43,8 +43,6 @@ PLUGGABLE = (
 )
 
 
-PACKAGE = "package:"
-"""What the path of a plugin begins with that is a part of an installed package: package:NAME==VERSION:GROUP.PART."""
 REGISTRIES: dict[str, Registry[Any]] = {
     "mixers": MIXERS, "memories": MEMORIES, "positions": POSITIONS, "regularizers": REGULARIZERS, "corpora": CORPORA,
     "probes": PROBES,

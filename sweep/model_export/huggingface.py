@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...model.config import ModelConfig
 from ...model.resolve import longest_text
-from ...results.console.output_files import make_folder, write_file
+from ...results.console.output_files import make_folder, sha256, write_file
 from ...results.errors import PackageMissing
 from ...results.store.records import CellRecord, MeasuredValue
 from ...results.store.store import Store
 from ..attempt.trained_cells import LoadedModel, find_trained_cell, load_trained
 from ..errors import SweepError
-from ..external_models.hub_checkpoint import EXPORTED
+from ..external_models.hub_checkpoint import EXPORTED, EXPORTED_WEIGHTS, WEIGHTS_HASH
 from ..grid.plugins import is_installed
 from .tokenizer_files import tokenizer_files
 
@@ -124,8 +124,9 @@ def write_model_folder(
     for name, content in tokenizer_files(tokenizer).items():
         write_file(folder / name, content)
     state = {f"network.{name}": tensor for name, tensor in model_state(loaded.model).items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", _config_json(config.model, tokenizer, [path.name for path in plugins]))
+    save_file(state, folder / EXPORTED_WEIGHTS, metadata={"format": "pt"})
+    digest = {WEIGHTS_HASH: sha256(folder / EXPORTED_WEIGHTS)}
+    _write_json(folder / "config.json", _config_json(config.model, tokenizer, [path.name for path in plugins]) | digest)
     # rows of the embedding beyond the vocabulary were never trained
     unused = list(range(tokenizer.vocabulary, config.model.vocab_size))
     generation = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}

@@ -251,8 +251,8 @@ def run(
     """Launch a grid and block until its cells are finished. Attempts run a snapshot of this package.
 
     In this order: checks the text, copies plugins into the runs folder, takes the snapshot, opens an executor that
-    needs an address, claims the sweep and records its revision, reaps dead attempts, plans, calls `on_plan`, copies
-    initial weights into the runs folder, and runs the tasks. Executors of this machine are opened only if there are tasks.
+    needs an address, claims the sweep and records its revision, reaps dead attempts, plans, copies initial weights into
+    the runs folder, calls `on_plan`, and runs the tasks. Executors of this machine are opened only if there are tasks.
 
     Whatever the outcome, the executor is closed, a notification is sent to `request.notify`, and the sweep is released.
     A launch that could not claim the sweep sends none.
@@ -317,13 +317,13 @@ def run(
             store.add_event(CODE_EVENT, source, sweep=sweep)
         supervisor.reap(store, request.selected_cells, runs, executor)
         launch_plan = plan(request, store)
-        on_plan(launch_plan)
         _check_storage(request, launch_plan)
         task_source, likely = _task_source(request, launch_plan, seeds, store, fence)
         if isinstance(request.grid.initial, WeightsFinder):
             training = [task.cell for task in launch_plan.tasks if task.kind == "train"]
             url = store.url.render_as_string(hide_password=False)
             copy_initial_weights([*training, *likely], replace(request.grid.initial, db=url, runs=runs))
+        on_plan(launch_plan)
         tasks = launch_plan.tasks or (seeds.next_tasks(lambda resources: True) if seeds is not None else [])
         if tasks or (launch_plan.study is not None and launch_plan.study.num_remaining):
             # closed before the sweep is released, so that no attempt outlives the claim

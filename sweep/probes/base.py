@@ -297,6 +297,7 @@ class Sampling:
     """Choice of the tokens that continue a text: the most probable ones, unless a temperature is set."""
 
     temperature: float = 0.0
+    top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
 

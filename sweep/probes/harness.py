@@ -47,7 +47,7 @@ UNITS = {"bits_per_byte": "bits/byte"}
 """Unit of a metric that is neither a share nor a pure number."""
 NEW_TOKENS = 256
 """Most tokens of an answer where a task sets no limit, as in lm-evaluation-harness."""
-SAMPLING_SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "seed")
+SAMPLING_SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "seed")
 """Settings of answers that a task which samples may have."""
 Z_95 = 1.959963984540054
 SHOWN_NEAREST = 3
@@ -144,9 +144,10 @@ class SubjectModel(LM):
                 seed = derive_seed(int(options.get("seed") or 0), "downstream", f"{key}/{repeats[key]}")
                 repeats[key] += 1
                 temperature = options["temperature"] if "temperature" in request.args[1] else 1.0
-                sampling = Sampling(float(temperature), float(options.get("top_p") or 1.0), seed)
+                top_k, top_p = int(options.get("top_k") or 0), float(options.get("top_p") or 1.0)
+                sampling = Sampling(float(temperature), top_k, top_p, seed)
                 try:
-                    check_sampling(sampling.temperature, sampling.top_p)
+                    check_sampling(sampling.temperature, top_k, top_p)
                 except ValueError as error:
                     reasons.setdefault(request.task_name, f"n/a: generation_kwargs of the task: {error}")
                 if unknown:

@@ -8,6 +8,7 @@ missing value. Tags: the sweep's. Nothing about this machine or the working fold
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
     settings = _settings("offline")
 
     def write(run: TrackerRun) -> None:
-        """Write one offline run, with the cell's id as its run id; nothing is sent.
+        """Write one offline run, with the cell's id as its run id and without W&B's logs; nothing is sent.
 
         The config holds cell (the id), state, seed, tokens, the levels and the grid's axes by name, `began` and `ended`
         as UTC text or None, and under `config` the cell's complete config.
@@ -47,6 +48,10 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
             settings=settings,
         ) as target:
             _log(run, target)
+        # W&B's service goes on writing its logs, with paths of this machine, after the run has ended
+        shutil.rmtree(Path(target.dir).parent / "logs", ignore_errors=True)
+        for link in Path(folder, "wandb").glob("debug*.log"):
+            link.unlink()
 
     return write
 

@@ -642,6 +642,10 @@ def test_generation_is_repeatable_and_stops_at_stop_token(awake: Awake) -> None:
         next(generate_tokens(model, prompt, tokens=1, temperature=-1))
     with pytest.raises(ValueError, match="top_p must be above 0"):
         next(generate_tokens(model, prompt, tokens=1, top_p=0))
+    with pytest.raises(ValueError, match="top_k must be 0 or more, got -1"):
+        next(generate_tokens(model, prompt, tokens=1, top_k=-1))
+    with pytest.raises(ValueError, match="seed must be a number of 64 bits"):
+        next(generate_tokens(model, prompt, tokens=1, seed=2**64))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -649,14 +653,24 @@ def test_generation_is_repeatable_and_stops_at_stop_token(awake: Awake) -> None:
     ("top_p", "count"), [(1e-9, 1), (0.499, 1), (0.501, 2), (0.749, 2), (0.751, 3), (0.937, 3), (1.0, 4)]
 )
 def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, count: int, temperature: float) -> None:
-    """Shares are 8, 4, 3, 1 and 0 of 16: the uniform draw, times the sum of those that stay, falls into one of their intervals."""
+    """Shares are 8, 4, 3, 1 and 0 of 16: of those that stay, the first to come in a race of exponential clocks is drawn."""
     ranked, shares = [2, 0, 4, 3], [8 / 16, 4 / 16, 3 / 16, 1 / 16]
     logits_V = torch.full((5,), -torch.inf, dtype=torch.float64)
     logits_V[ranked] = temperature * torch.tensor(shares, dtype=torch.float64).log()
     for seed in range(50):
-        drawn = float(torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
-        rank = next(r for r in range(count) if drawn * sum(shares[:count]) < sum(shares[: r + 1]))
-        assert sample_token(logits_V, temperature, top_p, torch.Generator().manual_seed(seed)) == ranked[rank]
+        waits = torch.empty(5).exponential_(generator=torch.Generator().manual_seed(seed)).tolist()
+        first = min(range(count), key=lambda rank: waits[ranked[rank]] / shares[rank])
+        draw = torch.Generator().manual_seed(seed)
+        assert sample_token(logits_V, temperature, 0, top_p, draw) == ranked[first]
+        draw.manual_seed(seed)
+        assert sample_token(logits_V, temperature, count, 1.0, draw) == ranked[first]
+
+
+@pytest.mark.parametrize("logits", [[0.5, -1.0, 2.0], [-5.0, -9.0, -1.0], [3e38, 0.0, 3.1e38]])
+def test_low_temperatures_take_the_most_probable_token(logits: list[float]) -> None:
+    for temperature in (0.0, 5e-324, 1e-60, 1e-39, 1e-7):
+        assert sample_token(torch.tensor(logits), temperature, 0, 0.9, torch.Generator().manual_seed(0)) == 2
+        assert sample_token(torch.tensor(logits), temperature, 0, 1.0, torch.Generator(), vocabulary=2) == 0
 
 
 def test_begin_frees_slot_after_any_error(awake: Awake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ class TestContract:
         with pytest.raises(StoreError, match=r"name a new (folder|file) with --out"):
             exporter.export(filled, sweep, out)
         assert files(tmp_path) == first
+        if name == "wandb":
+            assert not any(bytes(tmp_path) in content for path, content in first.items() if path.startswith("out"))
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ def test_temporary_database_has_the_migrated_tables(tmp_path: Path, monkeypatch:
             return {name: sorted(database.execute(columns, (name,)).fetchall()) for name in names}
 
     migrated = open_store(tmp_path / "atma.db", create=True)
-    monkeypatch.setenv("ATMA_DB", str(tmp_path / "none.db"))
+    monkeypatch.delenv("ATMA_DB", raising=False)
+    monkeypatch.setattr("atma_sweep.results.store.database.DEFAULT", str(tmp_path / "none.db"))
     temporary = open_store_with_builtins(None, "printed-v2-open-weight")
     assert schema(temporary) == schema(migrated)
     assert "printed-v2-open-weight" in [summary.name for summary in temporary.sweeps()]

@@ -38,7 +38,8 @@ def tra() -> SweepData:
 def published_alone(sweep: str) -> SweepData:
     """Return a sweep as loaded without a database; only the requested sweep is loaded."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATMA_DB", "/missing/none.db")
+        patch.delenv("ATMA_DB", raising=False)
+        patch.setattr("atma_sweep.results.store.database.DEFAULT", "/missing/none.db")
         return load_sweep_data(open_store_with_builtins(None, sweep), sweep)
 
 

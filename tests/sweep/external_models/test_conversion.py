@@ -23,8 +23,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "num_key_value_heads": 4}),
     "mistral": ("Mistral", {"sliding_window": None, "intermediate_size": 64}),
-    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
 }
 
 
@@ -91,7 +94,7 @@ def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
     content = shard.read_bytes()
     shard.write_bytes(content[: len(content) // 2])
     with pytest.raises(InvalidCheckpoint, match="half a download"):
-        open_hub_weights(tmp_path).state()
+        open_hub_weights(tmp_path)
     shard.unlink()
     with pytest.raises(WeightsUnavailable, match=f"lacks 1 of the .* such as {shard.name}"):
         open_hub_weights(tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.external_models.hub_checkpoint import resolve_checkpoint
+from atma_sweep.sweep.external_models.hub_checkpoint import InvalidCheckpoint, resolve_checkpoint
 from atma_sweep.sweep.external_models.subject import ChunkedScorer, load_model
 from atma_sweep.sweep.external_models.tiny import FAMILIES, make_tiny_checkpoint
 from atma_sweep.sweep.probes.base import Prompt
@@ -81,12 +81,20 @@ def test_resolve_checkpoint_identifies_saved_model(tmp_path: Path) -> None:
     assert second_checkpoint.tokenizer == checkpoint.tokenizer
 
 
-def test_load_model_rejects_missing_weights(tmp_path: Path) -> None:
+def test_load_model_rejects_unfit_tensors(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(SweepError, match=r"lacks weights of its model \(1, such as model\.layers\.1\.mlp\.up_proj"):
-        load_model(folder, torch.float32, CPU)
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    weights, content = load_file(file), file.read_bytes()
+    for changed, problem in (
+        ({key: tensor for key, tensor in weights.items() if key != name}, "lacks weights of its model"),
+        (weights | {name: weights[name][:-1].clone()}, "has weights of another shape than its model's"),
+        (weights | {name.replace("up", "side"): weights[name].clone()}, "has weights that its model lacks"),
+    ):
+        save_file(changed, file, metadata={"format": "pt"})
+        with pytest.raises(SweepError, match=rf"{problem} \(1, such as model\.layers\.1\.mlp\..*_proj\.weight\); "):
+            load_model(folder, torch.float32, CPU)
+    file.write_bytes(content[:-9])
+    with pytest.raises(InvalidCheckpoint, match="it may be half a download, so download it again"):
+        resolve_checkpoint(f"hf:{folder}")

@@ -11,15 +11,21 @@ from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.external_models import hub_checkpoint
 from atma_sweep.sweep.external_models.hub_checkpoint import InvalidCheckpoint, WeightsUnavailable, resolve_checkpoint
 from refusals import refused
+from safetensors.torch import save
 
 pytestmark = pytest.mark.thorough
 
 
+def weights(text: str = "weights") -> bytes:
+    """Return a safetensors file without tensors, whose header has this text."""
+    return save({}, metadata={"text": text})
+
+
 def folder(path: Path, **config: object) -> Path:
-    """Write the files of a checkpoint, with weights that cannot be loaded."""
+    """Write the files of a checkpoint, with weights that have no tensors."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 8192, **config}))
-    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "model.safetensors").write_bytes(weights())
     (path / "tokenizer.json").write_text("{}")
     return path
 
@@ -32,7 +38,7 @@ def test_checkpoint_identity_follows_files(tmp_path: Path) -> None:
     assert (first.name, first.context, first.max_positions, first.family) == ("m", 8192, None, "llama")
     assert first.revision.startswith("sha256:")
     assert (first.revision, first.tokenizer) == (second.revision, second.tokenizer)
-    (tmp_path / "b" / "m" / "model.safetensors").write_bytes(b"others")
+    (tmp_path / "b" / "m" / "model.safetensors").write_bytes(weights("others"))
     changed = resolve_checkpoint(str(tmp_path / "b" / "m"))
     assert changed.revision != first.revision
     assert changed.tokenizer == first.tokenizer
@@ -95,9 +101,9 @@ def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     )
-    (path / "model-1.safetensors").write_bytes(b"")
+    (path / "model-1.safetensors").write_bytes(weights())
     assert "lacks 1 of the 2 weight files" in error_text(str(path), WeightsUnavailable)
-    (path / "model-2.safetensors").write_bytes(b"")
+    (path / "model-2.safetensors").write_bytes(weights())
     (path / "tokenizer.json").unlink()
     assert "has no tokenizer" in error_text(str(path), InvalidCheckpoint)
     (path / "config.json").write_text("[")
@@ -123,7 +129,7 @@ def test_checkpoint_download_error_gives_advice(tmp_path: Path, monkeypatch: pyt
     message = error_text("hf:Qwen/Qwen3-0.6B-Base", WeightsUnavailable, "abc")
     assert local_only == [True, False], "first what lies here"
     assert "run `hf download Qwen/Qwen3-0.6B-Base --revision abc --local-dir Qwen3-0.6B-Base`" in message
-    assert message.endswith("evaluate hf:Qwen3-0.6B-Base")
+    assert message.endswith("copy that folder here and name it hf:Qwen3-0.6B-Base")
 
     path = folder(tmp_path / "snapshots" / "0123abcd")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **more: str(path))

@@ -14,6 +14,7 @@ import pytest
 from bench import Bench
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "plugin-package"
+EVERY = Path(__file__).resolve().parents[2] / "testing" / "every_part"
 
 
 def install(folder: Path, *, source: Path = EXAMPLE, name: str = "atma-fade", version: str = "1.0") -> Path:
@@ -123,12 +124,78 @@ def test_missing_package_is_named_by_whoever_needs_it(bench: Bench) -> None:
     assert run(bench, "report", "--table", "6")[0] == 0
 
 
+def pip_install(source: Path, folder: Path) -> Path:
+    """Install a package's folder into `folder`/site, as pip does, and return that."""
+    shutil.copytree(source, folder / "package")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--target", folder / "site", folder / "package"], check=True, env=os.environ)
+    return folder / "site"
+
+
 @pytest.mark.thorough
 def test_example_builds_with_pip(tmp_path: Path) -> None:
     """The folder is a package that setuptools accepts; its metadata have the entry points of pyproject.toml."""
-    shutil.copytree(EXAMPLE, tmp_path / "package")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--target", tmp_path / "site", tmp_path / "package"], check=True, env=os.environ)
-    entries = (tmp_path / "site" / "atma_fade-1.0.dist-info" / "entry_points.txt").read_text()
+    site = pip_install(EXAMPLE, tmp_path)
+    entries = (site / "atma_fade-1.0.dist-info" / "entry_points.txt").read_text()
     assert "fade = atma_fade.mixer:Fade" in entries
-    assert (tmp_path / "site" / "atma_fade" / "probe.py").is_file()
+    assert (site / "atma_fade" / "probe.py").is_file()
+
+
+EVERY_GRID = """
+name: every
+extends: tiny
+axes: {attn_type: [copies], reg_mode: [centred]}
+set:
+  model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, memory: means, positions: sines}
+  data: {corpus: multiples, heldout_tokens: 400}
+  train: {tokens: 512, seq_len: 32, batch_tokens: 128, micro_batch: 2}
+  eval: {probes: [val, sizes], lengths: [32], documents: 2, validation_tokens: 256}
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_package_adds_every_kind_of_part(tmp_path: Path) -> None:
+    """Each of the nine groups is loaded from a package that pip installed; broken, it stops its users alone."""
+    bench = Bench(tmp_path)
+    site = pip_install(EVERY, tmp_path)
+    bench.env["PYTHONPATH"] = str(site)
+    (tmp_path / "every.yaml").write_text(EVERY_GRID)
+    launch, table, figure = (
+        ("launch", "every.yaml", "--executor", "alone"),
+        ("report", "--table", "size-list", "--format", "csv"),
+        ("report", "--figure", "size-plot", "--out", "sizes.svg"),
+    )
+    code, out = run(bench, *launch)
+    assert code == 0, out
+    ((config,),) = bench.sql("SELECT config FROM cell")
+    parts = ("mixers.copies", "memories.means", "positions.sines", "regularizers.centred", "corpora.multiples", "probes.sizes")  # fmt: skip
+    plugins = json.loads(config)["plugins"]
+    assert {plugin["path"] for plugin in plugins} == {f"package:atma-every==1.2:{part}" for part in parts}
+    ((count,),) = bench.sql("SELECT value FROM results WHERE probe = 'sizes'")
+    assert run(bench, *table) == (0, f"Type,Parameters\ncopies,{count:.0f}\n")
+    assert run(bench, *figure)[0] == 0
+    assert (tmp_path / "sizes.svg").is_file()
+    (digest,) = {plugin["sha256"] for plugin in plugins}
+    for command in (("show", "copies"), ("report", "--table", "provenance", "--format", "md")):
+        _, out = run(bench, *command)
+        named = out.partition(f"atma-every 1.2 (SHA-256 {digest[:12]}): ")[2].splitlines()[0]
+        assert set(named.rstrip(".").split(", ")) == set(parts), command
+    for module, command in (("alone.py", launch), ("reports.py", table), ("size_plot.py", figure)):
+        (site / "atma_every" / module).write_text("raise RuntimeError('no luck')\n")
+        code, out = run(bench, *command)
+        assert code == 2, out
+        assert "Traceback" not in out
+        assert (
+            out.strip()
+            .splitlines()[-1]
+            .endswith(
+                "of the installed package atma_every cannot be loaded: RuntimeError: no luck; upgrade or uninstall that package"
+            )
+        )
+    code, out = run(bench, "report", "--all", "--out", "all", "--format", "csv")
+    assert code == 0, out
+    assert (tmp_path / "all" / "table-6.csv").is_file()
+    assert run(bench, "launch", "micro.yaml", "--executor", "local", "--dry-run")[0] == 0
+    assert run(bench, "report", "--table", "6")[0] == 0
+    assert run(bench, "report", "--list")[0] == 0

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from atma_sweep.model import registry
-from atma_sweep.model.backbone import build
+from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.inference.decode import make_decoder
 from atma_sweep.model.inference.generation import generate_tokens
 from atma_sweep.sweep.attempt.trained_cells import LoadedModel
 from atma_sweep.sweep.data.tokenizer import Gpt2Tokenizer, JsonTokenizer, load_tokenizer
+from atma_sweep.sweep.external_models.conversion import open_hub_weights
+from atma_sweep.sweep.external_models.hub_checkpoint import InvalidCheckpoint
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.model_export.huggingface import write_model_folder
 from atma_sweep.sweep.model_export.tokenizer_files import tokenizer_files
@@ -33,6 +37,11 @@ PARTS = [
     *({"attn_type": "nope", "positions": name} for name in registry.POSITIONS),
     {"attn_type": "polar", "memory": "gated_delta", "window": True},
     {"attn_type": "rope", "tie_head": True, "logit_cap": "none", "mlp": "swiglu"},
+]
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "top_k": 7},
+    {"temperature": 1.3, "top_k": 40, "top_p": 0.6},
 ]
 
 
@@ -87,19 +96,29 @@ def test_logits_and_greedy_text_are_ours(tmp_path: Path, parts: dict[str, object
         assert both[:, 16:].tolist() == ours
         uncached = theirs.generate(torch.cat([padded, long]), attention_mask=torch.cat([mask, torch.ones_like(mask)]), use_cache=False, **options)  # fmt: skip
         assert uncached.tolist() == both.tolist()
-        torch.manual_seed(6)
-        drawn = theirs.generate(
-            torch.cat([padded, long]), attention_mask=torch.cat([mask, torch.ones_like(mask)]),
-            **options | {"do_sample": True, "top_k": 0},
-        )  # fmt: skip
-        torch.manual_seed(6)
-        rows = [short, long]
-        for _ in range(6):
-            next_BV = torch.cat([loaded.model(row_1T)[:, -1] for row_1T in rows])
-            next_BV[:, 257:] = -torch.inf  # tokens that the tokenizer lacks
-            picked_B1 = torch.multinomial(next_BV.softmax(-1), 1)
-            rows = [torch.cat([row_1T, picked_B1[i : i + 1]], 1) for i, row_1T in enumerate(rows)]
-        assert drawn[:, 16:].tolist() == [row_1T[0, -6:].tolist() for row_1T in rows]
+        for seed, options in enumerate(SAMPLINGS):
+            expected = list(generate_tokens(loaded.model, short[0], tokens=6, seed=seed, vocabulary=257, **options))
+            for use_cache in (True, False):
+                torch.manual_seed(seed)
+                drawn = theirs.generate(
+                    short,
+                    do_sample=True,
+                    max_new_tokens=6,
+                    eos_token_id=None,
+                    use_cache=use_cache,
+                    **{"top_k": 0} | options,
+                )
+                assert drawn[0, 9:].tolist() == expected, options
+        assert text_in_a_batch(loaded.model, short[0], long[0], seed=0, **SAMPLINGS[0]) == list(
+            generate_tokens(loaded.model, short[0], tokens=6, seed=0, vocabulary=257, **SAMPLINGS[0])
+        )
+
+
+def text_in_a_batch(model: Backbone, prompt_T: torch.Tensor, second_T: torch.Tensor, **options: Any) -> list[int]:
+    """The continuation of a prompt whose steps alternate with those of another text in the same decoder."""
+    decoder = make_decoder(model, texts=2, tokens=len(prompt_T) + len(second_T) + 6)
+    texts = [generate_tokens(model, text_T, tokens=6, vocabulary=257, decoder=decoder, **options) for text_T in (second_T, prompt_T)]  # fmt: skip
+    return [token for _, token in zip(*texts, strict=True)]
 
 
 def test_right_padding_is_not_read(tmp_path: Path) -> None:
@@ -159,6 +178,44 @@ def test_save_and_reload_keep_every_bit(tmp_path: Path) -> None:
         tmp_path / "again", trust_remote_code=True, dtype=torch.bfloat16
     )
     assert (half.network.dtype, half.network.blocks[0].mlp.fc.weight.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_half_an_export_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    exported(tmp_path / "model", attn_type="nope")
+    weights, config = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
+    content, state = weights.read_bytes(), load_file(weights)
+    first, *remaining = sorted(state)
+
+    def refused() -> tuple[str, str]:
+        """The messages of transformers and of `train.init_from`, both with one line."""
+        with pytest.raises(OSError) as theirs:  # noqa: PT011 - transformers' own class
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
+        with pytest.raises(InvalidCheckpoint) as ours:
+            open_hub_weights(tmp_path / "model")
+        assert "\n" not in f"{theirs.value}{ours.value}"
+        assert str(theirs.value).endswith("export the cell again: atma-sweep export CELL --to hf FOLDER")
+        return str(theirs.value), str(ours.value)
+
+    for damaged in (content[:-9], bytes([*content[:-1], content[-1] ^ 1])):
+        weights.write_bytes(damaged)
+        assert all("is incomplete or was changed" in message for message in refused())
+    weights.unlink()
+    assert all("holds no weights, so it is half an export" in message for message in refused())
+    # exports of older versions have no hash
+    facts = {key: value for key, value in json.loads(config.read_text()).items() if key != "weights_sha256"}
+    config.write_text(json.dumps(facts))
+    weights.write_bytes(content[:-9])
+    assert all("file not fully covered" in message for message in refused())
+    for changed, problem in (
+        ({name: state[name] for name in remaining}, f"lack tensor: {first};"),
+        (state | {"network.more": torch.zeros(2)}, "hold an unknown tensor: network.more;"),
+        (state | {first: state[first][:-1].clone()}, f"have another shape for tensor: {first};"),
+    ):
+        save_file(changed, weights, metadata={"format": "pt"})
+        with pytest.raises(OSError, match=problem):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
 
 
 TEXTS = (

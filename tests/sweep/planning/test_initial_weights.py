@@ -222,3 +222,11 @@ def test_zero_steps_measure_the_same_as_the_source(bench: Bench) -> None:
         bench.run("launch", f"{name}.yaml", "--executor", "local")
         assert first == bench.sql(query.format(name))
     assert "initial weights of micro:polar-baseline-d0-m0-w0-s0" in bench.ask("show", "polar", "--sweep", "again")
+    # tensors that do not fit end a launch before it prints its plan
+    wider = (bench.folder / "again.yaml").read_text().replace("name: again", "name: wider")
+    (bench.folder / "wider.yaml").write_text(f"{wider}\n".replace("[polar]", "[wall]"))
+    process = bench.start("launch", "wider.yaml", "--executor", "local")
+    text, _ = process.communicate()
+    assert process.returncode == 2
+    assert "the source lacks tensor blocks.*.mix.mixer.gate.weight" in text
+    assert len(text.splitlines()) == 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.model.rng import derive_seed, rng_stream
+from atma_sweep.model.rng import derive_seed
 from atma_sweep.results.errors import PackageMissing, WriteRefused
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.sweep.attempt.trained_cells import LoadedModel
@@ -109,18 +109,17 @@ def test_harness_scores_equal_those_of_logits(pupil: CellSubject, tmp_path: Path
     assert got["tasks"].value == 3
 
 
-def sampled(pupil: CellSubject, prompt: str, seed: int, temperature: float, top_p: float) -> str:
-    """Return twelve tokens by inverting the cumulative probabilities, with a forward pass per token."""
+def sampled(pupil: CellSubject, prompt: str, seed: int, temperature: float, top_p: float, top_k: int) -> str:
+    """Return twelve tokens, each the first of exponential clocks with the rates of its ranks, a forward pass per token."""
     row = [pupil.tokenizer.eot, *prompt.encode()]
-    begin = len(row)
+    begin, draw = len(row), torch.Generator().manual_seed(seed)
     while len(row) < begin + 12:
-        draw = float(torch.rand((), generator=rng_stream(seed, "write", len(row)), dtype=torch.float64))
-        logits = pupil.model(torch.tensor([row]))[0, -1, : pupil.tokenizer.vocabulary].double().numpy() / temperature
-        weights = np.exp(logits - logits.max())
-        order = np.argsort(-weights, kind="stable")
-        cumulative = np.cumsum(weights[order] / weights.sum())
-        nucleus = cumulative[: int((cumulative < top_p).sum()) + 1]
-        row.append(int(order[int((nucleus <= draw * nucleus[-1]).sum())]))
+        logits = pupil.model(torch.tensor([row]))[0, -1].double().numpy()[: pupil.tokenizer.vocabulary] / temperature
+        waits = torch.empty(pupil.model.config.vocab_size).exponential_(generator=draw).double().numpy()
+        order = np.argsort(-logits, kind="stable")[: top_k or None]
+        weights = np.exp(logits[order] - logits.max())
+        nucleus = order[: int((np.cumsum(weights / weights.sum()) < top_p).sum()) + 1]
+        row.append(int(min(nucleus, key=lambda token: waits[token] / np.exp(logits[token] - logits.max()))))
         if row[-1] == pupil.tokenizer.eot:
             return bytes(row[begin:-1]).decode(errors="replace")
     return bytes(row[begin:]).decode(errors="replace")
@@ -132,15 +131,19 @@ def test_answers_are_sampled_as_the_task_says(pupil: CellSubject) -> None:
         return load_harness().SubjectModel(pupil).generate_until([request] * repeats)
 
     with torch.no_grad():
-        for settings in ({"temperature": 0.7, "seed": 3}, {"do_sample": True, "top_p": 0.8}):
-            chosen = [settings.get("temperature", 1.0), settings.get("top_p", 1.0)]
+        for settings in (
+            {"temperature": 0.7, "seed": 3},
+            {"do_sample": True, "top_p": 0.8},
+            {"do_sample": True, "top_k": 9, "top_p": 0.7},
+        ):
+            chosen = [settings.get("temperature", 1.0), settings.get("top_p", 1.0), settings.get("top_k", 0)]
             seeds = [derive_seed(settings.get("seed", 0), "downstream", f"quiz/4/0/{n}") for n in range(2)]
             expected = [sampled(pupil, "Say", seed, *chosen) for seed in seeds]
             assert answer(2, **settings) == expected
             assert expected[0] != expected[1]
         assert answer(temperature=1e-9) == answer() == answer(do_sample=False, temperature=2.0)
     for settings, reason in (
-        ({"do_sample": True, "top_k": 5}, "samples with top_k, which is not supported"),
+        ({"do_sample": True, "min_p": 0.1}, "samples with min_p, which is not supported"),
         ({"do_sample": True, "temperature": -1.0}, "temperature must be 0 or more"),
     ):
         with pytest.raises(load_harness().UnreadableTasks, match=reason):
