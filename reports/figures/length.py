@@ -105,6 +105,10 @@ def y_limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
     return range_of_lines(part, probe_means)
 
 
+LEAST_ROW = 0.65
+"""Least height of a row, as a share of the usual one, where each mixer has a row."""
+
+
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a row of panels per probe: a panel per mixer, a line per group of cells.
 
@@ -119,6 +123,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     columns = drawing.columns_of(figure, len(names))
     if columns < len(names):
         # a row would mix panels of both probes: each mixer gets a row, each probe a column
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, max(height, height * LEAST_ROW * len(names) / len(probes)))
         titles = [f"{drawing.level_label(name)}, {probe}" for name in names for probe in probe_labels]
     order = [(name, probe) for probe in probes for name in names]
     if columns < len(names):

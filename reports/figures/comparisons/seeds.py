@@ -35,6 +35,8 @@ from .strata import (
 )
 
 SD_WIDTH = 0.55  # inches right of a panel that a standard deviation and the letter of the next panel take
+LEAST_WIDTH = 0.55
+"""Least width of a panel in inches, below which fewer stand in a row."""
 TALLEST = 8.0  # inches
 EACH = 0.085
 """Height of a group's line in inches in the style `paper`."""
@@ -175,9 +177,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     styles = stratum_styles(order)
     lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MAX_LINES).max()
     figure = drawing.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
-    grid = drawing.panel_column(figure, len(titles), narrow=2, wide=3, sharey=True)
     labels = text_width([str(name) for name in frame["stratum"].unique()], drawing.size("ytick.labelsize"))
     columns = min(len(titles), 2 if figure.get_figwidth() < drawing.NARROW_WIDTH else 3)
+    while columns > 1 and (figure.get_figwidth() - labels) / columns - SD_WIDTH < LEAST_WIDTH:
+        columns -= 1
+    grid = drawing.panel_column(figure, len(titles), narrow=columns, wide=columns, sharey=True)
     for axes, title in zip(grid, titles, strict=True):
         _draw_panel(axes, frame[frame["measure"] == title], order, styles)
         title_text = str(frame[frame["measure"] == title]["words"].iloc[0])
