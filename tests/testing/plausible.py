@@ -11,12 +11,17 @@ import itertools
 import math
 import random
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
+from atma_sweep.sweep.probes.diagnostics.gate_dynamics import THRESHOLDS, evictable_shares
 from sweeps import cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAME = "invented"
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
@@ -32,6 +37,8 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BIN, DOCUMENT, DOCUMENTS = 16, 4096, 6
 LAYERS, HEADS, DIGITS, TRIALS, CONSTANT = (1, 3, 5, 7), 4, 5, 16, 0.16
 MAP_TOKENS = 12
+ROWS, BINS, TRACE = 8, 64, 256
+"""Rows whose gates are read, points of a curve over their positions, tokens whose gates are stored one by one."""
 
 
 def fill_plausible(store: Store) -> None:
@@ -54,9 +61,9 @@ def fill_plausible(store: Store) -> None:
         for length in LENGTHS:
             _recall(recorder, mixer, memory, length, draw)
         _attention_map(recorder, mixer, draw)
-        _gates(recorder, mixer, memory, draw)
+        _gates(recorder, mixer, memory, seed)
         if mixer in GATED:
-            _gate_dynamics(recorder, memory, draw)
+            _gate_dynamics(recorder, memory, seed)
         _memory_recall(recorder, mixer, memory, draw)
         _downstream(recorder, mixer, memory, draw)
         store.finish_attempt(attempt.id, 1, "done")
@@ -206,61 +213,81 @@ def _attention_map(recorder: DatabaseRecorder, mixer: str, draw: random.Random) 
     _write(recorder, "attention_map", 0, len(examples), keys=3.0, row_sum=1.0)
 
 
-def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
-    """Half-lives of 2 to 30,000 tokens, longer in later layers; one head of the last layer never forgets."""
+def _log_gates(memory: str, seed: int) -> dict[int, Tensor]:
+    """Natural log gates [rows, tokens, heads, 1] by layer, of rows of the training length, float64.
+
+    A gate's mean half-life is 3 to 800 tokens, longer in later layers and heads and with a memory; one head of the last
+    layer never forgets. A gate forgets more at the first tokens of a row, and first heads forget at few tokens only.
+    """
+    import torch
+
+    noise = np.random.default_rng([MEMORIES.index(memory), seed])
+    early = 1 + 0.8 * np.exp(-np.arange(TRAINED) / 40)
+    gates = {}
+    for order, layer in enumerate(LAYERS):
+        log_gate = np.zeros((ROWS, TRAINED, HEADS, 1))
+        for head in range(HEADS):
+            half_life = 2 ** (1.5 + 1.6 * order + 1.1 * head + 0.4 * (memory == "on") + noise.normal(0, 0.5))
+            peakedness = 0.15 * 4.0**head
+            forgotten = noise.gamma(peakedness, 1 / peakedness, (ROWS, TRAINED)) * early / early.mean()
+            if (order, head) != (len(LAYERS) - 1, HEADS - 1):
+                log_gate[..., head, 0] = -math.log(2) / half_life * forgotten
+        gates[layer] = torch.from_numpy(log_gate)
+    return gates
+
+
+def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> None:
+    """Means over tokens of the log gates of a mixer with gates and of a memory."""
     for metric, is_gated in (("retention", mixer in GATED), ("memory", memory == "on")):
         if not is_gated:
             continue
-        examples = []
-        for order, layer in enumerate(LAYERS):
-            for head in range(HEADS):
-                half_life = 2 ** (1.5 + 2.2 * order + 1.1 * head + draw.gauss(0, 0.8))
-                retained = 1.0 if (order, head) == (len(LAYERS) - 1, HEADS - 1) else 0.5 ** (1 / half_life)
-                examples.append(Example(probe="gates", metric=metric, item=layer, position=head, value=retained))
+        # a memory has gates of its own
+        log_gates = _log_gates(memory, seed + len(SEEDS) * (metric == "memory"))
+        examples = [
+            Example(probe="gates", metric=metric, item=layer, position=head, value=math.exp(mean))
+            for layer, log_gate in log_gates.items()
+            for head, mean in enumerate(log_gate.mean((0, 1, 3)).tolist())
+        ]
         recorder.examples(examples)
         mean = sum(float(example.value or 0) for example in examples) / len(examples)
-        _write(recorder, "gates", 0, len(examples), **{metric: mean})
+        _write(recorder, "gates", 0, ROWS * TRAINED, **{metric: mean})
     _write(recorder, "gates", 0, 1, channels=1.0)
 
 
-def _gate_dynamics(recorder: DatabaseRecorder, memory: str, draw: random.Random) -> None:
-    """Gates that keep more in later layers and with a memory; of two traces a layer, one closes at some tokens."""
+def _gate_dynamics(recorder: DatabaseRecorder, memory: str, seed: int) -> None:
+    """What the probe would store of `_log_gates`: every number is a sum over the same gates."""
     fields: dict[str, Any] = {"probe": "gate_dynamics"}
-    channels, tokens, width, examples = 8, 64, 4, []
-    for order, layer in enumerate(LAYERS):
-        lost = (0.24 - 0.05 * order) * (0.75 if memory == "on" else 1)
-        for index in range(HEADS * channels):
-            mean = 1 - 2.2 * lost * draw.betavariate(1.3, 2.2)
-            spread = math.sqrt(mean * (1 - mean)) * draw.uniform(0.25, 0.75)
-            examples += [Example(**fields, metric=name, item=layer, position=index, value=value)
-                         for name, value in (("mean", mean), ("spread", spread))]  # fmt: skip
-        for index in range(tokens // width):
-            retained = 1 - lost * (0.75 + 0.5 * math.exp(-index / 4)) + draw.gauss(0, 0.005)
-            examples.append(Example(**fields, metric="bin", item=layer, position=index, value=retained))
-        for rank, (index, token) in enumerate((index, token) for index in (0, 9) for token in range(tokens)):
-            is_open = not index or draw.random() > 1.5 * lost
-            value = 1 - abs(draw.gauss(0, 0.01 + 0.02 * lost)) if is_open else draw.uniform(0.3, 0.8)
-            detail = {"head": index // channels, "channel": index % channels, "token": token}
-            examples.append(Example(**fields, metric="trace", item=layer, position=rank, value=value, detail=detail))
-        for position, (power, threshold) in enumerate(itertools.product(range(5), (1e-2, 1e-3, 1e-4))):
-            # a key has faded that lies more than the slowest channel's half-lives back; these differ between heads
-            length, half_life = 256 << power, 25 * 2 ** (1.3 * order + 0.4 * (memory == "on"))
-            ages = [half_life * math.exp(draw.gauss(0, 0.3)) * -math.log2(threshold) for _ in range(HEADS)]
-            faded = sum(max(0.0, 1 - age / length) for age in ages) / HEADS
+    examples, means, spreads, last = [], [], [], []
+    for layer, log_gate in _log_gates(memory, seed).items():
+        gate = log_gate.exp().squeeze(-1)
+        mean, spread = gate.mean((0, 1)), gate.std((0, 1), correction=0)
+        curve = gate.mean((0, 2)).reshape(-1, TRAINED // BINS).mean(1)
+        for metric, values in (("mean", mean), ("spread", spread), ("bin", curve)):
+            examples += [
+                Example(**fields, metric=metric, item=layer, position=position, value=value)
+                for position, value in enumerate(values.tolist())
+            ]
+        traced = [(head, token) for head in (int(spread.argmin()), int(spread.argmax())) for token in range(TRACE)]
+        for position, (head, token) in enumerate(traced):
+            detail = {"head": head, "channel": 0, "token": token}
+            value = float(gate[0, token, head])
+            examples.append(
+                Example(**fields, metric="trace", item=layer, position=position, value=value, detail=detail)
+            )
+        shares = evictable_shares(log_gate)
+        for position, ((length, threshold), share) in enumerate(shares.items()):
             detail = {"length": length, "threshold": threshold}
             examples.append(
-                Example(**fields, metric="evictable", item=layer, position=position, value=faded, detail=detail)
+                Example(**fields, metric="evictable", item=layer, position=position, value=share, detail=detail)
             )
+        means += mean.tolist()
+        spreads += spread.tolist()
+        last.append(shares[TRAINED, THRESHOLDS[1]])
     recorder.examples(examples)
-    numbers = {
-        "mean": 0.9,
-        "spread": 0.1,
-        "always_on": 0.1,
-        "bin": float(width),
-        "trace": float(tokens),
-        "evictable": 0.4,
-    }
-    _write(recorder, "gate_dynamics", 0, 100, **numbers, channels=float(channels))
+    always_on = [mean > 0.99 and spread < 0.01 for mean, spread in zip(means, spreads, strict=True)]
+    numbers = {"mean": np.mean(means), "spread": np.mean(spreads), "evictable": np.mean(last)}
+    numbers |= {"always_on": np.mean(always_on), "bin": TRAINED // BINS, "trace": TRACE, "channels": 1}
+    _write(recorder, "gate_dynamics", 0, ROWS * TRAINED, **{name: float(value) for name, value in numbers.items()})
 
 
 def _memory_recall(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
