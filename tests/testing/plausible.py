@@ -37,6 +37,8 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BIN, DOCUMENT, DOCUMENTS = 16, 4096, 6
 LAYERS, HEADS, DIGITS, TRIALS, CONSTANT = (1, 3, 5, 7), 4, 5, 16, 0.16
 MAP_TOKENS = 12
+TRACED = (1, 5, 7)
+"""Layers whose gates are stored token by token: the first, the middle and the last."""
 ROWS, BINS, TRACE = 8, 64, 256
 """Rows whose gates are read, points of a curve over their positions, tokens whose gates are stored one by one."""
 
@@ -63,7 +65,7 @@ def fill_plausible(store: Store) -> None:
         _attention_map(recorder, mixer, draw)
         _gates(recorder, mixer, memory, seed)
         if mixer in GATED:
-            _gate_dynamics(recorder, memory, seed)
+            _gate_dynamics(recorder, mixer, memory, seed)
         _memory_recall(recorder, mixer, memory, draw)
         _downstream(recorder, mixer, memory, draw)
         store.finish_attempt(attempt.id, 1, "done")
@@ -213,15 +215,15 @@ def _attention_map(recorder: DatabaseRecorder, mixer: str, draw: random.Random) 
     _write(recorder, "attention_map", 0, len(examples), keys=3.0, row_sum=1.0)
 
 
-def _log_gates(memory: str, seed: int) -> dict[int, Tensor]:
-    """Natural log gates [rows, tokens, heads, 1] by layer, of rows of the training length, float64.
+def _log_gates(owner: str, memory: str, seed: int) -> dict[int, Tensor]:
+    """Natural log gates [rows, tokens, heads, 1] of the mixer or memory `owner` by layer, of rows of the training length.
 
     A gate's mean half-life is 3 to 800 tokens, longer in later layers and heads and with a memory; one head of the last
     layer never forgets. A gate forgets more at the first tokens of a row, and first heads forget at few tokens only.
     """
     import torch
 
-    noise = np.random.default_rng([MEMORIES.index(memory), seed])
+    noise = np.random.default_rng([*owner.encode(), MEMORIES.index(memory), seed])
     early = 1 + 0.8 * np.exp(-np.arange(TRAINED) / 40)
     gates = {}
     for order, layer in enumerate(LAYERS):
@@ -242,7 +244,7 @@ def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> No
         if not is_gated:
             continue
         # a memory has gates of its own
-        log_gates = _log_gates(memory, seed + len(SEEDS) * (metric == "memory"))
+        log_gates = _log_gates(mixer if metric == "retention" else f"memory of {mixer}", memory, seed)
         examples = [
             Example(probe="gates", metric=metric, item=layer, position=head, value=math.exp(mean))
             for layer, log_gate in log_gates.items()
@@ -254,11 +256,11 @@ def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> No
     _write(recorder, "gates", 0, 1, channels=1.0)
 
 
-def _gate_dynamics(recorder: DatabaseRecorder, memory: str, seed: int) -> None:
+def _gate_dynamics(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> None:
     """What the probe would store of `_log_gates`: every number is a sum over the same gates."""
     fields: dict[str, Any] = {"probe": "gate_dynamics"}
     examples, means, spreads, last = [], [], [], []
-    for layer, log_gate in _log_gates(memory, seed).items():
+    for layer, log_gate in _log_gates(mixer, memory, seed).items():
         gate = log_gate.exp().squeeze(-1)
         mean, spread = gate.mean((0, 1)), gate.std((0, 1), correction=0)
         curve = gate.mean((0, 2)).reshape(-1, TRAINED // BINS).mean(1)
@@ -268,7 +270,7 @@ def _gate_dynamics(recorder: DatabaseRecorder, memory: str, seed: int) -> None:
                 for position, value in enumerate(values.tolist())
             ]
         traced = [(head, token) for head in (int(spread.argmin()), int(spread.argmax())) for token in range(TRACE)]
-        for position, (head, token) in enumerate(traced):
+        for position, (head, token) in enumerate(traced if layer in TRACED else ()):
             detail = {"head": head, "channel": 0, "token": token}
             value = float(gate[0, token, head])
             examples.append(

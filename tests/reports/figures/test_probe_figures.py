@@ -132,6 +132,19 @@ class TestEvictableKeys:
             make_figure("evictable-keys", empty, "old")
 
 
+class TestGateDynamics:
+    def test_all_of_the_first_token_is_left_at_its_own_gate(self, probed: Store) -> None:
+        """Against exp of sums of logs of the gates after the first: that one acts on the state before it."""
+        figure_data = make_figure("gate-dynamics", probed)
+        frame, cell = figure_data.frame, figure_data.draw_options["first"][0]
+        traced = frame[(frame["cell"] == cell) & (frame["part"] == "trace")].sort_values(["layer", "series", "x"])
+        panel = figure_of(figure_data, COLUMN).axes[2 * len(figure_data.draw_options["first"])]
+        gates = [rows["value"].to_numpy() for _, rows in traced.groupby(["layer", "series"])]
+        assert any(gate[0] < 1 for gate in gates)
+        for line, gate in zip(panel.lines, gates, strict=True):
+            assert line.get_ydata() == pytest.approx(np.exp([0.0, *np.cumsum(np.log(gate[1:]))]))
+
+
 class TestRetention:
     def test_half_lives_follow_from_retention(self, probed: Store) -> None:
         frame = make_figure("retention", probed).frame
