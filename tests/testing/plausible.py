@@ -121,14 +121,30 @@ def _further_text(
     recorder: DatabaseRecorder, mixer: str, memory: str, text: str, shift: float, draw: random.Random
 ) -> None:
     """Loss and needle accuracy by length on a further text, which RoPE leaves beyond the training length."""
-    slope = {"fox": -0.03, "rope": 0.3}[mixer] * (0.3 if memory == "on" else 1)
-    level = LOSS[mixer] + shift - 0.06 * (memory == "on") + draw.gauss(0, 0.012)
+    level, slope = _loss_law(mixer, memory, shift)
+    level += draw.gauss(0, 0.012) + sum(_difficulty(document) for document in range(DOCUMENTS)) / DOCUMENTS
     for length in LENGTHS:
-        loss = level + 0.3 * (length / 512) ** -0.4 + slope * max(0.0, math.log2(length / TRAINED))
+        loss = sum(_loss_at(position + 0.5, level, slope) for position in range(length)) / length
         _write(recorder, f"clean:{text}", length, DOCUMENTS * length, nats=loss)
         share = _chance_of_digit(mixer, memory, length, 0.5) + 0.05 * shift + draw.gauss(0, 0.02)
         share = min(1.0, max(0.04, share))
         _write(recorder, f"needle:{text}", length, TRIALS * DIGITS, digit_accuracy=share, constant_accuracy=CONSTANT)
+
+
+def _loss_law(mixer: str, memory: str, easier: float) -> tuple[float, float]:
+    """Level of the loss, and its rise per octave beyond the training length."""
+    level = LOSS[mixer] + easier - 0.12 * (memory == "on")
+    return level, {"fox": 0.0, "rope": 0.45}[mixer] * (0.3 if memory == "on" else 1)
+
+
+def _loss_at(position: float, level: float, slope: float) -> float:
+    """Loss of a token at a position: a power law, and a rise beyond the training length."""
+    return level + 3.2 * position**-0.42 + slope * max(0.0, math.log2(position / TRAINED))
+
+
+def _difficulty(document: int) -> float:
+    """How much more a document loses than others."""
+    return random.Random(f"document {document}").gauss(0, 0.15)
 
 
 def _position_nll(
@@ -140,15 +156,13 @@ def _position_nll(
     easier: float = 0.0,
 ) -> None:
     """A power law of the position, which RoPE leaves beyond the training length; documents differ in difficulty."""
-    level = LOSS[mixer] + easier - 0.12 * (memory == "on") + draw.gauss(0, 0.012)
-    slope = {"fox": 0.0, "rope": 0.45}[mixer] * (0.3 if memory == "on" else 1)
+    level, slope = _loss_law(mixer, memory, easier)
+    level += draw.gauss(0, 0.012)
     fields: dict[str, Any] = {"probe": probe, "metric": "nats", "length": DOCUMENT}
     examples = []
     for document in range(DOCUMENTS):
-        shift = random.Random(f"document {document}").gauss(0, 0.15)
         for index in range(DOCUMENT // BIN):
-            position = (index + 0.5) * BIN
-            value = level + 3.2 * position**-0.42 + slope * max(0.0, math.log2(position / TRAINED)) + shift
+            value = _loss_at((index + 0.5) * BIN, level, slope) + _difficulty(document)
             examples.append(Example(**fields, item=document, position=index, value=value + draw.gauss(0, 0.03)))
     recorder.examples(examples)
     _write(recorder, probe, DOCUMENT, DOCUMENTS, nats=level, end_nats=level, bin=float(BIN))
