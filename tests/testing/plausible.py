@@ -72,6 +72,8 @@ def fill_plausible(store: Store) -> None:
 
 
 TASKS = "tasks"
+ROW, PAIRS = 256, 16
+"""Tokens and pairs of a row of associative recall."""
 RECALL_CHANCE = 1 / 64
 MAD_TASKS = {"recall": 0.95, "fuzzy": 0.5, "noisy": 0.9, "copying": 0.8, "compression": 0.5, "memorization": 0.9}
 
@@ -85,14 +87,14 @@ def fill_tasks(store: Store) -> None:
         levels: dict[str, Any] = {"attn_type": mixer, "memory": memory, "window": "on" if memory == "kda" else "off"}
         for size in (8, 16, 32, 64, 128):
             record = cell(len(cells) + 1, axes={"model.head_dim": str(size), "task": "mqar"}, **levels)
-            state = 4 * size * size if memory == "kda" else 4 * 256 * 2 * size
+            record = replace(record, config={"train": {"seq_len": ROW}})
+            state = 4 * size * size if memory == "kda" else 4 * ROW * 2 * size
             # a state holds pairs up to a number of bytes, attention up to a size of its keys
             excess = math.log2(state) - {"nope": 15.2, "fox": 14.6}[mixer] + 2.4 * (memory == "kda")
             accuracy = RECALL_CHANCE + (0.995 - RECALL_CHANCE) / (1 + math.exp(-1.1 * excess))
             cells.append(record)
-            numbers.append(
-                [("mqar", "accuracy", accuracy), ("mqar", "exact", accuracy**8), ("mqar", "state_bytes", float(state))]
-            )
+            shares = [("mqar", "accuracy", accuracy), ("mqar", "exact", accuracy**PAIRS)]
+            numbers.append([*shares, ("mqar", "questions", 500.0 * PAIRS), ("mqar", "state_bytes", float(state))])
         for (task, level), length in itertools.product(MAD_TASKS.items(), (128, 256)):
             axes = {"model.head_dim": "32", "task": f"{task}-{length}"}
             config = {"data": {"settings": {"mad": {"task": task, "length": length}}}}
