@@ -12,7 +12,7 @@ from ....results import metrics
 from ....results.store.records import CellState
 from ....results.store.store import Store
 from ...number_format import format_number
-from ...render.style import memory_label, memory_look, mixer_inks
+from ...render.style import FREE_INKS, memory_label, memory_look, mixer_inks
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, frame_origins
@@ -24,8 +24,6 @@ from ..response import level_as_number
 PROBE, METRIC, STATE = "mqar", "accuracy", "state_bytes"
 OFF = ("off", "none", "-", "")
 SHOWN = ["cell", "attempt", "configuration", *GROUP, "size", "probe", "metric", "length", "value", "n", "low", "high"]
-MEMORY_INKS = ("#c8102e", "#00707a", "#a3168f", "#4a6a00", "#3d3d99", "#8a3a00")
-"""Inks of lines with a memory by their order: none is that of a mixer."""
 UNITS: Mapping[int, str] = {1: "B", 1 << 10: "KB", 1 << 20: "MB", 1 << 30: "GB"}
 
 
@@ -245,10 +243,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _inks(lines: Sequence[Mapping[Any, Any]]) -> dict[str, str]:
-    """Return the ink of each line by its name: that of its mixer, or of MEMORY_INKS for one with a memory."""
+    """Return the ink of each line by its name: that of its mixer, or of FREE_INKS for one with a memory."""
     mixers = mixer_inks(str(row["first"]) for row in lines)
     with_memory = [str(row["line"]) for row in lines if row["second"] not in OFF]
-    own = {name: MEMORY_INKS[index % len(MEMORY_INKS)] for index, name in enumerate(with_memory)}
+    own = {name: FREE_INKS[index % len(FREE_INKS)] for index, name in enumerate(with_memory)}
     return {str(row["line"]): own.get(str(row["line"]), mixers[str(row["first"])]) for row in lines}
 
 
