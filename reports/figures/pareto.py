@@ -231,14 +231,14 @@ def _unseen_factor_note(frame: pd.DataFrame, measured: str) -> list[str]:
     """
     points = frame.drop_duplicates("slug")
     total = float(((points["speed"] - points["speed"].mean()) ** 2).sum())
-    found = []
+    explained_shares = []
     for axis in (axis for axis in AXES if axis not in LOOKS and points[axis].nunique() > 1):
         means = points.groupby(axis, sort=False)["speed"].transform("mean")
         explained = float(((means - points["speed"].mean()) ** 2).sum()) / total if total else 0.0
-        found.append((explained, axis))
-    if not found or max(found)[0] < EXPLAINED:
+        explained_shares.append((explained, axis))
+    if not explained_shares or max(explained_shares)[0] < EXPLAINED:
         return []
-    share, axis = max(found)
+    share, axis = max(explained_shares)
     means = points.groupby(axis, sort=False)["speed"].mean()
     texts = [f"{drawing.level_label(str(level), axis)} {_rounded_speed(mean, points)}" for level, mean in means.items()]
     return [
@@ -535,9 +535,9 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str, bas
         name = f"{name} at {quality.partition('@')[2]}" if "@" in quality else name
     axes.set_ylabel(f"{name}\n({unit}; {'more' if share else 'less'} is better)")
     speed = str(panel_rows["speed_name"].iloc[0])
-    words = {"MFU": "model FLOP/s utilization (%)\nmore is better, but no measure of speed"}
-    words |= {"tokens/s": "training speed (tokens/s)\nmore is better"}
-    axes.set_xlabel(words.get(speed, speed))
+    labels_by_speed = {"MFU": "model FLOP/s utilization (%)\nmore is better, but no measure of speed"}
+    labels_by_speed |= {"tokens/s": "training speed (tokens/s)\nmore is better"}
+    axes.set_xlabel(labels_by_speed.get(speed, speed))
     axes.locator_params(axis="x", nbins=5)
     short_numbers(axes.xaxis)
 

@@ -145,7 +145,7 @@ def _loss_at(position: float, level: float, slope: float) -> float:
 
 
 def _difficulty(document: int) -> float:
-    """How much more a document loses than others."""
+    """Additional loss of a document, in nats per token."""
     return random.Random(f"document {document}").gauss(0, 0.15)
 
 
@@ -273,7 +273,7 @@ def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> No
 
 
 def _gate_dynamics(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> None:
-    """What the probe would store of `_log_gates`: every number is a sum over the same gates."""
+    """Numbers and items of `_log_gates`, as the probe stores them: all of the same gates."""
     fields: dict[str, Any] = {"probe": "gate_dynamics"}
     examples, means, spreads, last = [], [], [], []
     for layer, log_gate in _log_gates(mixer, memory, seed).items():

@@ -102,8 +102,8 @@ def _sample_text(store: Store, data: SweepData, frame: pd.DataFrame, first: Sequ
     head_text = f"{heads.pop()} heads" if len(heads) == 1 else "heads"
     count = next(iter(texts)) if len(texts) == 1 else 0
     text_text = counted(count, "text") if count else "texts"
-    longest = format_length(int(frame["length"].max()))
-    return f"the {head_text} of a layer and {text_text} of {longest} tokens, the length of training"
+    row_length = format_length(int(frame["length"].max()))
+    return f"the {head_text} of a layer and {text_text} of {row_length} tokens, the length of training"
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
@@ -114,8 +114,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     cells = cells_to_draw(figure_data, look)[:MAX_DRAWN]
     frame = figure_data.frame[figure_data.frame["cell"].isin(cells)]
     of_layers, layers = _of_layers(frame), sorted(set(frame["layer"]))
-    others = [threshold for threshold in sorted(set(frame["threshold"]), reverse=True) if threshold != of_layers]
-    dashes = dict(zip([of_layers, *others], DASHES, strict=False))
+    further = [threshold for threshold in sorted(set(frame["threshold"]), reverse=True) if threshold != of_layers]
+    dashes = dict(zip([of_layers, *further], DASHES, strict=False))
     colours = _layer_colours(layers)
     figure = drawing.page(drawing.PANEL_HEIGHT + 0.75, drawing.width_of(len(cells), 3.6))
     columns = drawing.columns_of(figure, len(cells))

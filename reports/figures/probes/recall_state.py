@@ -76,8 +76,8 @@ def _rows_note(data: SweepData, frame: pd.DataFrame) -> str:
     """Return the sentences on the rows of the task, as far as they are known, and on what their length decides."""
     drawn = [cell for cell in data.cells if cell.cell_id in set(frame["cell"])]
     lengths = [length for cell in drawn if (length := data.setting(cell, "train.seq_len"))]
-    asked = [data.values.get((cell.cell_id, PROBE, "questions", 0)) for cell in drawn]
-    pairs = [round(value.value / value.n) for value in asked if value is not None and value.value and value.n]
+    questions = [data.values.get((cell.cell_id, PROBE, "questions", 0)) for cell in drawn]
+    pairs = [round(value.value / value.n) for value in questions if value is not None and value.value and value.n]
     texts = [f"rows of {_range_text(lengths)} tokens"] if lengths else []
     texts += [f"{_range_text(pairs)} pairs per row, each asked for once"] if pairs else []
     texts += [f"{_range_text(frame['n'])} rows per cell"] if frame["n"].notna().all() else []

@@ -157,8 +157,8 @@ def _drawn_means(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _with_intervals(means: pd.DataFrame) -> pd.DataFrame:
     """Return the means whose lines have intervals: all but losses by position, if there are others."""
-    others = means[~means["probe"].str.startswith("position_nll")]
-    return means if others.empty else others
+    by_length = means[~means["probe"].str.startswith("position_nll")]
+    return means if by_length.empty else by_length
 
 
 def _sample_note(frame: pd.DataFrame) -> str:
@@ -184,17 +184,17 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     texts, measures = list(dict.fromkeys(frame["panel"])), _measures(frame)
     means, styles = _drawn_means(frame), line_styles(frame, figure_data.draw_options["axes"])
     constant = figure_data.draw_options["constant"]
-    has_others = len(texts) > 1
-    figure = drawing.page(drawing.PANEL_HEIGHT * (len(measures) if has_others else 1) + 0.35,
-                          drawing.width_of(2 if has_others else len(measures), 3.6 if has_others else 2.6))  # fmt: skip
-    columns = 2 if has_others else drawing.columns_of(figure, len(measures))
-    if not has_others:
+    has_ends = len(texts) > 1
+    figure = drawing.page(drawing.PANEL_HEIGHT * (len(measures) if has_ends else 1) + 0.35,
+                          drawing.width_of(2 if has_ends else len(measures), 3.6 if has_ends else 2.6))  # fmt: skip
+    columns = 2 if has_ends else drawing.columns_of(figure, len(measures))
+    if not has_ends:
         figure.set_figheight(figure.get_figheight() * drawing.rows_of(len(measures), columns))
-    titles = [title for probe in measures for title in (texts[0], _end_title(means, probe))[: 1 + has_others]]
+    titles = [title for probe in measures for title in (texts[0], _end_title(means, probe))[: 1 + has_ends]]
     group = drawing.panels(figure, titles, columns=columns)
     barred = is_barred(_with_intervals(means))
     highlighted = named_cells(figure_data, look)
-    for probe, axes in zip(measures, group[:: 1 + has_others], strict=True):
+    for probe, axes in zip(measures, group[:: 1 + has_ends], strict=True):
         rows, mean = (part[part["probe"] == f"{probe}{TEXT_SEPARATOR}{texts[0]}"] for part in (frame, means))
         is_share = probe == "needle"
         if probe == "position_nll":
@@ -208,7 +208,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             mark_baseline([axes], 100 * constant[texts[0]])
         axes.set_ylabel(MEASURES[probe][1])
         axes.set_xlabel(MEASURES[probe][2])
-    for probe, axes in zip(measures, group[1::2] if has_others else (), strict=False):
+    for probe, axes in zip(measures, group[1::2] if has_ends else (), strict=False):
         _draw_ends(axes, means, probe, texts, styles)
         for index, text in enumerate(texts if probe == "needle" else ()):
             if text in constant:

@@ -196,12 +196,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     values = frame[frame["axis"] == first].set_index("number")["text"]
     for index, row in enumerate(ranked[is_sharp].to_dict("records")):
         width = drawing.line_width(BEST_WIDTH if row["best"] else WIDTH)
-        # from the ninth trial of a long front on, dashes tell those of an ink apart
-        look = {"color": FREE_INKS[index % len(FREE_INKS)], "linestyle": DASHES[index // len(FREE_INKS) % len(DASHES)]}
-        line: dict[str, Any] = {"edgecolors": look["color"], "linestyles": [look["linestyle"]], "linewidths": width}
+        # from the seventh trial of a long front on, dashes tell those of an ink apart
+        ink, dashes = FREE_INKS[index % len(FREE_INKS)], DASHES[index // len(FREE_INKS) % len(DASHES)]
+        line: dict[str, Any] = {"edgecolors": ink, "linestyles": [dashes], "linewidths": width}
         axes.add_collection(PathCollection([ways[row["number"]]], facecolors="none", zorder=4 - 0.01 * index, **line))
         if index < MOST_KEYED:
-            handles[f"#{row['number']}: {values[row['number']]}"] = drawing.key(linewidth=width, **look)
+            handles[f"#{row['number']}: {values[row['number']]}"] = drawing.key(
+                color=ink, linestyle=dashes, linewidth=width
+            )
     if pale:
         handles[REST] = drawing.key(color=PALE, linewidth=thin)
     units = figure_data.draw_options["units"]

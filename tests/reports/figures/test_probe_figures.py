@@ -133,7 +133,7 @@ class TestEvictableKeys:
 
 
 class TestGateDynamics:
-    def test_all_of_the_first_token_is_left_at_its_own_gate(self, probed: Store) -> None:
+    def test_first_token_loses_nothing_at_its_own_gate(self, probed: Store) -> None:
         """Against exp of sums of logs of the gates after the first: that one acts on the state before it."""
         figure_data = make_figure("gate-dynamics", probed)
         frame, cell = figure_data.frame, figure_data.draw_options["first"][0]

@@ -233,7 +233,7 @@ class TestPositions:
             assert not any(Text.get_window_extent(text).count_contains(dense) for text in axes.texts)
             heights = np.concatenate(curves)[:, 1]
             assert 0 <= heights.min() <= heights.max() <= 1, "no line leaves its axis"
-            others, *sharp = lines
+            pale, *sharp = lines
             assert len({tuple(part.get_edgecolor()[0]) for part in sharp[: len(FREE_INKS)]}) == min(
                 len(sharp), len(FREE_INKS)
             )
@@ -241,7 +241,7 @@ class TestPositions:
             best = figure_data.frame[figure_data.frame["best"]]["number"].nunique()
             sharpest = max(3, min(5, math.ceil(trials / 10)))
             assert max(best, sharpest) <= len(sharp) <= best + sharpest
-            assert len(others.get_paths()) == trials - len(sharp)
+            assert len(pale.get_paths()) == trials - len(sharp)
 
     def test_slice_marks_of_a_level_stand_apart(self, studies: Store) -> None:
         figure_data = make_figure("slices", studies, "tuned")
