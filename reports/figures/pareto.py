@@ -48,6 +48,7 @@ SHORT_LIST, LESS_HEIGHT = 5, 0.5
 LETTER = 0.54  # width of a character of the list relative to its size
 LIST_INDENT = 0.6  # inches from the left of a panel's space to the list below it
 LINE_SPACING = 1.25  # of the list below a panel
+EXPLAINED = 0.4  # least share of the variance of speeds that a factor without a mark explains to be named
 MOST_NAMED = 12  # points of a front that the list below a panel has
 
 
@@ -108,9 +109,6 @@ def collect(store: Store, data: SweepData) -> FigureData:
     title = "Quality against speed"
     if speed.heading == "MFU":
         title = "Quality against hardware utilization"
-        notes.append(
-            "Utilization is not speed: a network of more operations per token is slower at the same utilization."
-        )
     return collected(
         store, data, "pareto", title, frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels, nouns=nouns,
     )  # fmt: skip
@@ -196,28 +194,62 @@ def _notes(
     each = f"{counts[0]} per panel" if len(counts) == 1 else " and ".join(map(str, counts))
     fronts = " and ".join(map(str, frame.groupby("quality", sort=False)["front"].sum()))
     notes = [
-        f"One point per configuration ({each}, {runs} each). Ringed, numbered, and listed below each panel with both "
-        f"numbers: the Pareto front ({fronts} configurations), where no other is as good in both and better in one. Pale, "
-        "in the shaded area: dominated, since one of the front is as good in both and better in one."
+        f"One point per configuration ({each}, {runs} each). Ringed, numbered and listed below each panel: the Pareto front "
+        f"({fronts} configurations). Shaded: dominated, since one of the front is as good in both and better in one."
     ]
+    has_error = bool((frame["speed_sd"] > 0).any())
+    measured = "speed" if frame["speed_name"].iloc[0] == "tokens/s" else "utilization"
     if frame["p_front"].notna().any():
-        notes.append("p: probability of being on the front, given the spread between runs.")
-    barred = [word for word, name in (("speed", "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
-    if barred:
+        exact = "" if has_error else f"; {measured} has no estimate of its error and counts as exact"
         notes.append(
-            f"Bars, of the front only: one standard error of the mean {' and '.join(barred)} to either side: the standard deviation of "
-            "the runs of that mixer and memory, divided by the square root of the number of seeds."
-            f"{' Those of needle accuracy end at 0 and 100 %.' if frame['quality'].str.startswith('Ndl').any() else ''}"
+            f"P(on front): probability that a configuration is on the front if all are drawn anew with the spread between "
+            f"runs{exact}."
         )
+    barred = [word for word, name in ((measured, "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
+    if barred:
         medians = [(str(quality), rows["sd"].median()) for quality, rows in frame.groupby("quality", sort=False)]
         texts = [f"{error:.2g} ({nouns[quality]})" for quality, error in medians if error > 0]
-        if texts:
-            notes.append(f"Median standard error of all points: {', '.join(texts)}.")
+        notes.append(
+            f"Bars, of the front only: one standard error of the mean {' and '.join(barred)}, from the spread between runs of "
+            f"that mixer and memory; one that is not seen is shorter than its mark."
+            + (f" Median of all points: {', '.join(texts)}." if texts else "")
+        )
     else:
         notes.append("No bars: the spread between runs is unknown.")
+    notes += _unseen_factor_note(frame, measured)
     if fewer:
         notes.append(f"{counted(len(fewer), 'mean')} are over fewer seeds than the configuration has.")
     return notes
+
+
+def _unseen_factor_note(frame: pd.DataFrame, measured: str) -> list[str]:
+    """Return the note on the factor that no mark shows and that explains most of the speeds, as a list; empty if none does.
+
+    Args:
+        frame: Rows of the figure, with the axes and speed.
+        measured: Word for the speed.
+    """
+    points = frame.drop_duplicates("slug")
+    total = float(((points["speed"] - points["speed"].mean()) ** 2).sum())
+    explained_shares = []
+    for axis in (axis for axis in AXES if axis not in LOOKS and points[axis].nunique() > 1):
+        means = points.groupby(axis, sort=False)["speed"].transform("mean")
+        explained = float(((means - points["speed"].mean()) ** 2).sum()) / total if total else 0.0
+        explained_shares.append((explained, axis))
+    if not explained_shares or max(explained_shares)[0] < EXPLAINED:
+        return []
+    share, axis = max(explained_shares)
+    means = points.groupby(axis, sort=False)["speed"].mean()
+    texts = [f"{drawing.level_label(str(level), axis)} {_rounded_speed(mean, points)}" for level, mean in means.items()]
+    return [
+        f"Groups of points side by side: {100 * share:.0f} % of the variance of {measured} is that of the {style.axis_label(axis)}, "
+        f"which no mark shows (mean {', '.join(texts)})."
+    ]
+
+
+def _rounded_speed(mean: float, points: pd.DataFrame) -> str:
+    """Return a mean speed as text, in the unit of the points."""
+    return _speed_text({"speed_name": points["speed_name"].iloc[0], "speed": mean})
 
 
 def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[str]:
@@ -232,10 +264,7 @@ def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[st
         low = frame[(frame["quality"] == quality) & (frame["value"] <= 100 * level)]
         if low.empty:
             continue
-        notes.append(
-            f"Small dots: the {len(low)} configurations at or below the constant-digit baseline, which show no "
-            "recall and are on no front."
-        )
+        notes.append(f"No recall: {len(low)} configurations at or below the baseline, on no front.")
     return notes
 
 
@@ -324,12 +353,11 @@ def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> 
     entries = [
         f"{row['front_number']} {round_long_numbers(labels_by_slug[row['slug']])}"
         + f": {_quality_text(row)} at {_speed_text(row)}"
-        + ("" if math.isnan(row["p_front"]) else f" (p\u00a0=\u00a0{format_probability(row['p_front'])})").replace(
-            "=\u00a0>", ">\u00a0"
-        )
+        + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
         for row in front.to_dict("records")
     ]
-    head = ["Pareto front, from left to right:" if entries else "no configuration exceeds the constant digit"]
+    chances = " (P(on front))" if front["p_front"].notna().any() else ""
+    head = [f"Pareto front, from left to right{chances}:" if entries else "no configuration exceeds the constant digit"]
     return head + entries[:MOST_NAMED] + [f"and {len(entries) - MOST_NAMED} more"] * (len(entries) > MOST_NAMED)
 
 
@@ -377,16 +405,32 @@ def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str, str], dict[str, A
 
 
 def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the legend handles by label: mixers by ink, memories by fill, windows by marker, of the last two if they vary."""
-    point: dict[str, Any] = {"linestyle": "none", "marker": "o"}
+    """Return the legend handles by label: mixers by ink, memories by fill, windows by marker, of the last two if they vary.
+
+    A mixer is a patch; a memory has its fill in the markers of all windows, and a window its marker in all fills, so that
+    no two entries look alike.
+    """
     inks = style.mixer_inks(frame["attn_type"])
-    handles = {drawing.level_label(mixer): drawing.key(color=ink, **point) for mixer, ink in inks.items()}
-    for axis in LOOKS[1:]:
-        for level in sorted(set(frame[axis]), key=drawing.off_first) if frame[axis].nunique() > 1 else ():
-            look = style.memory_look(style.GREY, level if axis == "memory" else "on") | {"linestyle": "none"}
-            look |= {"marker": style.MARKERS[style.WINDOW_MARKERS.get(level, 0)]} if axis == "window" else {}
-            handles[drawing.level_label(level, axis)] = drawing.key(**look)
+    handles: dict[str, Any] = {
+        drawing.level_label(mixer): drawing.patch(facecolor=ink, edgecolor="none") for mixer, ink in inks.items()
+    }
+    levels = {axis: sorted(set(frame[axis]), key=drawing.off_first) for axis in LOOKS[1:]}
+    memories = levels["memory"] if len(levels["memory"]) > 1 else ["on"]
+    for axis in (axis for axis, own in levels.items() if len(own) > 1):
+        for level in levels[axis]:
+            looks = (
+                [(level, window) for window in levels["window"]]
+                if axis == "memory"
+                else [(memory, level) for memory in memories]
+            )
+            handles[drawing.level_label(level, axis)] = tuple(_mark_key(memory, window) for memory, window in looks)
     return handles
+
+
+def _mark_key(memory: str, window: str) -> Any:
+    """Return the legend handle of a grey mark with the fill of a memory and the marker of a window."""
+    look = style.memory_look(style.GREY, memory) | {"linestyle": "none"}
+    return drawing.key(**look | {"marker": style.MARKERS[style.WINDOW_MARKERS.get(window, 0)]})
 
 
 def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, baseline: float) -> None:
@@ -491,10 +535,9 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str, bas
         name = f"{name} at {quality.partition('@')[2]}" if "@" in quality else name
     axes.set_ylabel(f"{name}\n({unit}; {'more' if share else 'less'} is better)")
     speed = str(panel_rows["speed_name"].iloc[0])
-    axes.set_xlabel(
-        {"MFU": "model FLOP/s utilization (%)", "tokens/s": "training speed (tokens/s)"}.get(speed, speed)
-        + "\nmore is better"
-    )
+    labels_by_speed = {"MFU": "model FLOP/s utilization (%)\nmore is better, but no measure of speed"}
+    labels_by_speed |= {"tokens/s": "training speed (tokens/s)\nmore is better"}
+    axes.set_xlabel(labels_by_speed.get(speed, speed))
     axes.locator_params(axis="x", nbins=5)
     short_numbers(axes.xaxis)
 

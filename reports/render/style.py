@@ -33,6 +33,8 @@ mixers in one panel need the direct labels or markers that the figures add.
 """
 SERIES_INKS = tuple(MIXER_INKS.values())
 """Inks by index for series that are not mixers, such as memories in a panel of their own or layers."""
+FREE_INKS = ("#c8102e", "#00707a", "#a3168f", "#4a6a00", "#3d3d99", "#8a3a00")
+"""Inks by index for what stands beside mixers and is none, such as memories or trials; no mixer has one of them."""
 
 INK, GREY, FAINT, GRID, MISSING = "#161616", "#666666", "#b8b8b8", "#e3e3e3", "#e8e2da"
 """Text and axes; secondary text; lines in the background; grid lines; a missing number of a heat map."""

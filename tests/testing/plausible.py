@@ -11,12 +11,17 @@ import itertools
 import math
 import random
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
+from atma_sweep.sweep.probes.diagnostics.gate_dynamics import THRESHOLDS, evictable_shares
 from sweeps import cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAME = "invented"
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
@@ -32,6 +37,10 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BIN, DOCUMENT, DOCUMENTS = 16, 4096, 6
 LAYERS, HEADS, DIGITS, TRIALS, CONSTANT = (1, 3, 5, 7), 4, 5, 16, 0.16
 MAP_TOKENS = 12
+TRACED = (1, 5, 7)
+"""Layers whose gates are stored token by token: the first, the middle and the last."""
+ROWS, BINS, TRACE = 8, 64, 256
+"""Rows whose gates are read, points of a curve over their positions, tokens whose gates are stored one by one."""
 
 
 def fill_plausible(store: Store) -> None:
@@ -54,15 +63,17 @@ def fill_plausible(store: Store) -> None:
         for length in LENGTHS:
             _recall(recorder, mixer, memory, length, draw)
         _attention_map(recorder, mixer, draw)
-        _gates(recorder, mixer, memory, draw)
+        _gates(recorder, mixer, memory, seed)
         if mixer in GATED:
-            _gate_dynamics(recorder, memory, draw)
+            _gate_dynamics(recorder, mixer, memory, seed)
         _memory_recall(recorder, mixer, memory, draw)
         _downstream(recorder, mixer, memory, draw)
         store.finish_attempt(attempt.id, 1, "done")
 
 
 TASKS = "tasks"
+ROW, PAIRS = 256, 16
+"""Tokens and pairs of a row of associative recall."""
 RECALL_CHANCE = 1 / 64
 MAD_TASKS = {"recall": 0.95, "fuzzy": 0.5, "noisy": 0.9, "copying": 0.8, "compression": 0.5, "memorization": 0.9}
 
@@ -76,14 +87,14 @@ def fill_tasks(store: Store) -> None:
         levels: dict[str, Any] = {"attn_type": mixer, "memory": memory, "window": "on" if memory == "kda" else "off"}
         for size in (8, 16, 32, 64, 128):
             record = cell(len(cells) + 1, axes={"model.head_dim": str(size), "task": "mqar"}, **levels)
-            state = 4 * size * size if memory == "kda" else 4 * 256 * 2 * size
+            record = replace(record, config={"train": {"seq_len": ROW}})
+            state = 4 * size * size if memory == "kda" else 4 * ROW * 2 * size
             # a state holds pairs up to a number of bytes, attention up to a size of its keys
             excess = math.log2(state) - {"nope": 15.2, "fox": 14.6}[mixer] + 2.4 * (memory == "kda")
             accuracy = RECALL_CHANCE + (0.995 - RECALL_CHANCE) / (1 + math.exp(-1.1 * excess))
             cells.append(record)
-            numbers.append(
-                [("mqar", "accuracy", accuracy), ("mqar", "exact", accuracy**8), ("mqar", "state_bytes", float(state))]
-            )
+            shares = [("mqar", "accuracy", accuracy), ("mqar", "exact", accuracy**PAIRS)]
+            numbers.append([*shares, ("mqar", "questions", 500.0 * PAIRS), ("mqar", "state_bytes", float(state))])
         for (task, level), length in itertools.product(MAD_TASKS.items(), (128, 256)):
             axes = {"model.head_dim": "32", "task": f"{task}-{length}"}
             config = {"data": {"settings": {"mad": {"task": task, "length": length}}}}
@@ -112,14 +123,30 @@ def _further_text(
     recorder: DatabaseRecorder, mixer: str, memory: str, text: str, shift: float, draw: random.Random
 ) -> None:
     """Loss and needle accuracy by length on a further text, which RoPE leaves beyond the training length."""
-    slope = {"fox": -0.03, "rope": 0.3}[mixer] * (0.3 if memory == "on" else 1)
-    level = LOSS[mixer] + shift - 0.06 * (memory == "on") + draw.gauss(0, 0.012)
+    level, slope = _loss_law(mixer, memory, shift)
+    level += draw.gauss(0, 0.012) + sum(_difficulty(document) for document in range(DOCUMENTS)) / DOCUMENTS
     for length in LENGTHS:
-        loss = level + 0.3 * (length / 512) ** -0.4 + slope * max(0.0, math.log2(length / TRAINED))
+        loss = sum(_loss_at(position + 0.5, level, slope) for position in range(length)) / length
         _write(recorder, f"clean:{text}", length, DOCUMENTS * length, nats=loss)
         share = _chance_of_digit(mixer, memory, length, 0.5) + 0.05 * shift + draw.gauss(0, 0.02)
         share = min(1.0, max(0.04, share))
         _write(recorder, f"needle:{text}", length, TRIALS * DIGITS, digit_accuracy=share, constant_accuracy=CONSTANT)
+
+
+def _loss_law(mixer: str, memory: str, easier: float) -> tuple[float, float]:
+    """Level of the loss, and its rise per octave beyond the training length."""
+    level = LOSS[mixer] + easier - 0.12 * (memory == "on")
+    return level, {"fox": 0.0, "rope": 0.45}[mixer] * (0.3 if memory == "on" else 1)
+
+
+def _loss_at(position: float, level: float, slope: float) -> float:
+    """Loss of a token at a position: a power law, and a rise beyond the training length."""
+    return level + 3.2 * position**-0.42 + slope * max(0.0, math.log2(position / TRAINED))
+
+
+def _difficulty(document: int) -> float:
+    """Additional loss of a document, in nats per token."""
+    return random.Random(f"document {document}").gauss(0, 0.15)
 
 
 def _position_nll(
@@ -131,15 +158,13 @@ def _position_nll(
     easier: float = 0.0,
 ) -> None:
     """A power law of the position, which RoPE leaves beyond the training length; documents differ in difficulty."""
-    level = LOSS[mixer] + easier - 0.12 * (memory == "on") + draw.gauss(0, 0.012)
-    slope = {"fox": 0.0, "rope": 0.45}[mixer] * (0.3 if memory == "on" else 1)
+    level, slope = _loss_law(mixer, memory, easier)
+    level += draw.gauss(0, 0.012)
     fields: dict[str, Any] = {"probe": probe, "metric": "nats", "length": DOCUMENT}
     examples = []
     for document in range(DOCUMENTS):
-        shift = random.Random(f"document {document}").gauss(0, 0.15)
         for index in range(DOCUMENT // BIN):
-            position = (index + 0.5) * BIN
-            value = level + 3.2 * position**-0.42 + slope * max(0.0, math.log2(position / TRAINED)) + shift
+            value = _loss_at((index + 0.5) * BIN, level, slope) + _difficulty(document)
             examples.append(Example(**fields, item=document, position=index, value=value + draw.gauss(0, 0.03)))
     recorder.examples(examples)
     _write(recorder, probe, DOCUMENT, DOCUMENTS, nats=level, end_nats=level, bin=float(BIN))
@@ -206,61 +231,81 @@ def _attention_map(recorder: DatabaseRecorder, mixer: str, draw: random.Random) 
     _write(recorder, "attention_map", 0, len(examples), keys=3.0, row_sum=1.0)
 
 
-def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:
-    """Half-lives of 2 to 30,000 tokens, longer in later layers; one head of the last layer never forgets."""
+def _log_gates(owner: str, memory: str, seed: int) -> dict[int, Tensor]:
+    """Natural log gates [rows, tokens, heads, 1] of the mixer or memory `owner` by layer, of rows of the training length.
+
+    A gate's mean half-life is 3 to 800 tokens, longer in later layers and heads and with a memory; one head of the last
+    layer never forgets. A gate forgets more at the first tokens of a row, and first heads forget at few tokens only.
+    """
+    import torch
+
+    noise = np.random.default_rng([*owner.encode(), MEMORIES.index(memory), seed])
+    early = 1 + 0.8 * np.exp(-np.arange(TRAINED) / 40)
+    gates = {}
+    for order, layer in enumerate(LAYERS):
+        log_gate = np.zeros((ROWS, TRAINED, HEADS, 1))
+        for head in range(HEADS):
+            half_life = 2 ** (1.5 + 1.6 * order + 1.1 * head + 0.4 * (memory == "on") + noise.normal(0, 0.5))
+            peakedness = 0.15 * 4.0**head
+            forgotten = noise.gamma(peakedness, 1 / peakedness, (ROWS, TRAINED)) * early / early.mean()
+            if (order, head) != (len(LAYERS) - 1, HEADS - 1):
+                log_gate[..., head, 0] = -math.log(2) / half_life * forgotten
+        gates[layer] = torch.from_numpy(log_gate)
+    return gates
+
+
+def _gates(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> None:
+    """Means over tokens of the log gates of a mixer with gates and of a memory."""
     for metric, is_gated in (("retention", mixer in GATED), ("memory", memory == "on")):
         if not is_gated:
             continue
-        examples = []
-        for order, layer in enumerate(LAYERS):
-            for head in range(HEADS):
-                half_life = 2 ** (1.5 + 2.2 * order + 1.1 * head + draw.gauss(0, 0.8))
-                retained = 1.0 if (order, head) == (len(LAYERS) - 1, HEADS - 1) else 0.5 ** (1 / half_life)
-                examples.append(Example(probe="gates", metric=metric, item=layer, position=head, value=retained))
+        # a memory has gates of its own
+        log_gates = _log_gates(mixer if metric == "retention" else f"memory of {mixer}", memory, seed)
+        examples = [
+            Example(probe="gates", metric=metric, item=layer, position=head, value=math.exp(mean))
+            for layer, log_gate in log_gates.items()
+            for head, mean in enumerate(log_gate.mean((0, 1, 3)).tolist())
+        ]
         recorder.examples(examples)
         mean = sum(float(example.value or 0) for example in examples) / len(examples)
-        _write(recorder, "gates", 0, len(examples), **{metric: mean})
+        _write(recorder, "gates", 0, ROWS * TRAINED, **{metric: mean})
     _write(recorder, "gates", 0, 1, channels=1.0)
 
 
-def _gate_dynamics(recorder: DatabaseRecorder, memory: str, draw: random.Random) -> None:
-    """Gates that keep more in later layers and with a memory; of two traces a layer, one closes at some tokens."""
+def _gate_dynamics(recorder: DatabaseRecorder, mixer: str, memory: str, seed: int) -> None:
+    """Numbers and items of `_log_gates`, as the probe stores them: all of the same gates."""
     fields: dict[str, Any] = {"probe": "gate_dynamics"}
-    channels, tokens, width, examples = 8, 64, 4, []
-    for order, layer in enumerate(LAYERS):
-        lost = (0.24 - 0.05 * order) * (0.75 if memory == "on" else 1)
-        for index in range(HEADS * channels):
-            mean = 1 - 2.2 * lost * draw.betavariate(1.3, 2.2)
-            spread = math.sqrt(mean * (1 - mean)) * draw.uniform(0.25, 0.75)
-            examples += [Example(**fields, metric=name, item=layer, position=index, value=value)
-                         for name, value in (("mean", mean), ("spread", spread))]  # fmt: skip
-        for index in range(tokens // width):
-            retained = 1 - lost * (0.75 + 0.5 * math.exp(-index / 4)) + draw.gauss(0, 0.005)
-            examples.append(Example(**fields, metric="bin", item=layer, position=index, value=retained))
-        for rank, (index, token) in enumerate((index, token) for index in (0, 9) for token in range(tokens)):
-            is_open = not index or draw.random() > 1.5 * lost
-            value = 1 - abs(draw.gauss(0, 0.01 + 0.02 * lost)) if is_open else draw.uniform(0.3, 0.8)
-            detail = {"head": index // channels, "channel": index % channels, "token": token}
-            examples.append(Example(**fields, metric="trace", item=layer, position=rank, value=value, detail=detail))
-        for position, (power, threshold) in enumerate(itertools.product(range(5), (1e-2, 1e-3, 1e-4))):
-            # a key has faded that lies more than the slowest channel's half-lives back; these differ between heads
-            length, half_life = 256 << power, 25 * 2 ** (1.3 * order + 0.4 * (memory == "on"))
-            ages = [half_life * math.exp(draw.gauss(0, 0.3)) * -math.log2(threshold) for _ in range(HEADS)]
-            faded = sum(max(0.0, 1 - age / length) for age in ages) / HEADS
+    examples, means, spreads, last = [], [], [], []
+    for layer, log_gate in _log_gates(mixer, memory, seed).items():
+        gate = log_gate.exp().squeeze(-1)
+        mean, spread = gate.mean((0, 1)), gate.std((0, 1), correction=0)
+        curve = gate.mean((0, 2)).reshape(-1, TRAINED // BINS).mean(1)
+        for metric, values in (("mean", mean), ("spread", spread), ("bin", curve)):
+            examples += [
+                Example(**fields, metric=metric, item=layer, position=position, value=value)
+                for position, value in enumerate(values.tolist())
+            ]
+        traced = [(head, token) for head in (int(spread.argmin()), int(spread.argmax())) for token in range(TRACE)]
+        for position, (head, token) in enumerate(traced if layer in TRACED else ()):
+            detail = {"head": head, "channel": 0, "token": token}
+            value = float(gate[0, token, head])
+            examples.append(
+                Example(**fields, metric="trace", item=layer, position=position, value=value, detail=detail)
+            )
+        shares = evictable_shares(log_gate)
+        for position, ((length, threshold), share) in enumerate(shares.items()):
             detail = {"length": length, "threshold": threshold}
             examples.append(
-                Example(**fields, metric="evictable", item=layer, position=position, value=faded, detail=detail)
+                Example(**fields, metric="evictable", item=layer, position=position, value=share, detail=detail)
             )
+        means += mean.tolist()
+        spreads += spread.tolist()
+        last.append(shares[TRAINED, THRESHOLDS[1]])
     recorder.examples(examples)
-    numbers = {
-        "mean": 0.9,
-        "spread": 0.1,
-        "always_on": 0.1,
-        "bin": float(width),
-        "trace": float(tokens),
-        "evictable": 0.4,
-    }
-    _write(recorder, "gate_dynamics", 0, 100, **numbers, channels=float(channels))
+    always_on = [mean > 0.99 and spread < 0.01 for mean, spread in zip(means, spreads, strict=True)]
+    numbers = {"mean": np.mean(means), "spread": np.mean(spreads), "evictable": np.mean(last)}
+    numbers |= {"always_on": np.mean(always_on), "bin": TRAINED // BINS, "trace": TRACE, "channels": 1}
+    _write(recorder, "gate_dynamics", 0, ROWS * TRAINED, **{name: float(value) for name, value in numbers.items()})
 
 
 def _memory_recall(recorder: DatabaseRecorder, mixer: str, memory: str, draw: random.Random) -> None:

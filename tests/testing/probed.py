@@ -129,7 +129,8 @@ def gate_dynamics(
         "trace": float(tokens),
         "evictable": 0.4,
     }
-    _numbers(recorder, "gate_dynamics", 0, 100, **numbers, channels=float(channels))
+    # two texts of 1,024 tokens
+    _numbers(recorder, "gate_dynamics", 0, 2048, **numbers, channels=float(channels))
 
 
 def further_texts(recorder: DatabaseRecorder, length: int, loss: float, share: float) -> None:

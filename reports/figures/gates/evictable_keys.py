@@ -3,96 +3,156 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
+from ....results.console.text import counted
 from ....results.store.store import Store
+from ...number_format import format_length
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 from ..probes.heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
-from ..probes.item_frames import item_detail_rows
+from ..probes.item_frames import item_detail_rows, item_values_frame
 
 PROBE = "gate_dynamics"
 COLUMNS = ["cell", "attempt", "layer", "length", "threshold", "value"]
 MAX_DRAWN = 3
-"""Largest number of cells that are drawn, with a panel per threshold each."""
+"""Largest number of cells that are drawn, with a panel each."""
 MAX_KEYED_LAYERS = 6
 """Largest number of layers in the legend; of more, evenly spaced ones are named."""
+OF_LAYERS = 1e-3
+"""Threshold of the lines of single layers, that of the metric `evictable`."""
+DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)))
+"""Dashes of the means by threshold, that of the layers first."""
 MEAN_COLOUR = "#222222"
+ROUNDING = 1e-9
+"""Rise of a share towards a stricter threshold that counts as rounding."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the share of keys of which less than a threshold is left in every channel of their head.
 
     One row per cell, layer, length and threshold: cell, attempt, layer, length (position of the query, in tokens),
-    threshold and value, the share of the keys up to there, a fraction; mean over rows and heads with gates.
+    threshold and value, the share of the keys up to there, a fraction; mean over texts and heads with gates.
 
     Raises:
-        ReportError: No cell has counted evictable keys.
+        ReportError: No cell has counted evictable keys, or a share rises as the threshold gets stricter.
     """
     details = item_detail_rows(store, data, (PROBE, "evictable", 0))
     rows = [row | {"layer": row["item"]} for row in details if {"length", "threshold"} <= set(row)]
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has counted evictable keys; evaluate with --probe {PROBE}")
     frame = pd.DataFrame(rows)[COLUMNS].astype({"length": int, "threshold": float, "value": float})
+    _require_nested(frame)
     measured = list(dict.fromkeys(frame["cell"]))
     first = first_cell_of_each(data, measured)
     notes = [
-        "A key could be evicted if gates have left less than the threshold of it in every channel of its head: later "
-        "queries have even less. Share of the keys before a query at this length; mean over heads with gates and rows "
-        "of the training length. Gated mixers only; the first seed of each configuration."
+        "A key could be evicted once gates have left less of it than the threshold in every channel of its head, since "
+        "later queries have even less. Share of the keys before a query that stands at this length. Thick: means over "
+        f"layers, a threshold each; thin: layers, at less than {100 * _of_layers(frame):g} % left. Every point is a mean over "
+        f"{_sample_text(store, data, frame, first)}. Gates of the mixer, not of a memory; the first seed of each "
+        "configuration, a single run."
     ]
     if len(first) > MAX_DRAWN:
-        notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
+        notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations.")
     return collected(
         store, data, "evictable-keys", "Evictable keys by length of the text", frame, frame_origins(frame), notes=notes,
         first=first, titles=title_parts(data, measured),
     )  # fmt: skip
 
 
+def _require_nested(frame: pd.DataFrame) -> None:
+    """Raise unless shares fall, or stay, as the threshold gets stricter: keys below a stricter one are below the others.
+
+    Raises:
+        ReportError: A share rises.
+    """
+    shares = frame.pivot_table(index=["cell", "layer", "length"], columns="threshold", values="value").sort_index(
+        axis=1
+    )
+    steps = shares.diff(axis=1)
+    if (wrong := steps[(steps < -ROUNDING).any(axis=1)]).empty:
+        return
+    cell, layer, length = wrong.index[0]
+    raise ReportError(
+        f"cell {cell} has fewer evictable keys at a looser threshold (layer {layer}, length {length}), which is impossible; "
+        f"evaluate it again with --probe {PROBE}"
+    )
+
+
+def _of_layers(frame: pd.DataFrame) -> float:
+    """Return the threshold of the lines of single layers: that of the metric, or the loosest that was measured."""
+    thresholds = set(frame["threshold"])
+    return OF_LAYERS if OF_LAYERS in thresholds else max(thresholds)
+
+
+def _sample_text(store: Store, data: SweepData, frame: pd.DataFrame, first: Sequence[str]) -> str:
+    """Return the numbers of heads and texts behind a point of the drawn cells as words, as far as they are stored."""
+    gates = item_values_frame(store, data, (PROBE, "mean", 0))
+    heads, texts = set(), set()
+    for cell in first[:MAX_DRAWN]:
+        own = gates[gates["cell"] == cell]
+        channels = data.values.get((cell, PROBE, "channels", 0))
+        if len(own) and channels is not None and channels.value:
+            heads.add(int(own["position"].max() + 1) // int(channels.value))
+        value, longest = data.values[cell, PROBE, "evictable", 0], int(frame[frame["cell"] == cell]["length"].max())
+        texts.add((value.n or 0) // longest)
+    head_text = f"{heads.pop()} heads" if len(heads) == 1 else "heads"
+    count = next(iter(texts)) if len(texts) == 1 else 0
+    text_text = counted(count, "text") if count else "texts"
+    row_length = format_length(int(frame["length"].max()))
+    return f"the {head_text} of a layer and {text_text} of {row_length} tokens, the length of training"
+
+
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a row of panels per cell, one per threshold: a line per layer over lengths, and their mean in black.
+    """Draw a panel per cell over lengths: the mean of layers at every threshold, and a thin line per layer at one.
 
     Highlighted cells of `look` are drawn instead of the first of each configuration, at most three.
     """
     cells = cells_to_draw(figure_data, look)[:MAX_DRAWN]
     frame = figure_data.frame[figure_data.frame["cell"].isin(cells)]
-    thresholds, layers = sorted(set(frame["threshold"]), reverse=True), sorted(set(frame["layer"]))
+    of_layers, layers = _of_layers(frame), sorted(set(frame["layer"]))
+    further = [threshold for threshold in sorted(set(frame["threshold"]), reverse=True) if threshold != of_layers]
+    dashes = dict(zip([of_layers, *further], DASHES, strict=False))
     colours = _layer_colours(layers)
-    titles = [
-        f"{map_title(figure_data, look, cell)}\nless than {100 * at:g} % left" for cell in cells for at in thresholds
-    ]
-    figure = drawing.page(drawing.PANEL_HEIGHT * len(cells) + 0.35, drawing.width_of(len(thresholds)))
-    group = drawing.panels(figure, titles, columns=len(thresholds))
-    panels = [(cell, threshold) for cell in cells for threshold in thresholds]
-    for axes, (cell, threshold) in zip(group, panels, strict=True):
-        rows = frame[(frame["cell"] == cell) & (frame["threshold"] == threshold)]
-        _draw_layers(axes, rows, colours)
+    figure = drawing.page(drawing.PANEL_HEIGHT + 0.75, drawing.width_of(len(cells), 3.6))
+    columns = drawing.columns_of(figure, len(cells))
+    if columns < len(cells):
+        figure.set_figheight(figure.get_figheight() * drawing.rows_of(len(cells), columns) * 0.8)
+    group = drawing.panels(figure, [map_title(figure_data, look, cell) for cell in cells], columns=columns)
+    for axes, cell in zip(group, cells, strict=True):
+        rows = frame[frame["cell"] == cell]
+        _draw_lines(axes, rows, colours, of_layers, dashes)
         drawing.length_axis(axes, sorted(set(frame["length"])))
         axes.set_ylim(-3, 103)
     drawing.outer_labels(figure, "length of the text (tokens)", "keys that could be evicted, %")
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
     keys = {
-        f"layer {layer}": drawing.key(
-            color=colours[layer], linewidth=drawing.line_width(1.2), marker="o", markersize=2.5
-        )
-        for layer in shown
+        f"mean of layers, < {100 * threshold:g} % left": _key(MEAN_COLOUR, 2.0, dashes[threshold])
+        for threshold in sorted(dashes, reverse=True)
     }
-    keys["mean of layers"] = drawing.key(color=MEAN_COLOUR, linewidth=drawing.line_width(2.0))
+    keys |= {f"layer {layer}, < {100 * of_layers:g} %": _key(colours[layer], 0.9) for layer in shown}
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 
-def _draw_layers(axes: Axes, rows: pd.DataFrame, colours: dict[int, str]) -> None:
-    """Draw one cell's shares at one threshold, in %: a line per layer, and below them the mean over layers."""
-    mean = 100 * rows.groupby("length")["value"].mean()
-    axes.plot(mean.index, mean, color=MEAN_COLOUR, linewidth=drawing.line_width(2.0), zorder=1.5)
-    for layer, line in rows.groupby("layer"):
+def _key(colour: str, width: float, dashes: Any = "solid") -> Any:
+    """Return the legend handle of a line of that width, in points of the style `paper`."""
+    return drawing.key(color=colour, linewidth=drawing.line_width(width), linestyle=dashes)
+
+
+def _draw_lines(
+    axes: Axes, rows: pd.DataFrame, colours: dict[int, str], of_layers: float, dashes: dict[float, Any]
+) -> None:
+    """Draw one cell's shares in %: a line per layer at the threshold `of_layers`, and the mean at each, in its dashes."""
+    for layer, line in rows[rows["threshold"] == of_layers].groupby("layer"):
         ordered = line.sort_values("length")
-        axes.plot(
-            ordered["length"], 100 * ordered["value"], color=colours[int(str(layer))], marker="o", markersize=2.5,
-            linewidth=drawing.line_width(1.0),
-        )  # fmt: skip
+        ink = colours[int(str(layer))]
+        axes.plot(ordered["length"], 100 * ordered["value"], color=ink, linewidth=drawing.line_width(0.9))
+    for threshold, dash in dashes.items():
+        mean = 100 * rows[rows["threshold"] == threshold].groupby("length")["value"].mean()
+        axes.plot(mean.index, mean, color=MEAN_COLOUR, linestyle=dash, linewidth=drawing.line_width(2.0))
 
 
 def _layer_colours(layers: Sequence[int]) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Figure `gate-dynamics`: retention of gates over positions, over channels, and token by token."""
+"""Figure `gate-dynamics`: retention of gates over positions, over channels, and what is left token by token."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from .item_frames import item_detail_rows, item_values_frame
 
 PROBE = "gate_dynamics"
 MAX_DRAWN = 3
-"""Largest number of cells that are drawn, with four panels each."""
+"""Largest number of cells that are drawn, with three panels each."""
 MAX_KEYED_LAYERS = 6
-"""Largest number of layers that the colour bar and the axis of layers name; of more, evenly spaced ones are."""
+"""Largest number of layers in the legend; of more, evenly spaced ones are."""
 THICK, THIN = 1.5, 0.6
 """Widths, in points of the style `paper`, of the most and the least variable gate of a layer."""
 KINDS = {
-    "all texts: means": ("position (tokens)", "mean retention"),
-    "all texts: gates": ("mean retention", "standard deviation"),
-    "one text: forgotten": ("token of the text", "layer"),
-    "one text: left": ("token of the text", "share left"),
+    "means of layers": ("position (tokens)", "mean retention"),
+    "gates": ("mean retention", "standard deviation"),
+    "what is left of the first token": ("token of one text", "share left"),
 }
 """Labels of the x and y axis by the title of a row of panels."""
-STRIP = 0.86
-"""Height of the bar of a token that forgets everything, in distances between the strips of two layers."""
+MARK_AREA, FEW_GATES = 7.0, 64
+"""Area in points² of the mark of a gate, and the number of gates up to which it is twice as large."""
 LOWEST = 1e-4
 """Lowest cumulative product that is drawn."""
 
@@ -54,22 +53,30 @@ def collect(store: Store, data: SweepData) -> FigureData:
     measured = list(dict.fromkeys(frame["cell"]))
     first = first_cell_of_each(data, measured)
     traced = sorted(set(frame.loc[frame["part"] == "trace", "layer"]))
-    of_layers = f"layer {traced[0]}" if len(traced) == 1 else f"layers {', '.join(map(str, traced))}"
+    of_layers = f"each of layers {', '.join(map(str, traced))}" if len(traced) > 1 else "a layer"
     notes = [
-        "Retention: share of the earlier state that a gate keeps at a token (1: all of it). A column per configuration; "
-        "colour: layer, in all panels. Upper two rows, over all texts: mean over the gates of a layer by position; mean and "
-        "standard deviation over tokens of each gate (a point). Lower two rows, token by token in one text: share forgotten "
-        f"(1 − retention) by the most variable gate of {of_layers}, a strip each, whose full height is 1; share of the first "
-        "state that is left, the product of the retention so far, of that gate (thick) and of the least variable one (thin; "
-        f"where little is lost, lines coincide at the top), down to {LOWEST:g}. First seed of each configuration, a single "
-        "run, so that no interval is shown."
+        "Retention: share of the earlier state that a gate of the mixer keeps at a token (1: all of it). A column per "
+        "configuration; colour: layer. From the top: mean over the gates of a layer by position; mean and standard "
+        f"deviation over tokens of each gate (a point; {_sample_text(store, data, frame, first)}); share left of what the "
+        "first token of one text wrote, the product of the retention at the tokens after it, for the gate of "
+        f"{of_layers} that varies most (thick) and least (thin), down to {LOWEST:g}. First seed of each configuration, a single run: no "
+        "interval is shown."
     ]
     if len(first) > MAX_DRAWN:
-        notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations; --highlight CELL shows others.")
+        notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations.")
     return collected(
         store, data, "gate-dynamics", "Retention of gates by position, channel and token", frame, frame_origins(frame),
         notes=notes, first=first, titles=title_parts(data, measured),
     )  # fmt: skip
+
+
+def _sample_text(store: Store, data: SweepData, frame: pd.DataFrame, first: Sequence[str]) -> str:
+    """Return "16 gates, 8,192 tokens" of the drawn cells, "16 to 32" where they differ."""
+    drawn = list(first)[:MAX_DRAWN]
+    gates = [int(((frame["cell"] == cell) & (frame["part"] == "channel")).sum()) for cell in drawn]
+    tokens = [data.values[cell, PROBE, "mean", 0].n or 0 for cell in drawn]
+    counts = (" to ".join(f"{number:,}" for number in sorted({min(each), max(each)})) for each in (gates, tokens))
+    return "{} gates, {} tokens".format(*counts)
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
@@ -101,11 +108,10 @@ def _channels(data: SweepData, cell: str) -> int:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a column of four panels per cell: retention over positions, per gate, token by token, and its products.
+    """Draw a column of three panels per cell: retention over positions, per gate, and its product over the tokens of a text.
 
-    A layer has one colour in all panels. Highlighted cells of
-    `look` are drawn instead of the first of each configuration, at most three. In a narrow figure three cells have two
-    rows of two panels each.
+    A layer has one colour in all panels. Highlighted cells of `look` are drawn instead of the first of each
+    configuration, at most three. In a narrow figure the panels of three cells stand in two columns.
     """
     cells = cells_to_draw(figure_data, look)[:MAX_DRAWN]
     frame = figure_data.frame[figure_data.frame["cell"].isin(cells)]
@@ -113,10 +119,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     inks = _layer_inks(layers)
     limits = dict(iter(frame.groupby("part")))
     names = [map_title(figure_data, look, cell) for cell in cells]
-    figure = drawing.page(1.5 * len(KINDS) + 0.3, drawing.width_of(2, 3.2))
+    figure = drawing.page(1.7 * len(KINDS) + 0.1, drawing.width_of(2, 3.2))
     is_stacked = len(cells) > 2 and figure.get_figwidth() < drawing.NARROW_WIDTH  # no space for three columns
     if is_stacked:
-        figure.set_figheight(figure.get_figheight() * len(cells) / 2)
+        figure.set_figheight(figure.get_figheight() * drawing.rows_of(len(cells) * len(KINDS), 2) / len(KINDS))
         titles = [f"{name}\n{kind}".replace(", ", ",\n") for name in names for kind in KINDS]
         grid = drawing.panels(figure, titles, columns=2)
         by_cell = [grid[start : start + len(KINDS)] for start in range(0, len(grid), len(KINDS))]
@@ -130,10 +136,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for axes, (x_label, y_label) in zip(by_cell[index], KINDS.values(), strict=True):
             axes.set_xlabel(x_label)
             axes.set_ylabel(y_label if index == 0 or is_stacked else "")
-    _layer_bar(figure, grid, inks)
-    keys = {}
+    shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
+    thick = drawing.line_width(THICK)
+    keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=thick) for layer in shown}
     if "trace" in limits:
-        for label, width in (("most variable gate of a layer", THICK), ("least variable gate", THIN)):
+        for label, width in (("most variable gate", THICK), ("least variable gate", THIN)):
             keys[label] = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(width))
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
@@ -141,7 +148,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _draw_cell(
     panels: Sequence[Axes], rows: pd.DataFrame, limits: dict[Any, pd.DataFrame], inks: dict[int, str]
 ) -> None:
-    """Draw the four panels of a cell, and set their scales, which are those of all drawn cells.
+    """Draw the three panels of a cell, and set their scales, which are those of all drawn cells.
 
     Args:
         panels: The axes, in the order of KINDS.
@@ -149,42 +156,37 @@ def _draw_cell(
         limits: Rows of all drawn cells by part.
         inks: Colour by layer.
     """
-    position, channel, trace, product = panels
+    position, channel, product = panels
     shared, means = limits["channel"]["x"], limits["position"]["value"]
     _draw_lines(position, rows[rows["part"] == "position"], inks, set())
     Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
     _draw_channels(channel, rows[rows["part"] == "channel"], inks, float(limits["channel"]["value"].max()))
     Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
     traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
-    products = traced.assign(value=traced.groupby(["layer", "series"])["value"].cumprod())
-    _draw_lines(product, products[products["value"] >= LOWEST], inks, _least_variable(traced))
+    _draw_lines(product, _products(traced), inks, _least_variable(traced))
     product.set_yscale("log")
-    product.set_ylim(LOWEST / 1.5, 1.5)
+    product.set_ylim(LOWEST, 1.5)
     drawing.log_ticks(product.yaxis, 5, (1,))
-    for axes, source in ((position, position), (product, product), (trace, product)):
+    for axes in (position, product):
         # round numbers, three or more of them in a column too
-        ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in source.lines]
+        ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in axes.lines]
         if ends:
             Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
-    if not traced.empty:
-        _draw_forgotten(trace, _most_variable(traced), inks)
 
 
-def _layer_bar(figure: Figure, grid: Sequence[Axes], inks: dict[int, str]) -> None:
-    """Draw the colour bar of the layers, which names at most six of them; none for a single layer."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap
+def _products(traced: pd.DataFrame) -> pd.DataFrame:
+    """Return the traced rows with the share that is left of the first token's state as their values, above 0.
 
-    if len(inks) < 2:
-        return
-    steps = drawing.linear(-0.5, len(inks) - 0.5)
-    bar = drawing.colour_bar(figure, grid, ScalarMappable(steps, ListedColormap(list(inks.values()))), "layer",
-                             pad=0.02, fraction=0.05, shrink=0.5, aspect=5 * figure.get_figheight())  # fmt: skip
-    layers = list(inks)
-    drawing.put_ticks(
-        bar.ax.yaxis, {index: f"{layers[index]}" for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)}
-    )
-    bar.ax.invert_yaxis()
+    That is the product of the retention at the tokens after it: its own gate acts on the state before it, so all of it
+    is left at the first token.
+
+    Args:
+        traced: Rows of traced gates with layer, series, x and value (retention), ordered by x within a gate.
+    """
+    of_gate = ["layer", "series"]
+    is_first = traced.groupby(of_gate)["x"].transform("min") == traced["x"]
+    later = traced.assign(value=traced["value"].mask(is_first, 1.0))
+    return traced.assign(value=later.groupby(of_gate)["value"].cumprod().clip(lower=LOWEST**2))
 
 
 def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
@@ -206,28 +208,6 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], thin: Coll
         axes.plot(line["x"], line["value"], color=inks[layer], linewidth=width)
 
 
-def _draw_forgotten(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
-    """Draw what each token makes a gate forget as bars, in a strip per layer, the first layer on top.
-
-    Args:
-        axes: The panel.
-        rows: Rows of one gate per layer, with layer, x and value (retention).
-        inks: Colour by layer.
-    """
-    layers = sorted(set(rows["layer"].astype(int)))
-    for index, layer in enumerate(layers):
-        line = rows[rows["layer"] == layer].sort_values("x")
-        base = index + STRIP / 2
-        bars: dict[str, Any] = {"step": "mid", "color": inks[layer], "linewidth": 0}
-        axes.fill_between(line["x"], base - STRIP * (1 - line["value"]), base, **bars)
-        axes.axhline(base, color=drawing.FAINT, linewidth=drawing.line_width(0.5), zorder=0.9)
-    axes.set_ylim(len(layers) - 0.45, -0.5)
-    axes.grid(visible=False)
-    named = drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)
-    drawing.put_ticks(axes.yaxis, {index: f"{layers[index]}" for index in named})
-    axes.tick_params(axis="y", length=0)
-
-
 def _spreads(traced: pd.DataFrame) -> pd.Series:
     """Return the standard deviation of the retention of each traced gate over the text, by (layer, series)."""
     return traced.groupby(["layer", "series"])["value"].std().fillna(0.0)
@@ -239,15 +219,17 @@ def _least_variable(traced: pd.DataFrame) -> set[tuple[int, int]]:
     return {key for key, size in zip(spreads.idxmin(), spreads.size(), strict=True) if size > 1}
 
 
-def _most_variable(traced: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the gate of each layer whose retention varies most over the text."""
-    chosen = list(_spreads(traced).groupby("layer").idxmax())
-    return traced[pd.MultiIndex.from_frame(traced[["layer", "series"]]).isin(chosen)]
-
-
 def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], high: float) -> None:
     """Draw the standard deviation of each gate over its mean, on an axis up to a bit above `high`."""
     colours = [inks[layer] for layer in rows["layer"]]
-    axes.scatter(rows["x"], rows["value"], s=7, c=colours, alpha=0.8, linewidths=0, rasterized=len(rows) > 2000)
+    axes.scatter(
+        rows["x"],
+        rows["value"],
+        s=MARK_AREA if len(rows) > FEW_GATES else 2 * MARK_AREA,
+        c=colours,
+        alpha=0.8,
+        linewidths=0,
+        rasterized=len(rows) > 2000,
+    )
     axes.set_ylim(-0.04 * max(high, 1e-3), 1.1 * max(high, 1e-3))
     axes.locator_params(axis="y", min_n_ticks=3)

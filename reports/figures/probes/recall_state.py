@@ -12,7 +12,7 @@ from ....results import metrics
 from ....results.store.records import CellState
 from ....results.store.store import Store
 from ...number_format import format_number
-from ...render.style import memory_label, memory_look, mixer_inks
+from ...render.style import FREE_INKS, memory_label, memory_look, mixer_inks
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, frame_origins
@@ -48,8 +48,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     sizes = _size_axes(data, frame)
     notes = [
         f"Share of queries of MQAR that a network answers with the value of their key, over the bytes that decoding stores "
-        f"for one sequence (keys and values, memories and the tails of convolutions, in their stored types). "
-        f"A line per kind of network ({means['line'].nunique()}){_sizes_note(data, sizes)}{_dots_note(frame, means)}. "
+        f"for one row (keys and values, memories and the tails of convolutions, in their stored types)."
+        f"{_rows_note(data, frame)} A line per kind of network{_sizes_note(data, sizes)}{_dots_note(frame, means)}. "
         f"{bar_note(means, 'Bars')}".strip(),
         *_chance_note(chance),
         *_missing_note(data, frame),
@@ -72,12 +72,32 @@ def _size_axes(data: SweepData, frame: pd.DataFrame) -> list[str]:
     ]
 
 
+def _rows_note(data: SweepData, frame: pd.DataFrame) -> str:
+    """Return the sentences on the rows of the task, as far as they are known, and on what their length decides."""
+    drawn = [cell for cell in data.cells if cell.cell_id in set(frame["cell"])]
+    lengths = [length for cell in drawn if (length := data.setting(cell, "train.seq_len"))]
+    questions = [data.values.get((cell.cell_id, PROBE, "questions", 0)) for cell in drawn]
+    pairs = [round(value.value / value.n) for value in questions if value is not None and value.value and value.n]
+    texts = [f"rows of {_range_text(lengths)} tokens"] if lengths else []
+    texts += [f"{_range_text(pairs)} pairs per row, each asked for once"] if pairs else []
+    texts += [f"{_range_text(frame['n'])} rows per cell"] if frame["n"].notna().all() else []
+    listed = f" Here: {'; '.join(texts)}." if texts else ""
+    # without attention to all tokens of a row the bytes do not depend on it
+    grows = any(cell_level(cell, "memory") in OFF and cell_level(cell, "window") in OFF for cell in drawn)
+    return listed + (" The bytes of full attention grow with the length of a row, those of a memory do not." * grows)
+
+
+def _range_text(numbers: Sequence[Any] | pd.Series) -> str:
+    """Return the least and the largest of at least one number as text, such as "256" or "256 to 512"."""
+    return " to ".join(f"{number:,}" for number in sorted({int(min(numbers)), int(max(numbers))}))
+
+
 def _sizes_note(data: SweepData, sizes: Sequence[str]) -> str:
     """Return what the note says of the axes that change the state along a line; "" without any."""
     if not sizes:
         return ""
     texts = [f"{drawing.axis_label(axis)} ({', '.join(data.levels(axis))})" for axis in sizes]
-    suffix = ", which stands beside each point" if len(sizes) == 1 else ""
+    suffix = ", which stands beside each point and in brackets behind the name" if len(sizes) == 1 else ""
     return f"; along a line changes {' and '.join(texts)}{suffix}"
 
 
@@ -174,12 +194,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes = figure.subplots()
     ends: dict[float, list[tuple[str, float, str]]] = {}
     lines = frame.drop_duplicates("line").to_dict("records")
-    # lines without a memory in the mixer's ink, memories in other inks
-    keys = {str(row["line"]): str(row["first"] if row["second"] in OFF else row["line"]) for row in lines}
-    inks = mixer_inks(keys.values())
+    inks = _inks(lines)
+    last_sizes = _last_sizes(frame, means, figure_data.draw_options["sizes"])
     for row in lines:
         name = str(row["line"])
-        style = memory_look(inks[keys[name]], "off" if row["second"] in OFF else str(row["second"]))
+        style = memory_look(inks[name], "off" if row["second"] in OFF else str(row["second"]))
         points = means[means["line"] == name].sort_values("length")
         line = {"linewidth": drawing.line_width(1.3), "markersize": drawing.line_width(4.2)} | style
         axes.plot(points["length"], 100 * points["value"], **line)
@@ -189,20 +208,25 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             dots = {"color": style["color"], "alpha": 0.45, "markersize": 2.2}
             drawing.points(axes, cells["length"], 100 * cells["value"], **dots)
         last = points.iloc[-1]
-        ends.setdefault(float(last["length"]), []).append((name, 100 * float(last["value"]), style["color"]))
+        ends.setdefault(float(last["length"]), []).append(
+            (name + last_sizes.get(name, ""), 100 * float(last["value"]), style["color"])
+        )
     for level in figure_data.draw_options["chance"]:
         axes.axhline(100 * level, **reference_line(), zorder=0.9)
     _set_axes(axes, frame)
+    furthest = max(ends)
     for length, labels in ends.items():
-        label_ends(axes, labels, length)
+        if length < furthest and len(labels) == 1:
+            # at the left, since other lines may pass at the right
+            ((text, height, ink),) = labels
+            drawing.note(axes, text, (length, height), (-3, 3), ha="right", va="bottom", color=ink)
+        else:
+            label_ends(axes, labels, length)
     _label_sizes(axes, frame, means, figure_data.draw_options["sizes"])
     highlighted = named_cells(figure_data, look)
     for row in frame[frame["cell"].isin(highlighted)].to_dict("records"):
         drawing.note(axes, highlighted[row["cell"]], (row["length"], 100 * row["value"]), (4, 3))
-    handles = {
-        drawing.level_label(memory, "memory"): drawing.key(**memory_look(drawing.GREY, memory))
-        for memory in sorted({"off" if row["second"] in OFF else str(row["second"]) for row in lines})
-    }
+    handles = _memory_keys(lines, inks)
     handles |= {INTERVAL: interval_key(is_bar=True)} if means["low"].notna().any() else {}
     if figure_data.draw_options["sizes"]:
         number = min(figure_data.draw_options["sizes"].values(), key=len)
@@ -214,12 +238,43 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         }
         handles[f"{figure_data.draw_options['size_name']} of a point"] = drawing.key(**digit)
     chance = figure_data.draw_options["chance"]
-    handles |= {"chance level, a random value": drawing.key(**reference_line())} if chance else {}
+    handles |= {"chance level": drawing.key(**reference_line())} if chance else {}
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
+
+
+def _inks(lines: Sequence[Mapping[Any, Any]]) -> dict[str, str]:
+    """Return the ink of each line by its name: that of its mixer, or of FREE_INKS for one with a memory."""
+    mixers = mixer_inks(str(row["first"]) for row in lines)
+    with_memory = [str(row["line"]) for row in lines if row["second"] not in OFF]
+    own = {name: FREE_INKS[index % len(FREE_INKS)] for index, name in enumerate(with_memory)}
+    return {str(row["line"]): own.get(str(row["line"]), mixers[str(row["first"])]) for row in lines}
+
+
+def _memory_keys(lines: Sequence[Mapping[Any, Any]], inks: Mapping[str, str]) -> dict[str, Any]:
+    """Return the legend handles of the memories, the one of a single line in its ink, whose dashes no mark covers."""
+    handles = {}
+    for memory in sorted({"off" if row["second"] in OFF else str(row["second"]) for row in lines}):
+        own = [inks[str(row["line"])] for row in lines if ("off" if row["second"] in OFF else row["second"]) == memory]
+        look = memory_look(own[0] if len(own) == 1 else drawing.GREY, memory)
+        look |= {"marker": "none"} if memory != "off" else {}
+        handles[memory_label(memory)] = drawing.key(**look, linewidth=drawing.line_width(1.0))
+    return handles
+
+
+def _last_sizes(frame: pd.DataFrame, means: pd.DataFrame, sizes: Mapping[str, str]) -> dict[str, str]:
+    """Return " (size)" of the last point of each line by its name; empty where no size stands beside points."""
+    texts = {}
+    for name, rows in means.groupby("line"):
+        last = frame[(frame["line"] == name) & (frame["length"] == rows["length"].max())].iloc[0]
+        if size := sizes.get(str(last["cell"]), ""):
+            texts[str(name)] = f" ({size})"
+    return texts
 
 
 def _label_sizes(axes: Axes, frame: pd.DataFrame, means: pd.DataFrame, sizes: Mapping[str, str]) -> None:
     """Write the size of each point beside its mark once the layout is final, off all marks, lines and intervals.
+
+    The last point of a line has it at the line's name.
 
     Args:
         axes: The panel.
@@ -238,7 +293,8 @@ def _label_sizes(axes: Axes, frame: pd.DataFrame, means: pd.DataFrame, sizes: Ma
     lines += [[(at, 100 * row["low"]), (at, 100 * row["high"])] for (at, _), row in zip(points, rows, strict=True)
               if not math.isnan(row["low"])]  # fmt: skip
     radius = drawing.line_width(2.1)
-    shown = [text for text in texts if text[2]]
+    ends = means.groupby("line")["length"].max()
+    shown = [text for text, row in zip(texts, rows, strict=True) if text[2] and row["length"] < ends[row["line"]]]
     drawing.after_layout(
         axes.figure,  # type: ignore[arg-type]
         lambda: label_rings(axes, shown, points, ring=radius, mark=radius, lines=lines),
@@ -260,7 +316,7 @@ def _set_axes(axes: Axes, frame: pd.DataFrame) -> None:
     powers = [1 << power for power in range(low.bit_length() - 1, high.bit_length() + 1)]
     ticks = drawing.thin_evenly([power for power in powers if low / 1.25 <= power <= high * 1.25] or [low], 7)
     drawing.put_ticks(axes.xaxis, {tick: _bytes_label(tick) for tick in ticks})
-    axes.set_xlabel("state per sequence (bytes, log scale)")
+    axes.set_xlabel("state per row of the task (bytes, log scale)")
     axes.set_ylabel("associative recall (% of queries)")
     axes.set_ylim(-5, 106)
 

@@ -1,14 +1,16 @@
-"""Figure `texts`: loss by length and by position, and needle accuracy, on each of several long texts."""
+"""Figure `texts`: loss by length and by position, and needle accuracy, on a long text, and at its end on all of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from ....results.metrics import TEXT_SEPARATOR
 from ....results.store.store import Store
-from ...number_format import format_number
+from ...number_format import format_length, format_number
 from ...stats.significance.trial_intervals import CONSTANT_ACCURACY
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
@@ -27,6 +29,7 @@ from ..canvas.length_frames import (
     averaging_note,
     band_note,
     coinciding_note,
+    has_band,
     is_barred,
     length_frame,
     line_means,
@@ -34,7 +37,10 @@ from ..canvas.length_frames import (
 )
 from ..canvas.line_drawing import (
     BASELINE,
+    INTERVAL,
+    LineStyles,
     draw_lines_with_means,
+    interval_key,
     legend,
     line_styles,
     lines_of_cells,
@@ -53,6 +59,10 @@ MEASURES = {
     "needle": ("digit_accuracy", "needle accuracy\n(% of digits)", "context length (tokens)"),
 }
 """Probe -> (metric, labels of the y and x axis of its panels)."""
+GAINS = "loss − mean of lines\n(nats per token)"
+"""Label of the x axis of losses at the end of every text."""
+SPREAD = 0.7
+"""Height over which the lines of a text are spread, in distances between two texts."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -92,24 +102,25 @@ def collect(store: Store, data: SweepData) -> FigureData:
         second=[[*levels[cell], ""][1] for cell in frame["cell"]],
         line=[", ".join(levels[cell]) for cell in frame["cell"]],
     )
-    means = line_means(frame)
+    means = _drawn_means(frame)
     constant = _constant_digit_scores(data)
+    texts = list(dict.fromkeys(frame["panel"]))
+    first = means[means["panel"] == texts[0]]
     rows = {"clean": "mean over the first tokens of documents", "position_nll": "by position in the longest documents"}
     rows |= {"needle": "needle accuracy, by context length"}
-    named = [
-        rows[probe]
-        for probe in MEASURES
-        if any(name.startswith(probe + TEXT_SEPARATOR) for name in set(frame["probe"]))
-    ]
+    named = [rows[probe] for probe in _measures(frame)]
+    parts_of_page = (
+        f"Left: {texts[0]}; right: all texts at the longest length or last position, losses as differences from the mean of "
+        "the lines on that text. From the top"
+        if len(texts) > 1
+        else "Panels"
+    )
     notes = [
-        f"A column per text; rows from the top: {'; '.join(named)}. {averaging_note(data, axes, means=means)}"
-        f"{band_note(means)}Full attention. Axes of loss begin at other values, but a row spans as many nats in all columns."
+        f"{parts_of_page}: {'; '.join(named)}. {averaging_note(data, axes, means=means)}{band_note(_with_intervals(means))}"
+        f"{_sample_note(frame)}Full attention."
     ]
-    titled = [
-        f"{text}, {name.partition(TEXT_SEPARATOR)[0].replace('_nll', '')}"
-        for text, name in zip(means["panel"], means["probe"], strict=True)
-    ]
-    notes += coinciding_note(means.assign(panel=titled), axes, "points")
+    titled = [name.partition(TEXT_SEPARATOR)[0].replace("_nll", "") for name in first["probe"]]
+    notes += coinciding_note(first.assign(panel=titled), axes, "points")
     if constant:
         shares = " to ".join(sorted({format_number(share, 1, percent=True) for share in constant.values()}, key=float))
         notes.append(f"Dashed and dotted: constant-digit baseline on these trials, {shares} %.")
@@ -130,61 +141,144 @@ def _constant_digit_scores(data: SweepData) -> dict[str, float]:
     return scores
 
 
+def _measures(frame: pd.DataFrame) -> list[str]:
+    """Return the measures of MEASURES that the rows have, in that order."""
+    probes = {name.partition(TEXT_SEPARATOR)[0] for name in frame["probe"]}
+    return [probe for probe in MEASURES if probe in probes]
+
+
+def _drawn_means(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the means of lines, of which losses by position lose their intervals but for the last: they would overlap."""
+    means = line_means(frame)
+    by_position = means["probe"].str.startswith("position_nll")
+    is_last = means["length"] == means.groupby(["probe", "line"])["length"].transform("max")
+    return means.mask(by_position & ~is_last, means.assign(low=math.nan, high=math.nan))
+
+
+def _with_intervals(means: pd.DataFrame) -> pd.DataFrame:
+    """Return the means whose lines have intervals: all but losses by position, if there are others."""
+    by_length = means[~means["probe"].str.startswith("position_nll")]
+    return means if by_length.empty else by_length
+
+
+def _sample_note(frame: pd.DataFrame) -> str:
+    """Return the sentence on how many documents and digits a run's values come from, with a space at its end."""
+    counts = []
+    for probe, unit in (("clean", "documents (by length)"), ("position_nll", "documents (by position)"),
+                        ("needle", "digits (needle)")):  # fmt: skip
+        rows = frame[frame["probe"].str.startswith(probe + TEXT_SEPARATOR)]
+        numbers = rows["n"] // rows["length"] if probe == "clean" else rows["n"]
+        if len(rows) and numbers.min() > 0:
+            counts.append(f"{_range_text(numbers)} {unit}")
+    return f"A value of a run: {', '.join(counts)}. " if counts else ""
+
+
+def _range_text(numbers: pd.Series) -> str:
+    """Return the least and the largest of positive numbers as text, such as "6" or "6 to 8"."""
+    return " to ".join(f"{number:,}" for number in sorted({int(numbers.min()), int(numbers.max())}))
+
+
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a row of panels per measure and a column per text, with a line per mixer; the training length is marked."""
+    """Draw a row per measure: lines over lengths on the first text, and a mark per line at the end of every text."""
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
-    texts = list(dict.fromkeys(frame["panel"]))
-    measures = [
-        probe for probe in MEASURES if any(name.startswith(probe + TEXT_SEPARATOR) for name in set(frame["probe"]))
-    ]
-    order = [(probe, text) for probe in measures for text in texts]
-    figure = drawing.page(drawing.PANEL_HEIGHT * len(measures) + 0.35, drawing.width_of(len(texts)))
-    columns = drawing.columns_of(figure, len(texts))
-    if columns < len(texts):
-        # a row would mix panels of several measures: each text gets a row
-        order = [(probe, text) for text in texts for probe in measures]
-        columns = len(measures)
+    texts, measures = list(dict.fromkeys(frame["panel"])), _measures(frame)
+    means, styles = _drawn_means(frame), line_styles(frame, figure_data.draw_options["axes"])
     constant = figure_data.draw_options["constant"]
-    group = drawing.panels(figure, [text for _, text in order], columns=columns)
-    means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
+    has_ends = len(texts) > 1
+    figure = drawing.page(drawing.PANEL_HEIGHT * (len(measures) if has_ends else 1) + 0.35,
+                          drawing.width_of(2 if has_ends else len(measures), 3.6 if has_ends else 2.6))  # fmt: skip
+    columns = 2 if has_ends else drawing.columns_of(figure, len(measures))
+    if not has_ends:
+        figure.set_figheight(figure.get_figheight() * drawing.rows_of(len(measures), columns))
+    titles = [title for probe in measures for title in (texts[0], _end_title(means, probe))[: 1 + has_ends]]
+    group = drawing.panels(figure, titles, columns=columns)
+    barred = is_barred(_with_intervals(means))
     highlighted = named_cells(figure_data, look)
-    rows_of_measures = columns == len(texts) and len(texts) > 1
-    spans: dict[str, list[Axes]] = {}
-    for index, (axes, (probe, text)) in enumerate(zip(group, order, strict=True)):
-        rows, mean = (part[part["probe"] == f"{probe}{TEXT_SEPARATOR}{text}"] for part in (frame, means))
+    for probe, axes in zip(measures, group[:: 1 + has_ends], strict=True):
+        rows, mean = (part[part["probe"] == f"{probe}{TEXT_SEPARATOR}{texts[0]}"] for part in (frame, means))
         is_share = probe == "needle"
-        scale = 100.0 if is_share else 1.0
-        draw_lines_with_means(axes, rows, mean, styles, scale, highlighted=highlighted, barred=is_barred(means))
+        if probe == "position_nll":
+            mean = mean.assign(low=math.nan, high=math.nan, cells=1)
+        draw_lines_with_means(axes, rows, mean, styles, 100.0 if is_share else 1.0, highlighted=highlighted,
+                              barred=barred and probe != "position_nll")  # fmt: skip
         _set_scales(axes, rows, mean, trained, is_share=is_share)
-        spans.setdefault(probe, []).append(axes)
         if not is_share:
             mark_out_of_range(axes, lines_of_cells(rows, mean), 1)
-        elif text in constant:
-            mark_baseline([axes], 100 * constant[text])
-        if not (rows_of_measures and index % columns):
-            axes.set_ylabel(MEASURES[probe][1])
-        if not rows_of_measures or index % columns == columns // 2:
-            axes.set_xlabel(MEASURES[probe][2])
-    for group_of_measure in spans.values():
-        _equal_spans(group_of_measure)
-    more = [
-        *training_key(trained),
-        *(
-            [(f"constant digit ({format_number(max(constant.values()), 1, percent=True)} %)", BASELINE)]
-            if constant and "needle" in measures
-            else []
-        ),
-    ]
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more, means=means))
+        elif texts[0] in constant:
+            mark_baseline([axes], 100 * constant[texts[0]])
+        axes.set_ylabel(MEASURES[probe][1])
+        axes.set_xlabel(MEASURES[probe][2])
+    for probe, axes in zip(measures, group[1::2] if has_ends else (), strict=False):
+        _draw_ends(axes, means, probe, texts, styles)
+        for index, text in enumerate(texts if probe == "needle" else ()):
+            if text in constant:
+                axes.vlines(100 * constant[text], index - 0.5, index + 0.5, **_baseline())
+    more = training_key(trained)
+    if constant and "needle" in measures:
+        more.append((f"constant digit ({format_number(max(constant.values()), 1, percent=True)} %)", BASELINE))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, _keys(styles, more, means))
 
 
-def _equal_spans(group: Sequence[Axes]) -> None:
-    """Give all panels of a measure y axes of the same length in data, so that their slopes can be compared."""
-    limits = [axes.get_ylim() for axes in group]
-    span = max(high - low for low, high in limits)
-    for axes, (low, high) in zip(group, limits, strict=True):
-        room = (span - (high - low)) / 2
-        axes.set_ylim(low - room, high + room)
+def _keys(styles: LineStyles, more: Sequence[tuple[str, Any]], means: pd.DataFrame) -> dict[str, Any]:
+    """Return the legend handles, with one of the intervals, which are bars on the right, and on the left if not bands."""
+    keys = legend(styles, *more, means=_with_intervals(means))
+    return keys if INTERVAL in keys or not has_band(means).any() else keys | {INTERVAL: interval_key(is_bar=True)}
+
+
+def _baseline() -> dict[str, Any]:
+    """Return the style of the constant-digit baseline at the present line width."""
+    return {"color": BASELINE["color"], "linestyle": BASELINE["linestyle"],
+            "linewidth": drawing.line_width(BASELINE["linewidth"]), "zorder": 2.5}  # fmt: skip
+
+
+def _ends(means: pd.DataFrame, probe: str) -> pd.DataFrame:
+    """Return the means of a measure at the longest length of each text."""
+    rows = means[means["probe"].str.startswith(probe + TEXT_SEPARATOR)]
+    return rows[rows["length"] == rows.groupby("panel")["length"].transform("max")]
+
+
+def _end_title(means: pd.DataFrame, probe: str) -> str:
+    """Return the title of the panel of all texts, with the length where they share one."""
+    lengths = set(_ends(means, probe)["length"].astype(int))
+    if probe == "position_nll":
+        return "all texts, last position"
+    return f"all texts at {format_length(lengths.pop())}" if len(lengths) == 1 else "all texts, longest length"
+
+
+def _draw_ends(axes: Axes, means: pd.DataFrame, probe: str, texts: Sequence[str], styles: LineStyles) -> None:
+    """Draw a mark with its interval per text (row) and line, one below the other within a row.
+
+    Args:
+        axes: The panel.
+        means: Means of lines.
+        probe: The measure; losses are differences from the mean of the lines on their text, shares are in percent.
+        texts: The texts, the first on top.
+        styles: Style by line.
+    """
+    ends, is_share = _ends(means, probe), probe == "needle"
+    centre = 0.0 if is_share else ends.groupby("panel")["value"].transform("mean")
+    scale = 100.0 if is_share else 1.0
+    shown = has_band(ends)
+    ends = ends.assign(**{name: scale * (ends[name].astype(float) - centre) for name in ("value", "low", "high")})
+    for rank, (name, line_style) in enumerate(styles.items()):
+        shift = SPREAD * ((rank + 0.5) / len(styles) - 0.5)
+        for row in ends[ends["line"] == name].to_dict("records"):
+            height = texts.index(row["panel"]) + shift
+            mark = line_style.line(row["panel"]) | {"linestyle": "none", "zorder": 3}
+            axes.plot(row["value"], height, **mark)
+        for row in ends[(ends["line"] == name) & shown].to_dict("records"):
+            height, ink = texts.index(row["panel"]) + shift, line_style.line(row["panel"])["color"]
+            axes.hlines(height, row["low"], row["high"], color=ink, linewidth=drawing.line_width(1.0), alpha=0.6)
+    for index in range(1, len(texts)):
+        axes.axhline(index - 0.5, color=drawing.FAINT, linewidth=drawing.line_width(0.5), zorder=0.9)
+    drawing.rows_alone(axes)
+    drawing.put_ticks(axes.yaxis, dict(enumerate(texts)))
+    axes.set_ylim(len(texts) - 0.5, -0.5)
+    if is_share:
+        axes.set_xlim(-3, 103)
+    else:
+        axes.margins(x=0.06)
+    axes.set_xlabel(MEASURES[probe][1] if is_share else GAINS)
 
 
 def _set_scales(axes: Axes, rows: pd.DataFrame, means: pd.DataFrame, trained: int | None, *, is_share: bool) -> None:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
+from ...render.style import DASHES, FREE_INKS
 from ...stats.study_data import Objective, Study, at_common_rung, level_text, require_done_trials, rung_note, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -20,7 +21,6 @@ from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import Scale, scale_for_values
 from .settings import (
     axis_position,
-    colours,
     marker_scale,
     objective_with_direction,
     scale_of,
@@ -34,13 +34,12 @@ MIN_TRIALS = 2
 SPREAD = 0.7  # share of a level's space over which lines through it are spread
 TENTH, FEWEST, MOST = 0.1, 3, 5  # share of the trials whose lines are not faded, and their least and largest number
 REST = "other trials"
-FADED = 0.3  # opacity of the lines of the others
-CHART = "plasma"
-"""Colour map of lines: none of its colours is a grey, which would look like a line in the background."""
-KEY_WIDTH = 0.05  # width of the coloured axis of the objective, in distances between axes
-BEST_WIDTH = 2.6  # points in the style `paper`, width of the lines of the best trials
-BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 1.0, "pad": 1.0}
-"""Box of a tick label between two axes, which stands on the lines."""
+MOST_KEYED = 8  # trials that the key names
+PALE = "#c9c9c9"
+"""Ink of the lines of the others."""
+WIDTH, BEST_WIDTH = 1.1, 2.0  # points in the style `paper`, width of the lines in colour, and of the best of them
+LETTER, MOST_GAP = 0.62, 0.6
+"""Width of a letter in sizes of the font, and largest space of the labels of an axis in distances between axes."""
 EACH = 0.62
 """Least width of an axis in inches at the font size of the style `paper`; with more axes the page does not grow."""
 
@@ -67,7 +66,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     thick = "best trial" if len(study.objectives) == 1 else "Pareto front"
     unit = _unit(first)
     notes = [
-        f"One line per {study.trial_noun} (n = {len(study.done)}), coloured by {first.words}{unit} ({first.better}, and darker, as along the last axis); thick: {thick}; pale: all but the best {_sharp_count(len(study.done))}. Lines are curved, so that they can be followed across an axis; only their heights at the axes are data. A level is a black bar."
+        f"One line per {study.trial_noun} (n = {len(study.done)}) through its settings to its {first.words}{unit} "
+        f"({first.better}). In colour: the best {_sharp_count(len(study.done))}, each named by its number and value; thick: "
+        f"{thick}; grey: all others. Between the two sides of an axis, which hold its labels, a line goes on at its height."
     ]
     best = [trial for trial in study.done if trial.number in study.best]
     if len(best) == 1:
@@ -76,7 +77,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
         further = [f"{objective.words}{_unit(objective)} ({objective.better})" for objective in study.objectives[1:]]
         notes.append(f"Other objectives: {', '.join(further)}.")
     if any(map(_level_count, scales.values())):
-        notes.append(f"The lines through a level are spread over its bar, in the order of {first.words}.")
+        notes.append(
+            f"A level is a black bar, over which its lines are spread in the order of {first.words}: their height within it "
+            "is no setting."
+        )
     if _has_outliers(study, scales):
         notes.append("Values beyond the axis of an objective are drawn at its end.")
     return collected(
@@ -163,10 +167,9 @@ def _with_spread_levels(frame: pd.DataFrame, scales: dict[str, Scale]) -> pd.Dat
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw parallel axes with a line per trial: the better a trial, the darker and the further in front.
+    """Draw parallel axes with a straight line per trial: the best tenth each in its ink and in front, all others grey.
 
-    The colour is that of the first objective, whose axis is the key. Trials that none beats are thick; all others but
-    the best tenth are faded. `look` is not used.
+    Trials that none beats are thick. `look` is not used.
     """
     from matplotlib.collections import PathCollection
 
@@ -174,57 +177,52 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     names = frame.drop_duplicates("axis")[["axis", "name"]].to_dict("records")
     figure = drawing.page(2.6, max(5.2, min(drawing.PAGE_WIDTH, EACH * 1.6 * len(names))))
     axes = figure.subplots()
-    objective = objective_with_direction(figure_data.draw_options["direction"])
-    norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
-    chart = colours(objective.sign, CHART)
+    sign = objective_with_direction(figure_data.draw_options["direction"]).sign
     order = {str(axis_row["axis"]): index for index, axis_row in enumerate(names)}
-    ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
+    shown = [scales[axis] for axis in order]
+    gaps = _gaps(figure.get_figwidth(), shown)
     placed = frame.assign(x=frame["axis"].map(order))
     ways = {
-        number: _curve(points["x"].to_numpy(), points["height"].to_numpy(dtype=float))
+        int(str(number)): _way(points["x"].to_numpy(), points["height"].to_numpy(dtype=float), gaps)
         for number, points in placed.groupby("number")
     }
-    ranked = ranked[::-1].assign(is_faded=np.arange(len(ranked)) >= _sharp_count(len(ranked)))[::-1]
-    thin = 0.8 * marker_scale(len(ranked))
-    groups = (
-        (ranked[~ranked["best"] & ranked["is_faded"]], thin, FADED),
-        (ranked[~ranked["best"] & ~ranked["is_faded"]], 1.6 * thin, 1.0),
-        (ranked[ranked["best"]], BEST_WIDTH, 1.0),
-    )
-    for level, (trials, width, alpha) in enumerate(groups):
-        curves = [ways[int(number)] for number in trials["number"]]
-        inks = [chart(float(norm(value)), alpha=alpha) for value in trials["value"]]
-        style: dict[str, Any] = {"linewidths": drawing.line_width(width), "zorder": 3 + level / 2}
-        axes.add_collection(PathCollection(curves, facecolors="none", edgecolors=inks, **style))
-    shown = [scales[axis] for axis in order]
+    ranked = frame.drop_duplicates("number").sort_values("value", ascending=sign > 0, kind="stable")[::-1]
+    is_sharp = ranked["best"] | (np.arange(len(ranked)) < _sharp_count(len(ranked)))
+    pale = [ways[number] for number in ranked[~is_sharp]["number"]]
+    thin = drawing.line_width(0.8 * marker_scale(len(ranked)))
+    axes.add_collection(PathCollection(pale, facecolors="none", edgecolors=PALE, linewidths=thin, zorder=3))
+    handles: dict[str, Any] = {}
+    first = next(axis for axis in order if axis in figure_data.draw_options["units"])
+    values = frame[frame["axis"] == first].set_index("number")["text"]
+    for index, row in enumerate(ranked[is_sharp].to_dict("records")):
+        width = drawing.line_width(BEST_WIDTH if row["best"] else WIDTH)
+        # from the seventh trial of a long front on, dashes tell those of an ink apart
+        ink, dashes = FREE_INKS[index % len(FREE_INKS)], DASHES[index // len(FREE_INKS) % len(DASHES)]
+        line: dict[str, Any] = {"edgecolors": ink, "linestyles": [dashes], "linewidths": width}
+        axes.add_collection(PathCollection([ways[row["number"]]], facecolors="none", zorder=4 - 0.01 * index, **line))
+        if index < MOST_KEYED:
+            handles[f"#{row['number']}: {values[row['number']]}"] = drawing.key(
+                color=ink, linestyle=dashes, linewidth=width
+            )
+    if pale:
+        handles[REST] = drawing.key(color=PALE, linewidth=thin)
     units = figure_data.draw_options["units"]
     labels = [(str(row["name"]), str(units.get(row["axis"], "")).replace(" per ", "/")) for row in names]
-    _draw_frame(axes, labels, shown)
-    first = next(axis for axis in order if axis in units)
-    _colour_axis(axes, order[first], scales[first], norm, chart)
-    handles: dict[str, Any] = {}
-    key_labels = (REST, f"others of the best {_sharp_count(len(ranked))}", figure_data.draw_options["thick"])
-    for label, (trials, width, alpha) in reversed(list(zip(key_labels, groups, strict=True))):
-        if len(trials):
-            ink = chart(float(norm(trials["value"].median())))
-            handles[label] = drawing.key(color=ink, linewidth=drawing.line_width(width), alpha=alpha)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
+    _draw_frame(axes, labels, shown, gaps)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=5)
 
 
-def _colour_axis(axes: Axes, index: int, scale: Scale, norm: Any, chart: Any) -> None:
-    """Fill a bar along the axis of the first objective with the colours of its values.
+def _gaps(width: float, scales: Sequence[Scale]) -> list[float]:
+    """Return the space of each axis for its labels, in distances between axes: none at the first and the last.
 
     Args:
-        axes: The only axes of the figure.
-        index: Number of that axis, its x.
-        scale: Its scale.
-        norm: Matplotlib normalization of the values.
-        chart: Matplotlib colour map.
+        width: Width of the figure in inches.
+        scales: Scale of each axis.
     """
-    steps = np.linspace(0, 1, 128)
-    values = scale.low + (scale.high - scale.low) * (steps[:-1] + steps[1:]) / 2
-    sides = (index - KEY_WIDTH / 2, index + KEY_WIDTH / 2)
-    axes.pcolormesh(sides, steps, values[:, None], norm=norm, cmap=chart, zorder=5.5, rasterized=False)
+    distance = 72 * 0.95 * width / (len(scales) - 0.3)
+    letters = [max(map(len, scale.ticks(4).values()), default=1) for scale in scales]
+    gaps = [min(MOST_GAP, (LETTER * drawing.size("small") * count + 9) / distance) for count in letters]
+    return [0.0, *gaps[1:-1], 0.0]
 
 
 def _height(scale: Scale, share: float) -> float:
@@ -238,38 +236,36 @@ def _sharp_count(trials: int) -> int:
     return min(MOST, max(FEWEST, math.ceil(TENTH * trials)))
 
 
-def _curve(positions: np.ndarray, heights: np.ndarray) -> Any:
-    """Return a trial's line as a path of matplotlib, level where it meets an axis, with a gap at a setting that it lacks.
+def _way(positions: np.ndarray, heights: np.ndarray, gaps: Sequence[float]) -> Any:
+    """Return a trial's line as a path of matplotlib, straight from the right side of an axis to the left side of the next.
+
+    There is none at a setting that the trial lacks.
 
     Args:
         positions: Index of each axis that the trial has.
         heights: Height there; NaN where the trial lacks the setting.
+        gaps: Distance between the sides of each axis, by its index.
     """
     from matplotlib.path import Path
 
     corners: list[tuple[float, float]] = []
-    codes: list[Any] = []
     for (start, low), (end, high) in pairwise(zip(positions, heights, strict=True)):
-        if not np.isfinite([low, high]).all():
-            continue
-        if not corners or corners[-1] != (start, low):
-            corners.append((start, low))
-            codes.append(Path.MOVETO)
-        middle = (start + end) / 2
-        corners += [(middle, low), (middle, high), (end, high)]
-        codes += [Path.CURVE4] * 3
-    return Path(np.array(corners).reshape(-1, 2), codes or None)
+        if np.isfinite([low, high]).all():
+            corners += [(start, low), (end - gaps[int(end)], high)]
+    return Path(np.array(corners).reshape(-1, 2), [Path.MOVETO, Path.LINETO] * (len(corners) // 2) or None)
 
 
-def _draw_frame(axes: Axes, names: Sequence[tuple[str, str]], scales: Sequence[Scale]) -> None:
-    """Draw the upright axes with their names above and about four tick labels each, at their left.
+def _draw_frame(axes: Axes, names: Sequence[tuple[str, str]], scales: Sequence[Scale], gaps: Sequence[float]) -> None:
+    """Draw the upright axes with their names above and about four tick labels each, between the two sides of an axis.
 
-    The last axis has its labels at the right. A level has a bar as high as its lines are spread.
+    The first axis has its labels at the left, the last one at the right. A level has a bar as high as its lines are
+    spread.
 
     Args:
-        axes: The only axes of the figure; axis number i stands at x = i, from y = 0 to 1.
+        axes: The only axes of the figure; the right side of axis number i stands at x = i, from y = 0 to 1.
         names: (name, unit or empty) of each axis.
         scales: Scale of each axis, in the same order.
+        gaps: Distance between the sides of each axis, in the same order.
     """
     last = len(names) - 1
     axes.set_xlim(-0.35, last + 0.35)
@@ -283,22 +279,38 @@ def _draw_frame(axes: Axes, names: Sequence[tuple[str, str]], scales: Sequence[S
         folded(setting_label(name), letters) + (f"\n{folded(f'({unit})', letters)}" if unit else "")
         for name, unit in names
     ]
-    axes.set_xticks(range(len(names)), heads)
+    axes.set_xticks([index - gap / 2 for index, gap in enumerate(gaps)], heads)
     thin: dict[str, Any] = {"color": drawing.INK, "linewidth": drawing.line_width(0.7), "zorder": 5, "label": "_guide"}
-    for index, scale in enumerate(scales):
-        axes.plot([index, index], [0, 1], **thin)
-        side = 1 if index == last else -1
+    for index, (scale, gap) in enumerate(zip(scales, gaps, strict=True)):
+        sides = {index - gap: 1, index: -1} if gap else {index: 1 if index == last else -1}
+        for side, inwards in sides.items():
+            axes.plot([side, side], [0, 1], **thin)
+            _draw_ticks(axes, scale, side, inwards, thin)
         for tick, tick_text in scale.ticks(4).items():
             height = _height(scale, scale.share(tick))
-            half = SPREAD / 2 / _level_count(scale) if _level_count(scale) else 0.0
-            if half:
-                bar = thin | {"linewidth": drawing.line_width(2.5), "solid_capstyle": "butt"}
-                axes.plot([index, index], [height - half, height + half], **bar)
-            else:
-                axes.plot([index, index + 0.03 * side], [height, height], **thin)
-            style: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center", "zorder": 6}
-            style |= {"bbox": BOX} if 0 < index < last else {}
-            drawing.note(axes, tick_text, (index, height), (5 * side, 0), **style)
+            style: dict[str, Any] = {"va": "center", "zorder": 6}
+            style |= {"ha": "center"} if gap else {"ha": "left" if index == last else "right"}
+            shift = 0 if gap else 5 if index == last else -5
+            drawing.note(axes, tick_text, (index - gap / 2, height), (shift, 0), **style)
+
+
+def _draw_ticks(axes: Axes, scale: Scale, side: float, inwards: int, thin: dict[str, Any]) -> None:
+    """Draw the bars of levels, or the ticks of numbers, at one side of an axis.
+
+    Args:
+        axes: The only axes of the figure.
+        scale: Scale of the axis.
+        side: x of the side.
+        inwards: 1 if the labels stand at its right, else -1.
+        thin: Style of a thin line.
+    """
+    for tick in scale.ticks(4):
+        height = _height(scale, scale.share(tick))
+        if count := _level_count(scale):
+            bar = thin | {"linewidth": drawing.line_width(2.5), "solid_capstyle": "butt"}
+            axes.plot([side, side], [height - SPREAD / 2 / count, height + SPREAD / 2 / count], **bar)
+        else:
+            axes.plot([side, side + 0.02 * inwards], [height, height], **thin)
 
 
 def folded(name: str, most: int) -> str:

@@ -86,7 +86,7 @@ def test_front_is_listed_below_its_panel(published: Store) -> None:
     figure = figure_of(figure_data, COLUMN)
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     for axes, (quality, rows) in zip(figure.axes, figure_data.frame.groupby("quality", sort=False), strict=True):
-        (text,) = [text for text in axes.texts if text.get_text().startswith("on the front")]
+        (text,) = [text for text in axes.texts if text.get_text().startswith("Pareto front")]
         listed = [line.split(" ")[0] for line in text.get_text().split("\n")[1:]]
         assert listed == [str(number) for number in sorted(rows[rows["front"]]["front_number"])]
         below = axes.xaxis.label.get_window_extent(renderer).y0

@@ -93,22 +93,56 @@ class TestEvictableKeys:
             half_lives = (1 - row["value"]) * 1024 / -np.log2(row["threshold"])
             assert 20 * 2 ** (2 / 3) <= half_lives <= 40 * 2 ** (2 / 3) + 1e-9
 
-    def test_a_line_per_layer_and_their_mean_in_percent(self, probed: Store) -> None:
+    def test_a_line_per_layer_and_a_mean_per_threshold_in_percent(self, probed: Store) -> None:
         figure_data = make_figure("evictable-keys", probed)
         frame, cell = figure_data.frame, figure_data.draw_options["first"][0]
-        axes = figure_of(figure_data, COLUMN).axes[0]
-        mean, *layers = (np.asarray(line.get_ydata(), dtype=float) for line in axes.lines)
-        wanted = frame[(frame["cell"] == cell) & (frame["threshold"] == 1e-2)].pivot(
-            index="layer", columns="length", values="value"
+        figure = figure_of(figure_data, COLUMN)
+        *layers, middle, loose, strict = (np.asarray(line.get_ydata(), dtype=float) for line in figure.axes[0].lines)
+        wanted = frame[frame["cell"] == cell].pivot(index=["threshold", "layer"], columns="length", values="value")
+        assert np.allclose(layers, 100 * wanted.loc[1e-3])
+        for mean, threshold in ((middle, 1e-3), (loose, 1e-2), (strict, 1e-4)):
+            assert np.allclose(mean, 100 * wanted.loc[threshold].mean())
+        assert len({str(line._unscaled_dash_pattern) for line in figure.axes[0].lines[-3:]}) == 3
+        assert "the 2 heads of a layer and 2 texts of 1K tokens" in figure_data.notes[0]
+
+    def test_shares_that_rise_with_a_stricter_threshold_are_refused(self, empty: Store, make: Any) -> None:
+        cell, _ = make
+        empty.record_revision("odd", grid_text="x", grid_file="x.yaml", cells=[cell(1, attn_type="fox")])
+        owner = Owner(name="ada", host="here", pid=1, started=0.0)
+        attempt = empty.start_attempt(cell(1, attn_type="fox").id, owner=owner, fence=1)
+        recorder, fields = DatabaseRecorder(empty, attempt.id, 1), {"probe": "gate_dynamics", "metric": "evictable"}
+        shares = {1e-2: 0.5, 1e-3: 0.2, 1e-4: 0.25}
+        recorder.examples(
+            [
+                Example(**fields, item=3, position=i, value=share, detail={"length": 64, "threshold": threshold})
+                for i, (threshold, share) in enumerate(shares.items())
+            ]
         )
-        assert np.allclose(layers, 100 * wanted)
-        assert np.allclose(mean, 100 * wanted.mean())
+        recorder.measurements([Measurement(**fields, value=0.2, n=64)])
+        empty.finish_attempt(attempt.id, 1, "done")
+        with pytest.raises(
+            ReportError, match=r"looser threshold \(layer 3, length 64\), which is impossible; evaluate"
+        ):
+            make_figure("evictable-keys", empty, "odd")
 
     def test_without_counted_keys_the_error_names_the_probe(self, empty: Store, make: Any) -> None:
         cell, _ = make
         empty.record_revision("old", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
         with pytest.raises(ReportError, match="evictable keys; evaluate with --probe gate_dynamics"):
             make_figure("evictable-keys", empty, "old")
+
+
+class TestGateDynamics:
+    def test_first_token_loses_nothing_at_its_own_gate(self, probed: Store) -> None:
+        """Against exp of sums of logs of the gates after the first: that one acts on the state before it."""
+        figure_data = make_figure("gate-dynamics", probed)
+        frame, cell = figure_data.frame, figure_data.draw_options["first"][0]
+        traced = frame[(frame["cell"] == cell) & (frame["part"] == "trace")].sort_values(["layer", "series", "x"])
+        panel = figure_of(figure_data, COLUMN).axes[2 * len(figure_data.draw_options["first"])]
+        gates = [rows["value"].to_numpy() for _, rows in traced.groupby(["layer", "series"])]
+        assert any(gate[0] < 1 for gate in gates)
+        for line, gate in zip(panel.lines, gates, strict=True):
+            assert line.get_ydata() == pytest.approx(np.exp([0.0, *np.cumsum(np.log(gate[1:]))]))
 
 
 class TestRetention:

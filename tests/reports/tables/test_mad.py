@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.figures import make_figure
+from atma_sweep.reports.render import style
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import DatabaseRecorder
@@ -122,6 +123,10 @@ def test_recall_state_lines_are_mixers_and_memories(empty: Store, make: Any) -> 
     assert [
         line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":" or list(line.get_ydata()) == [25, 25]
     ] == [25]
+    inks = {ink for line in axes.lines if (ink := line.get_color()) in style.FREE_INKS}
+    assert len(inks) == 1, "the memory alone has an ink of memories"
+    assert not set(style.FREE_INKS) & set(style.MIXER_INKS.values())
+    assert min(map(style.contrast, style.FREE_INKS)) >= style.MIN_CONTRAST
     check_column(figure)
 
 
