@@ -368,9 +368,9 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
 
 
 def _last_validation_note(means: pd.DataFrame) -> str:
-    """Return the sentence on final losses after different numbers of tokens; "" if all are after the same number.
+    """Return the sentence on the numbers of tokens of final losses; "" without any.
 
-    It says by how much a mean falls in the tokens between them, by its last two points.
+    If these differ it says by how much a mean falls in the tokens between them, by its last two points.
 
     Args:
         means: Rows of `mean_curves` over tokens.
@@ -384,10 +384,10 @@ def _last_validation_note(means: pd.DataFrame) -> str:
         for _, curve in means.groupby(["first", "second"], sort=False)
         if len(curve) > 1
     ]
-    if first == last or not slopes:
-        return ""
     name, unit = next((candidate for candidate in UNITS if last >= candidate[1]), UNITS[-1])
-    noun = f"{name[name.find('(') + 1 : -1]} tokens" if "(" in name else name
+    noun = f"{name[name.find('(') + 1 : -2]} tokens" if "(" in name else name
+    if first == last or not slopes:
+        return f"Final losses: after {last / unit:.4g} {noun}."
     return (
         f"Final losses are after {first / unit:.4g} to {last / unit:.4g} {noun}, between which a mean falls by at most "
         f"{max(0.0, *slopes) * (last - first):.1g} nats per token."
@@ -805,9 +805,9 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
     for rank, key in enumerate(styles):
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
         stride = max(1, len(line) // 6)
-        look: dict[str, Any] = {"markevery": (rank % stride, stride), "linewidth": drawing.line_width(1.2)} | styles[
-            key
-        ][1]
+        # every line has a mark at its end, where final losses are compared
+        marked = [*range(rank % stride, len(line) - 1 - stride // 2, stride), *([len(line) - 1] if len(line) else [])]
+        look: dict[str, Any] = {"markevery": marked, "linewidth": drawing.line_width(1.2)} | styles[key][1]
         halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
         axes.plot(line[x] / scale, line["value"], zorder=HALO_ZORDER, **halo)
         is_dashed = look["linestyle"] != "-"

@@ -19,7 +19,8 @@ BAR_STEP = 2.0  # points in the style `paper` by which neighbouring lines with b
 INTERVAL = "95 % interval"
 BAR_KEY = 9.0  # points in the style `paper`, height of a bar in the legend
 INK_KEY = 4.5  # points in the style `paper`, width of a mixer's line in the legend
-BROAD, BROAD_MARK = 2.6, 1.45  # factors of the width and marks of a line that another one hides
+BROAD_MARK = 1.45  # factor of the marks of a line that another one hides
+HIDDEN_DASHES = (0, (2.5, 2.5))  # dashes of such a line over the one that hides it
 HALO_ZORDER = 2.9  # zorder of the halos of means
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 DASHED_ZORDER = 0.2  # by which dashed means lie above others
@@ -132,7 +133,7 @@ def draw_lines_with_means(
     """Draw the means of lines with their intervals, or their cells thin without any; a white halo where no band lies.
 
     All halos lie below all lines, so that no line erases its neighbour, and a line that another one of another ink
-    hides is broader. The caller sets the limits of the axes and
+    hides shows as dashes over it. The caller sets the limits of the axes and
     marks what leaves them. A line of a single cell has no thin line; a line without rows in `means` is not drawn.
     Intervals over fewer than three configurations or seeds are not drawn. Bands of lines with hollow markers have a
     dashed edge.
@@ -192,7 +193,7 @@ def draw_lines_with_means(
 
 
 def _draw_hidden(axes: Axes, line: pd.DataFrame, hidden: Collection[float], look: dict[str, Any], scale: float) -> None:
-    """Draw the part of a line that another one hides broadly below it, so that both are seen.
+    """Draw the part of a line that another one hides as dashes over that one, with larger marks below it.
 
     Args:
         axes: The axes.
@@ -201,10 +202,10 @@ def _draw_hidden(axes: Axes, line: pd.DataFrame, hidden: Collection[float], look
         look: Style of the line.
         scale: Factor from values to units of the y axis.
     """
-    broad = look | {"linewidth": BROAD * look["linewidth"], "markersize": BROAD_MARK * drawing.marker_size()}
-    axes.plot(
-        line["length"], scale * line["value"].where(line["length"].isin(hidden)), zorder=HALO_ZORDER + 0.05, **broad
-    )
+    values = scale * line["value"].where(line["length"].isin(hidden))
+    marks = look | {"linestyle": "none", "markersize": BROAD_MARK * drawing.marker_size()}
+    axes.plot(line["length"], values, zorder=HALO_ZORDER + 0.05, **marks)
+    axes.plot(line["length"], values, zorder=MEAN_ZORDER + 0.5, **look | {"linestyle": HIDDEN_DASHES, "marker": ""})
 
 
 def _hidden_levels(cells: pd.DataFrame, means: pd.DataFrame, styles: LineStyles) -> dict[str, set[float]]:

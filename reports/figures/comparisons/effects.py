@@ -91,7 +91,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
     notes += forest.missing_interval_note(rows, "pairs")
     if elsewhere:
-        notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
+        notes.append(f"{elsewhere} declared contrasts are about other numbers, which are not shown.")
     return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
 
 

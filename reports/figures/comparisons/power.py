@@ -90,8 +90,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes += _coinciding_note(frame)
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
-            f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least "
-            "noise; all of them: --table power."
+            f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least noise."
         )
     if len(moving) < len(analyses):
         still = [
