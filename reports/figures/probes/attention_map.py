@@ -119,7 +119,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             name = f"layer {layer}, head {head}\n{keys:.1f} effective keys"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
             letters.append(rows.drop_duplicates("query").sort_values("query")["token"].tolist())
-    figure, group = map_grid([name for name, _ in maps], 2.9, 1.2, square=True)
+    figure, group = map_grid([name for name, _ in maps], 2.9, 0.95, square=True)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MIN_NEGATIVE_WEIGHT
     far = max(-least, most)

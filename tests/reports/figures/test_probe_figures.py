@@ -181,7 +181,8 @@ class TestPasskey:
         errors = [100 * math.hypot(*group) / len(group) for _, group in squares]
         assert figure_data.notes[0] == (
             "Share of the digits of a passkey that are recalled (colour and number, in %); each square: mean over 2 seeds "
-            "of a configuration, 4 trials per seed. Standard error of a square, from the spread of its trials: median "
+            "of a configuration, 4 trials of 5 digits per seed. Standard error of a square, from the spread of "
+            "its trials, taken as independent across seeds: median "
             f"{np.median(errors):.0f}, at most {max(errors):.0f} points. Depth: share of the text that precedes the digits."
         )
 
