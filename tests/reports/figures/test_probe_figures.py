@@ -223,7 +223,7 @@ class TestAttentionMap:
         assert sums.to_numpy() == pytest.approx(1.0)
         look = with_highlight(COLUMN, load_sweep_data(probed), ["nope,seed=1"])
         maps = [axes for axes in figure_of(figure_data, look).axes if axes.get_title()]
-        assert [axes.get_title() for axes in maps] == [
+        assert [axes.get_title().split("\n")[0] for axes in maps] == [
             f"layer {layer}, head {head}" for layer in (2, 6) for head in (0, 1)
         ]
         mine = frame[frame["cell"] == look.highlight[0]]
@@ -255,7 +255,8 @@ class TestAttentionMap:
             rows = rows[rows["layer"] == rows["layer"].max()]
             keys = rows.drop_duplicates(["head", "query"]).groupby("head")["keys"].mean()
             head = keys.index[int(np.argmin(keys))]
-            assert axes.get_title() == f"{mixer}\nlayer {rows['layer'].iloc[0]}, head {head}"
+            title = f"{mixer}\nlayer {rows['layer'].iloc[0]}, head {head}\n{keys[head]:.1f} effective keys"
+            assert axes.get_title() == title
             shown = axes.images[0].get_array()
             for row in rows[rows["head"] == head].itertuples():
                 assert shown[row.query, row.key] == row.weight
