@@ -31,7 +31,7 @@ FOLDS = 5  # parts of the trials that are left out in turn
 MAX_PANELS = 4
 """Largest number of pairs that are drawn."""
 MIN_WIDTH_OF_THREE = 4.2  # inches of width that three panels with a common y axis need side by side
-TITLE_SHARE = 0.8  # of the width of a column of panels, which a title may take
+TITLE_SHARE = 0.7  # of the width of a column of panels, which a title may take
 MIN_SKILL = 0.2  # share of the variance of left-out trials that an interpolation must explain to be drawn
 MIN_GAIN = 0.05  # by how much that share must exceed the one that either setting alone explains
 STEPS = 80  # colours of a strip along its level, and of a map along each axis
@@ -210,7 +210,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if is_shared and grid.index(axes) % columns:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
-    label = figure_data.draw_options["label"].replace(", ", ",\n")
+    label = figure_data.draw_options["label"]
+    if len(pairs) <= min(columns, 2):
+        # the bar beside a single row is short
+        label = label.replace(", ", ",\n")
     settings.colour_bar(figure, grid, norm, chart, label, extend="min" if objective.sign > 0 else "max")
     best = trials[trials["best"]]["value"]
     value = f": {best.iloc[0]:.4g}" if len(best) == 1 else ""

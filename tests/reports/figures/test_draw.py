@@ -126,7 +126,7 @@ class TestLegends:
         seen = sorted(
             tuple(round(float(y), 9) for y in line.get_ydata())
             for line in panel.lines
-            if 3 <= line.get_zorder() < 3.1 and line.get_marker() != "None"
+            if 3 <= line.get_zorder() < 3.4 and line.get_marker() != "None"
         )
         settings_before = [
             tuple(round(100 * y, 9) for y in line.sort_values("length")["value"])
