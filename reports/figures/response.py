@@ -168,7 +168,8 @@ def _edge_note(frame: pd.DataFrame, means: pd.DataFrame, lines: Sequence[str]) -
     for _, line in means.groupby(["panel", "line"], sort=False):
         better = int(sides[line["panel"].iloc[0]])
         ordered = line.sort_values("length").reset_index(drop=True)
-        if better and len(ordered) > MIN_LEVELS and int((better * ordered["value"]).idxmax()) in (0, len(ordered) - 1):
+        best = int((better * ordered["value"]).to_numpy().argmax())
+        if better and len(ordered) > MIN_LEVELS and best in (0, len(ordered) - 1):
             levels = [str(ordered[name].iloc[0]) for name in ("first", "second")]
             names = [drawing.level_label(level, axis) for level, axis in zip(levels, lines, strict=False)]
             texts.setdefault(f"({', '.join(names) or 'all cells'})")
@@ -177,8 +178,8 @@ def _edge_note(frame: pd.DataFrame, means: pd.DataFrame, lines: Sequence[str]) -
 
 def _end_label(levels: Sequence[tuple[str, str]]) -> str:
     """Return the label at the end of a line: its levels, without the name of an axis before a second one."""
-    first, *others = levels
-    texts = [drawing.level_label(level, axis).removeprefix(f"{drawing.axis_label(axis)} ") for axis, level in others]
+    first, *further = levels
+    texts = [drawing.level_label(level, axis).removeprefix(f"{drawing.axis_label(axis)} ") for axis, level in further]
     return ", ".join([drawing.level_label(*first[::-1]), *texts])
 
 

@@ -137,7 +137,10 @@ def out_of_sample_r2(study: Study, objective: Objective) -> float:
         numbers = [trial.params.get(path) for trial in done]
         is_numeric = all(type(number) in (int, float) for number in numbers)
         columns.append(numbers if is_numeric else [levels.index(str(number)) for number in numbers])
-    settings, values = np.array(columns, dtype=float).T, np.array([trial.values[objective.index] for trial in done])
+    settings, values = (
+        np.array(columns, dtype=float).T,
+        np.array([trial.values[objective.index] for trial in done if trial.values]),
+    )
     fold = np.random.default_rng(SEED).permutation(len(done)) % FOLDS
     predicted = np.empty(len(done))
     for index in range(FOLDS):
