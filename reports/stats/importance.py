@@ -127,8 +127,7 @@ def out_of_sample_r2(study: Study, objective: Objective) -> float:
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.
     """
-    from sklearn.ensemble import RandomForestRegressor
-
+    ensemble = importlib.import_module("sklearn.ensemble")
     paths = study.varying_settings()
     done = [trial for trial in study.done if trial.values is not None]
     columns = []
@@ -144,7 +143,7 @@ def out_of_sample_r2(study: Study, objective: Objective) -> float:
     fold = np.random.default_rng(SEED).permutation(len(done)) % FOLDS
     predicted = np.empty(len(done))
     for index in range(FOLDS):
-        forest = RandomForestRegressor(n_estimators=NUM_TREES, random_state=SEED)
+        forest = ensemble.RandomForestRegressor(n_estimators=NUM_TREES, random_state=SEED)
         forest.fit(settings[fold != index], values[fold != index])
         predicted[fold == index] = forest.predict(settings[fold == index])
     deviations = float(np.sum((values - values.mean()) ** 2))
