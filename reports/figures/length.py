@@ -11,6 +11,7 @@ from ...results.store.store import Store
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import (
+    Axes,
     Figure,
     FigureData,
     FigureOptions,
@@ -23,6 +24,7 @@ from .canvas.base import (
 from .canvas.length_frames import (
     averaging_note,
     band_note,
+    coinciding_lines,
     coinciding_note,
     fewer_cells_note,
     is_barred,
@@ -33,6 +35,7 @@ from .canvas.length_frames import (
 )
 from .canvas.line_drawing import (
     draw_lines_with_means,
+    label_line_ends,
     legend,
     line_styles,
     lines_of_cells,
@@ -70,7 +73,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     means = line_means(frame)
     note_text = (
         f"{averaging_note(data, means=means)}{band_note(means)}Clean: the first tokens of the same documents at every length, so "
-        "that a longer one scores further tokens too. Junk: the validation stream across document boundaries."
+        f"that a longer one scores further tokens too{_count_text(store, data, 'documents', 'documents')}. Junk: the "
+        f"validation stream across document boundaries{_count_text(store, data, 'junk_rows', 'rows')}."
     )
     if (frame["probe"] == PROBES[2]).any():
         note_text += " Same last tokens: the value of additional context, since the scored tokens stay the same."
@@ -92,6 +96,20 @@ def collect(store: Store, data: SweepData) -> FigureData:
         store, data, "length", "Loss over context length", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
+
+
+def _count_text(store: Store, data: SweepData, setting: str, noun: str) -> str:
+    """Return ", n = 16 documents" by a setting of the evaluation that all cells share; "" if it is not recorded.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        setting: Name of the setting within `eval`.
+        noun: Name of what it counts, in the plural.
+    """
+    configs = store.configs({cell.cell_id for cell in data.cells}).values()
+    counts = {(config.get("eval") or {}).get(setting) for config in configs}
+    return f", n = {counts.pop()} {noun}" if len(counts) == 1 and None not in counts else ""
 
 
 def y_limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
@@ -140,7 +158,23 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.set_ylim(*y_limits(part, means))
         mark_training_length(axes, trained)
         mark_out_of_range(axes, lines_of_cells(panel_rows, mean), 1)
+        _label_coinciding(axes, mean)
     drawing.outer_labels(figure, length_label(trained), "loss (nats per token)")
     return drawing.finished(
         figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained), means=means)
     )
+
+
+def _label_coinciding(axes: Axes, means: pd.DataFrame) -> None:
+    """Write "2 lines" near the end of a line that hides another one at all lengths (`coinciding_lines`).
+
+    Args:
+        axes: The panel.
+        means: Rows of `line_means` of the panel.
+    """
+    ends = []
+    for _, above, hidden, total in coinciding_lines(means) if len(means) else ():
+        if len(hidden) == total:
+            line = means[means["line"] == above].sort_values("length")
+            ends.append((float(line["length"].iloc[-1]), float(line["value"].iloc[-1]), "2 lines"))
+    label_line_ends(axes, ends)

@@ -44,6 +44,7 @@ SMOOTHED = 40  # the training loss is smoothed over a 40th of a curve's points
 GRID = 120  # points of a group's mean if its curves were not measured at the same tokens
 SHOWN_SHARE = 0.8  # share of the training, from its end, whose losses the y axis covers
 VISIBLE_SHARE = 0.03  # share of the range of losses by which a cell differs visibly from a mean line
+VISIBLE_BAND = 0.02  # share of the range of losses from which on a band is wider than its line
 MIN_SMOOTHED_POINTS = 2 * SMOOTHED  # points of a training curve from which on it is drawn behind the validation loss
 END_DECIMALS = 3  # decimals of final losses
 MAX_REFERENCE_LINES = 8  # configurations of an added sweep up to which each has a line of its own
@@ -339,9 +340,10 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
             across = "configurations" if sound["configuration"].nunique() > len(units) else "seeds"
             interval = f"half of the {BARS[across].replace('intervals', 'interval', 1)} of a final loss"
             # single cells show the spread themselves, and bands would hide them
-            bands = "" if thin else f"Bands, narrower than the line where they are not seen: {BARS[across]}. "
+            bands = "" if thin or not _has_visible_bands(sound) else f"Bands: {BARS[across]}. "
             notes.append(f"{bands}±: {interval}.")
         notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
+        notes.append(_last_validation_note(mean_curves(sound, "val_loss")))
     else:
         notes.append("No validation loss is stored.")
     if trained and smoothed_enough(frame):
@@ -361,8 +363,47 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
     if log:
         notes.append("Logarithmic axes omit what was measured before the first token.")
     elif frame["step"].gt(0).any():
-        notes.append("The y axis covers the last 80 % of the training.")
+        notes.append("The y axis is cut to the values of the last 80 % of the training.")
     return [note for note in notes if note]
+
+
+def _last_validation_note(means: pd.DataFrame) -> str:
+    """Return the sentence on the numbers of tokens of final losses; "" without any.
+
+    If these differ it says by how much a mean falls in the tokens between them, by its last two points.
+
+    Args:
+        means: Rows of `mean_curves` over tokens.
+    """
+    if means.empty:
+        return ""
+    ends = means.groupby(["first", "second"], sort=False)["tokens"].max()
+    first, last = float(ends.min()), float(ends.max())
+    slopes = [
+        -np.diff(curve["value"].to_numpy()[-2:])[0] / np.diff(curve["tokens"].to_numpy()[-2:])[0]
+        for _, curve in means.groupby(["first", "second"], sort=False)
+        if len(curve) > 1
+    ]
+    name, unit = next((candidate for candidate in UNITS if last >= candidate[1]), UNITS[-1])
+    noun = f"{name[name.find('(') + 1 : -2]} tokens" if "(" in name else name
+    if first == last or not slopes:
+        return f"Final losses: after {last / unit:.4g} {noun}."
+    return (
+        f"Final losses are after {first / unit:.4g} to {last / unit:.4g} {noun}, between which a mean falls by at most "
+        f"{max(0.0, *slopes) * (last - first):.1g} nats per token."
+    )
+
+
+def _has_visible_bands(sound: pd.DataFrame) -> bool:
+    """Return True if a band is wider than about its line in what the y axis covers.
+
+    Args:
+        sound: Points of curves with a validation loss, without diverged cells.
+    """
+    means = mean_curves(sound, "val_loss")
+    late = means[means["tokens"] >= (1 - SHOWN_SHARE) * means["tokens"].max()]
+    span = late["value"].max() - late["value"].min()
+    return bool((2 * late["half"] > VISIBLE_BAND * span).any())
 
 
 def _coinciding_note(frame: pd.DataFrame, axes: Sequence[str]) -> list[str]:
@@ -764,9 +805,9 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
     for rank, key in enumerate(styles):
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
         stride = max(1, len(line) // 6)
-        look: dict[str, Any] = {"markevery": (rank % stride, stride), "linewidth": drawing.line_width(1.2)} | styles[
-            key
-        ][1]
+        # every line has a mark at its end, where final losses are compared
+        marked = [*range(rank % stride, len(line) - 1 - stride // 2, stride), *([len(line) - 1] if len(line) else [])]
+        look: dict[str, Any] = {"markevery": marked, "linewidth": drawing.line_width(1.2)} | styles[key][1]
         halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(2.6)}
         axes.plot(line[x] / scale, line["value"], zorder=HALO_ZORDER, **halo)
         is_dashed = look["linestyle"] != "-"

@@ -45,6 +45,14 @@ from .canvas.line_drawing import (
 
 Y_LIMITS = (-3.0, 103.0)
 """Ends of the y axis in percent."""
+BEST_MARK: dict[str, Any] = {
+    "marker": "*",
+    "color": drawing.GREY,
+    "markersize": 4.0,
+    "markeredgewidth": 0,
+    "zorder": 2.6,
+}
+"""Look of the best cell, which was chosen by its result: less prominent than any mean."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -71,7 +79,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     measured_ceilings = {length: value for length, value in ceilings.items() if value is not None}
     best = _best(frame)
     notes = [
-        "Share of planted digits that a network repeats at the end of a text, a panel per mixer. "
+        f"Share of planted digits that a network repeats at the end of a text, a panel per mixer{_trials_text(frame, data)}. "
         f"{averaging_note(data, means=means)}{band_note(means)}{_ceiling_note(measured_ceilings)}",
         *_best_note(frame, best, data),
     ]
@@ -80,6 +88,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes=[*notes, *fewer_cells_note(means)], trained=single_value(list(frame["trained"])), axes=axes, ceilings=measured_ceilings, best=best,
         names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
+
+
+def _trials_text(frame: pd.DataFrame, data: SweepData) -> str:
+    """Return ", 16 trials of 5 digits per cell and length" by the recorded counts; "" without any."""
+    digits = data.metric(*NEEDLE).trials
+    answers = frame["n"].dropna()
+    if answers.empty or not digits:
+        return ""
+    ends = sorted({max(1, round(count / digits)) for count in answers})
+    count = str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+    return f", {count} trials of {digits} digits per cell and length"
 
 
 def _best(frame: pd.DataFrame) -> str | None:
@@ -108,8 +127,7 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
     if len(data.levels("attn_type")) > 1:
         text = cell_labels(data)[best]
     return [
-        f"Best cell: best at {format_length(int(ends['length'].iloc[0]))} ({text}) of {len(ends)} runs; subject to "
-        "selection bias, so that it says nothing of its configuration."
+        f"Star: the best of {len(ends)} runs at {format_length(int(ends['length'].iloc[0]))} ({text}), chosen by its result."
     ]
 
 
@@ -129,8 +147,8 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per mixer with a line per group of cells, in %, and the constant-digit baseline.
 
-    The highlighted cells have labelled lines, or else the best one has. Where the baseline differs
-    between lengths, the highest is drawn.
+    The highlighted cells have labelled lines; without any, a small star marks the best cell at the longest length.
+    Where the baseline differs between lengths, the highest is drawn.
     """
     frame, trained, ceilings = (
         figure_data.frame,
@@ -144,8 +162,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     group = drawing.panels(figure, [drawing.level_label(name) for name in names], sharex=True, sharey=True)
     for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
-        shown = highlighted if look.highlight else dict.fromkeys(highlighted, "")
+        shown = highlighted if look.highlight else {}
         draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=shown, barred=barred)
+        best = panel_rows[panel_rows["cell"].isin(list(highlighted))].sort_values("length").tail(1)
+        if len(best) and not look.highlight:
+            drawing.points(axes, best["length"], 100 * best["value"], **BEST_MARK)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         mark_training_length(axes, trained)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
@@ -159,7 +180,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if highlighted:
         (label, *_) = highlighted.values()
         name = "highlighted cell" if look.highlight else f"best of {frame['cell'].nunique()} cells{label}"
-        keys.append((name, HIGHLIGHTED | {"color": drawing.GREY}))
+        keys.append(
+            (name, HIGHLIGHTED | {"color": drawing.GREY} if look.highlight else BEST_MARK | {"linestyle": "none"})
+        )
     drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys, means=means))
 

@@ -139,7 +139,8 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     coinciding = coinciding_note(
         means.assign(panel=means["panel"].map(dict(zip(frame["panel"], frame["words"], strict=True)))), lines
     )
-    notes += [f"{note} There the line below is broader." for note in coinciding]
+    notes += [f"{note} There the lower line shows as dashes." for note in coinciding]
+    notes += _edge_note(frame, means, lines)
     notes += _setting_notes(store, data, [line_axis for line_axis in (*lines, *panel_axes) if "." not in line_axis])
     if constant:
         levels = dict.fromkeys(format_number(level, 1, percent=True) for level in constant.values())
@@ -152,6 +153,34 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
         names=cell_labels(data, without=(axis, *lines, *panel_axes)),
         mixer=data.levels("attn_type")[0], constant=constant,
     )  # fmt: skip
+
+
+def _edge_note(frame: pd.DataFrame, means: pd.DataFrame, lines: Sequence[str]) -> list[str]:
+    """Return the note on lines whose best mean is at an end of the levels, as a list; empty without any.
+
+    Args:
+        frame: Rows of the figure, with panel and better.
+        means: Means of the lines, with panel, first, second, line, length and value.
+        lines: Axes of first and second.
+    """
+    texts: dict[str, None] = {}
+    sides = dict(zip(frame["panel"], frame["better"], strict=True))
+    for _, line in means.groupby(["panel", "line"], sort=False):
+        better = int(sides[line["panel"].iloc[0]])
+        ordered = line.sort_values("length").reset_index(drop=True)
+        best = int((better * ordered["value"]).to_numpy().argmax())
+        if better and len(ordered) > MIN_LEVELS and best in (0, len(ordered) - 1):
+            levels = [str(ordered[name].iloc[0]) for name in ("first", "second")]
+            names = [drawing.level_label(level, axis) for level, axis in zip(levels, lines, strict=False)]
+            texts.setdefault(f"({', '.join(names) or 'all cells'})")
+    return [f"Best at an end of the range, so that the optimum may lie beyond it: {', '.join(texts)}."] if texts else []
+
+
+def _end_label(levels: Sequence[tuple[str, str]]) -> str:
+    """Return the label at the end of a line: its levels, without the name of an axis before a second one."""
+    first, *further = levels
+    texts = [drawing.level_label(level, axis).removeprefix(f"{drawing.axis_label(axis)} ") for axis, level in further]
+    return ", ".join([drawing.level_label(*first[::-1]), *texts])
 
 
 def _baselines(data: SweepData, columns: Sequence[Column], panels: Iterable[str]) -> dict[str, float]:
@@ -480,7 +509,7 @@ def _draw_panel(
         axes.set_ylabel(unit)
     if is_alone and 1 < mean["line"].nunique() <= MOST_LABELLED:
         ends = mean.sort_values("length").groupby("line", sort=False).tail(1)
-        names = {name: drawing.level_label(*line_style.levels[0][::-1]) for name, line_style in styles.items()}
+        names = {name: _end_label(line_style.levels) for name, line_style in styles.items()}
         inks = {name: line_style.inks[str(panel_rows["panel"].iloc[0])] for name, line_style in styles.items()}
         label_ends(
             axes, [(names[end["line"]], factor * end["value"], inks[end["line"]]) for end in ends.to_dict("records")]

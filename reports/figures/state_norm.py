@@ -36,7 +36,7 @@ NORM_STYLES: dict[str, dict[str, Any]] = {
     "hebbian": {"color": drawing.GREY, "marker": drawing.MARKERS[3]},
 }
 """Look by writes; lines without decay are thin, since hue, dash and fill are those of mixers and their memory."""
-THICK, THIN = 2.0, 0.9  # points in the style `paper`, widths of lines with and without decay
+THICK, THIN = 1.3, 0.7  # points in the style `paper`, widths of lines with and without decay
 INITIAL_GATES = ", γ ≈ 0.98"
 """Retention of the gates before training, as the labels of lines with decay have it."""
 MIN_ALTERNATING = 5  # points of a line from which on every second one has a mark
@@ -67,7 +67,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "state_norm"
         )
     note_text = (
-        f"Size of the recurrent state of one head after reading N tokens, from the formulas of the delta-rule memory, for independent keys and values in heads of size {HEAD_SIZE} and "
+        f"Size of the recurrent state of one head after reading N tokens, from the formulas of the delta-rule memory, for independent keys of norm 1 and independent values of norm √{HEAD_SIZE} in heads of size {HEAD_SIZE}, and "
         "gates as initialized in the published networks: γ about 0.98, β about 0.5; the trained weights "
         "are not available. Delta rule: a write replaces what its key had stored. Hebbian: the same writes without erasing. γ = 1, thin lines: no decay. "
     )
@@ -95,12 +95,25 @@ def _coinciding_note(frame: pd.DataFrame) -> list[str]:
     free = norm_means(frame[frame["metric"] == NORMS[-1]]).sort_values("length", kind="stable")
     if free.empty or free["length"].nunique() < 2:
         return []
-    first = free.groupby("panel")[["length", "value"]].transform("first")
     for label, power in GUIDES.items():
-        guide = first["value"] * (free["length"] / first["length"]) ** power
-        if ((free["value"] / guide - 1).abs() < COINCIDING).all():
-            return [f"The dotted line {label} and {NORM_LABELS[NORMS[-1]]} coincide."]
+        if all(_follows(rows, power) for _, rows in free.groupby("panel", sort=False)):
+            return [f"{label.removeprefix('∝ ')} has no dotted line, since {NORM_LABELS[NORMS[-1]]} follow it."]
     return []
+
+
+def _follows(means: pd.DataFrame, power: float) -> bool:
+    """Return True if norms of one panel grow as this power of the length within 3 %, over two or more lengths.
+
+    Args:
+        means: Rows with length and value.
+        power: The power.
+    """
+    ordered = means.sort_values("length", kind="stable")
+    length, value = (ordered[name].to_numpy(dtype=float) for name in ("length", "value"))
+    if len(value) < 2 or value[0] <= 0:
+        return False
+    guide = value[0] * (length / length[0]) ** power
+    return bool((np.abs(value / guide - 1) < COINCIDING).all())
 
 
 def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
@@ -189,7 +202,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if set(last.index) == set(means["metric"]):
             gates = INITIAL_GATES if names == [START] else ""
             texts = {name: NORM_LABELS[name] + ("" if name.endswith("_kept") else gates) for name in last.index}
-            label_ends(grid[0], [(texts[name], value, handles[name].get_color()) for name, value in last.items()])
+            label_ends(
+                grid[0],
+                [
+                    (f"{texts[name]}: {value:,.{0 if value >= 100 else 1}f}", value, handles[name].get_color())
+                    for name, value in last.items()
+                ],
+            )
             handles = {}
     ordered = {NORM_LABELS[metric]: handles[metric] for metric in NORMS if metric in handles}
     return drawing.finished(figure, figure_data.title, figure_data.notes, ordered)
@@ -233,7 +252,7 @@ def _set_y_axis(axes: Axes, values: pd.Series) -> None:
     low, high = float(above.min()), float(above.max())
     wider = max(1.0, math.sqrt(LEAST_RANGE * high / low) / (high / low)) if high / low < LEAST_RANGE else 1.0
     axes.set_yscale("log", base=2)
-    axes.set_ylim(low / wider / 1.3, high * wider * 1.3)
+    axes.set_ylim(low / wider / 1.7, high * wider * 1.3)
     drawing.log_ticks(axes.yaxis, 6, (1,), base=2)
 
 
@@ -257,15 +276,15 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
         visible = y <= high
-        axes.plot(
-            x[visible], y[visible], **reference_line() | {"color": drawing.INK}, zorder=3.5, label=f"_guide {label}"
-        )
+        if not _follows(hebbian_without_decay, power):
+            look = reference_line() | {"color": drawing.INK}
+            axes.plot(x[visible], y[visible], **look, zorder=3.5, label=f"_guide {label}")
         # the label of the steeper line is above its end, that of the other below its middle
         steep = power == max(GUIDES.values())
         index = int(np.flatnonzero(visible)[-1]) if steep else len(x) // 2
-        offset = (-4, 2) if visible.all() else (-10, -2)
+        offset = (-4, 2) if visible.all() else (6, -2)
         style: dict[str, Any] = {
-            "ha": "right" if steep else "left",
+            "ha": "right" if steep and visible.all() else "left",
             "va": "bottom" if steep and visible.all() else "top",
         }
         style |= {

@@ -19,7 +19,7 @@ from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, c
 from .canvas.scales import round_long_numbers
 
 STATES = ("done", "running", "interrupted", "failed", "diverged")
-FILL_SHARE = 0.6  # share of white in the ink of a state that fills bars, so that text on them can be read
+FILL_SHARE = 0.75  # share of white in the ink of a state that fills bars, so that text on them can be read
 NAMES_SHARE = 0.45  # share of the figure's width that names of rows may take
 LINES_OF_NAMES = 2.4  # least distance of rows, in sizes of text, at which names may have two lines
 CROWD = 100
@@ -85,7 +85,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append(f"Last in each name: {', '.join(map(drawing.axis_label, unnamed_axes))}.")
     levels = {cell.cell_id: (cell.levels["attn_type"], cell.levels["memory"]) for cell in data.cells}
     if len(numbers) > MAX_KEY_ENTRIES and len(rows) < CROWD:
-        notes.append(f"Cells are numbered by their first start; --json lists all {len(numbers)}.")
+        notes.append(f"Cells are numbered by their first start; there are {len(numbers)}.")
     return collected(
         store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes, shared=bool(tenants),
         levels=levels,
@@ -128,7 +128,7 @@ def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
     """
     states = frame["state"].value_counts()
     notes = [
-        "A bar per attempt (a training or evaluation of a cell), from its start to its end; attempts at the same time lie one above the other."
+        "A bar per attempt (a training or evaluation of a cell), from its start to its end; attempts at the same time lie one above the other, in an order without meaning."
     ]
     notes += (
         [f"{counted(len(frame), 'attempt')}, {'all ' if len(frame) > 1 else ''}{states.index[0]}."]
@@ -192,6 +192,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         "\n".join(drawing.shortened(part.removeprefix("NVIDIA "), room) for part in (host, gpu) if part)
         for host, gpu in machines.index
     ]
+    if len(machines) == 1 and machines.index[0][1]:
+        lane_labels = [drawing.shortened(f"one {machines.index[0][1].removeprefix('NVIDIA ')}", room)]
     axes.set_yticks([first_lane[key] + (count - 1) / 2 for key, count in machines.items()], lane_labels)
     if named_lanes:
         named = bars.sort_values("y")
@@ -211,7 +213,23 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_xlabel(f"{unit} since the first start{shared}")
     numbered = _write_names(figure, axes, bars) if len(bars) < CROWD and not named_lanes else set()
     _write_key(figure, axes, _key_entries(bars, numbered))
+    if (
+        len(bars) < CROWD
+        and bars["cell"].nunique() <= MAX_KEY_ENTRIES
+        and not set(handles) & {*STATES}
+        and bars["state"].nunique() == 1
+    ):
+        # names beside, in or below all bars say what colours and fills do
+        handles = {key: handle for key, handle in handles.items() if key not in _level_names(figure_data)}
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
+
+
+def _level_names(figure_data: FigureData) -> set[str]:
+    """Return the names of the mixers and memories of the drawn cells."""
+    levels = figure_data.draw_options["levels"].values()
+    return {
+        name for mixer, memory in levels for name in (drawing.level_label(mixer), drawing.level_label(memory, "memory"))
+    }
 
 
 def _in_two_lines(name: str, most: int) -> str:

@@ -31,6 +31,8 @@ PERMUTATION_RANGE: Mapping[str, tuple[int, int]] = {FANOVA: (20, 40), PED_ANOVA:
 """Smallest and largest number of permutations, by evaluator: fewer with more trials, which take longer."""
 PERMUTATION_BUDGET = 20_000  # trials times permutations
 CHANCE_QUANTILE = 0.95
+FOLDS, NUM_TREES = 5, 64
+"""Parts of the trials that are left out in turn, and trees of the forest, as fANOVA has them."""
 SEED = 0
 
 
@@ -114,6 +116,38 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
         for path, importance, quantile in zip(paths, raw, chance, strict=True)
     ]
     return sorted(listed, key=lambda importance: -importance.share)
+
+
+def out_of_sample_r2(study: Study, objective: Objective) -> float:
+    """Return the share of the variance of left-out trials that a forest like fANOVA's explains, in five folds.
+
+    It is 1 - (squared errors / squared deviations from the mean of all trials); below 0 a mean predicts better.
+    Settings of levels are indices, those that a trial lacks -1.
+
+    Raises:
+        ModuleNotFoundError: scikit-learn is not installed.
+    """
+    ensemble = importlib.import_module("sklearn.ensemble")
+    paths = study.varying_settings()
+    done = [trial for trial in study.done if trial.values is not None]
+    columns = []
+    for path in paths:
+        levels = list(dict.fromkeys(str(trial.params.get(path)) for trial in done))
+        numbers = [trial.params.get(path) for trial in done]
+        is_numeric = all(type(number) in (int, float) for number in numbers)
+        columns.append(numbers if is_numeric else [levels.index(str(number)) for number in numbers])
+    settings, values = (
+        np.array(columns, dtype=float).T,
+        np.array([trial.values[objective.index] for trial in done if trial.values]),
+    )
+    fold = np.random.default_rng(SEED).permutation(len(done)) % FOLDS
+    predicted = np.empty(len(done))
+    for index in range(FOLDS):
+        forest = ensemble.RandomForestRegressor(n_estimators=NUM_TREES, random_state=SEED)
+        forest.fit(settings[fold != index], values[fold != index])
+        predicted[fold == index] = forest.predict(settings[fold == index])
+    deviations = float(np.sum((values - values.mean()) ** 2))
+    return 1 - float(np.sum((values - predicted) ** 2)) / deviations if deviations else 0.0
 
 
 def _evaluator(evaluator_name: str, trials: int) -> BaseImportanceEvaluator:

@@ -275,7 +275,7 @@ def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels"
         axes: Axes of first and second.
         of: Name of what the lines run over, in the plural.
     """
-    texts = []
+    texts: dict[str, list[str]] = {}
     for panel, rows in means.groupby("panel", sort=False):
         levels = rows.drop_duplicates("line").set_index("line")[["first", "second"]]
         for below, above, hidden, total in coinciding_lines(rows):
@@ -284,9 +284,10 @@ def coinciding_note(means: pd.DataFrame, axes: Sequence[str], of: str = "levels"
                 for line in (below, above)
             ]
             share = f"all {total} {of}" if len(hidden) == total else f"{len(hidden)} of {total} {of}"
-            texts.append(f"({names[0]}) and ({names[1]}) at {share} ({panel})")
-    most = f" and {len(texts) - MAX_COINCIDING} more" if len(texts) > MAX_COINCIDING else ""
-    return [f"Lines that coincide: {'; '.join(texts[:MAX_COINCIDING])}{most}."] if texts else []
+            texts.setdefault(f"({names[0]}) and ({names[1]}) at {share}", []).append(str(panel))
+    listed = [f"{text} ({'; '.join(panels)})" for text, panels in texts.items()]
+    most = f" and {len(listed) - MAX_COINCIDING} more" if len(listed) > MAX_COINCIDING else ""
+    return [f"Lines that coincide: {'; '.join(listed[:MAX_COINCIDING])}{most}."] if listed else []
 
 
 def averaging_note(data: SweepData, axes: Sequence[str] | None = None, *, means: pd.DataFrame) -> str:

@@ -19,12 +19,14 @@ BAR_STEP = 2.0  # points in the style `paper` by which neighbouring lines with b
 INTERVAL = "95 % interval"
 BAR_KEY = 9.0  # points in the style `paper`, height of a bar in the legend
 INK_KEY = 4.5  # points in the style `paper`, width of a mixer's line in the legend
-BROAD, BROAD_MARK = 2.6, 1.45  # factors of the width and marks of a line that another one hides
+BROAD_MARK = 1.45  # factor of the marks of a line that another one hides
+HIDDEN_DASHES = (0, (2.5, 2.5))  # dashes of such a line over the one that hides it
 HALO_ZORDER = 2.9  # zorder of the halos of means
 MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 DASHED_ZORDER = 0.2  # by which dashed means lie above others
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
 MARKS_PER_LINE = 7  # approximate number of markers on a line of more than twice as many points
+MAX_LISTED_LINES = 6  # lines up to which a legend lists them one by one if two axes distinguish them
 MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
 REFERENCE: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
@@ -86,6 +88,7 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
     every_mixer = frame[columns["attn_type"]] if "attn_type" in columns else pd.Series([mixer] if mixer else panels)
     inks = style.mixer_inks(map(str, every_mixer))
     has_window = "window" in columns and set(frame[columns["window"]]) <= set(style.WINDOW_MARKERS)
+    mixers = list(dict.fromkeys(frame[columns["attn_type"]])) if "attn_type" in columns else []
     fixed = {"attn_type", "memory", "reg_mode", *(["window"] if has_window else [])}
     free_axes = [axis for axis in columns if axis not in fixed]
     styles: dict[str, LineStyle] = {}
@@ -95,6 +98,9 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str], mixer: str | None = No
         shade = levels.get("reg_mode", "baseline")
         memory = levels.get("memory", "on")
         dash, marker, width = style.MEMORY_DASHES.get(memory, 0), 0, 0
+        if mixers and not has_window and not free_axes:
+            # mixers of one panel differ in more than ink
+            marker = mixers.index(own) and style.free_marker(mixers.index(own) - 1)
         for axis, level in levels.items():
             index = list(dict.fromkeys(frame[columns[axis]])).index(level)
             if axis == "window" and has_window:
@@ -124,10 +130,10 @@ def draw_lines_with_means(
     highlighted: Mapping[str, str] | None = None,
     barred: bool = False,
 ) -> None:
-    """Draw the means of lines with a white halo, with their intervals, or their cells thin without any.
+    """Draw the means of lines with their intervals, or their cells thin without any; a white halo where no band lies.
 
     All halos lie below all lines, so that no line erases its neighbour, and a line that another one of another ink
-    hides is broader. The caller sets the limits of the axes and
+    hides shows as dashes over it. The caller sets the limits of the axes and
     marks what leaves them. A line of a single cell has no thin line; a line without rows in `means` is not drawn.
     Intervals over fewer than three configurations or seeds are not drawn. Bands of lines with hollow markers have a
     dashed edge.
@@ -163,8 +169,14 @@ def draw_lines_with_means(
             # each line has its marks elsewhere, so that none hides those of another
             look["markevery"] = (rank * stride // len(styles), stride)
         look["transform"] = shifts[rank]
-        halo: dict[str, Any] = {"color": style.BACKGROUND, "linewidth": drawing.line_width(3.0), "zorder": HALO_ZORDER}
-        axes.plot(line["length"], scale * line["value"], transform=shifts[rank], **halo)
+        # a halo would hide a narrow band
+        if barred or banded.empty:
+            halo: dict[str, Any] = {
+                "color": style.BACKGROUND,
+                "linewidth": drawing.line_width(3.0),
+                "zorder": HALO_ZORDER,
+            }
+            axes.plot(line["length"], scale * line["value"], transform=shifts[rank], **halo)
         axes.plot(line["length"], scale * line["value"], zorder=above, **look)
         if name in hidden:
             _draw_hidden(axes, line, hidden[name], look, scale)
@@ -181,7 +193,7 @@ def draw_lines_with_means(
 
 
 def _draw_hidden(axes: Axes, line: pd.DataFrame, hidden: Collection[float], look: dict[str, Any], scale: float) -> None:
-    """Draw the part of a line that another one hides broadly below it, so that both are seen.
+    """Draw the part of a line that another one hides as dashes over that one, with larger marks below it.
 
     Args:
         axes: The axes.
@@ -190,10 +202,10 @@ def _draw_hidden(axes: Axes, line: pd.DataFrame, hidden: Collection[float], look
         look: Style of the line.
         scale: Factor from values to units of the y axis.
     """
-    broad = look | {"linewidth": BROAD * look["linewidth"], "markersize": BROAD_MARK * drawing.marker_size()}
-    axes.plot(
-        line["length"], scale * line["value"].where(line["length"].isin(hidden)), zorder=HALO_ZORDER + 0.05, **broad
-    )
+    values = scale * line["value"].where(line["length"].isin(hidden))
+    marks = look | {"linestyle": "none", "markersize": BROAD_MARK * drawing.marker_size()}
+    axes.plot(line["length"], values, zorder=HALO_ZORDER + 0.05, **marks)
+    axes.plot(line["length"], values, zorder=MEAN_ZORDER + 0.5, **look | {"linestyle": HIDDEN_DASHES, "marker": ""})
 
 
 def _hidden_levels(cells: pd.DataFrame, means: pd.DataFrame, styles: LineStyles) -> dict[str, set[float]]:
@@ -293,7 +305,7 @@ def legend(
 ) -> dict[str, Any]:
     """Return the legend handles of the levels of each axis that distinguishes lines, by label.
 
-    A level shows what its axis controls: the ink of a mixer or regularizer, dash and fill, or the marker. Handles are
+    Few lines that two axes distinguish have an entry each. Else a level shows what its axis controls: the ink of a mixer or regularizer, dash and fill, or the marker. Handles are
     grey where lines of several inks have the level.
 
     Args:
@@ -303,6 +315,12 @@ def legend(
     """
     handles: dict[str, Any] = {}
     axes = list(dict.fromkeys(axis for line in styles.values() for axis, _ in line.levels))
+    if _is_listed_by_line(styles, axes):
+        for line in styles.values():
+            inks = set(line.inks.values())
+            look = replace(line, inks={"": inks.pop() if len(inks) == 1 else style.GREY}).line("")
+            handles[line.label] = drawing.key(**look)
+        axes = []
     several = len(axes) > 1 or (len(axes) == 1 and axes[0] == "attn_type")
     for axis in axes:
         levels = {level for line in styles.values() for name, level in line.levels if name == axis}
@@ -330,6 +348,15 @@ def legend(
     if means is not None and has_band(means).any():
         handles[INTERVAL] = interval_key(is_bar=is_barred(means))
     return handles
+
+
+def _is_listed_by_line(styles: LineStyles, axes: Sequence[str]) -> bool:
+    """Return True if a legend has an entry per line, so that no mark of one axis looks like that of another.
+
+    So it is if two axes distinguish at most MAX_LISTED_LINES lines.
+    """
+    levels = [len({dict(line.levels)[axis] for line in styles.values()}) for axis in axes]
+    return len(axes) > 1 and min(levels) > 1 and len(styles) <= MAX_LISTED_LINES
 
 
 def interval_key(*, is_bar: bool) -> Any:

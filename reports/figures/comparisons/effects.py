@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -14,7 +12,7 @@ from ....results.store.store import Store
 from ...number_format import Column
 from ...stats.effects.effect_types import Effect
 from ...stats.effects.effects import contrasts, effects, reference_level
-from ...stats.effects.needle_baseline import needle_caption, recall_threshold
+from ...stats.effects.needle_baseline import lacks_recall, needle_caption
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -36,7 +34,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Main numbers are validation loss, and clean loss, needle accuracy and metrics of extra probes at their longest
     length. Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs,
     measure (heading), words (label), unit, better (1, -1 or 0), where (stratum), mean, low, high, p (corrected), sure
-    (True if significant), i2, mixed, confirmatory, floor (both levels at most the constant-digit baseline); means and bounds of shares are percentage points. `where` is empty
+    (True if significant), i2, mixed, confirmatory, floor (both levels without recall); means and bounds of shares are percentage points. `where` is empty
     over the whole sweep; rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes
     of more than three levels have only the rows against their reference, and declared contrasts.
 
@@ -84,9 +82,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
         f"Mean gain over {forest.unit_range([row['pairs'] for row in drawn])} matched pairs of configurations "
-        "(n: pairs of the row) that agree in all other factors, with its 95% interval. A gain is a decrease of a loss and an "
-        "increase of an accuracy, so that right of the line is better in every panel. A vs B: gain of A over B; a name "
-        "alone: gain with it over without it (of a regularizer: over none). "
+        "(n: pairs of the row) that agree in all other factors, with its 95% interval; right of the line is better. "
+        "A vs B: gain of A over B; a name alone: gain with it over without it (of a regularizer: over none). "
         f"{_example(drawn)}{forest.methods_note(methods, 'all tests of its number and axis')}",
     ]
     notes += _mark_notes(data, drawn, columns, has_strata=any(row.is_stratum for row in shown))
@@ -94,7 +91,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
     notes += forest.missing_interval_note(rows, "pairs")
     if elsewhere:
-        notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
+        notes.append(f"{elsewhere} declared contrasts are about other numbers, which are not shown.")
     return collected(store, data, "effects", "Effect of each factor", frame, origins, notes=notes)
 
 
@@ -121,33 +118,28 @@ def _mark_notes(
     notes = []
     if any(row["mixed"] for row in drawn):
         notes.append(
-            "Diamonds: an average over strata (levels of another factor) that differ, so that it describes none of them."
+            "Diamonds: an average over strata (levels of another factor) that differ, so that it describes none of them"
+            f"{' (at a grey name: without and with memory)' if any(row['mixed'] and row['where'] for row in drawn) else ''}."
         )
     if has_strata:
-        notes.append("Grey names: strata of the average above them, drawn in the panels in which they differ.")
+        notes.append("Grey names: strata of the average above them, in the panels in which they differ.")
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
     if any(row["floor"] for row in drawn):
         notes.append(
-            "No recall: both levels are at or below the constant-digit baseline, so that their difference says nothing."
+            "No recall: neither level is on average above the constant-digit baseline with any mixer, with or without memory."
         )
     return notes
 
 
 def _is_at_floor(data: SweepData, effect: Effect) -> bool:
-    """Return True if the means of both levels, in the effect's stratum, do not exceed the constant-digit baseline.
-
-    False for other numbers than needle accuracy.
-    """
-    threshold = recall_threshold(data, effect.measure)
+    """Return True if both levels lack recall (`lacks_recall`) in the effect's stratum."""
     stratum = [part.split("=", 1) for part in effect.where.split(", ") if part]
     within = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in stratum)]
-    for side in (effect.level, effect.reference):
-        cells = [cell for cell in within if cell_level(cell, effect.axis) == side]
-        values = data.column_numbers(cells, effect.measure) if threshold > -math.inf else []
-        if not values or fmean(values) > threshold:
-            return False
-    return True
+    return all(
+        lacks_recall(data, effect.measure, [cell for cell in within if cell_level(cell, effect.axis) == side])
+        for side in (effect.level, effect.reference)
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +180,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     bottom = max(row.y for row in rows) + 0.7
     figure.set_figheight((forest.ROW * bottom + 1.25) * drawing.current_options().scale)
     grid = drawing.panel_column(figure, len(measures), narrow=columns, wide=columns, sharey=True)
-    each = (width - labels) / columns - 0.12
+    each, at_floor = (width - labels) / columns - 0.12, set()
     for axes, measure in zip(grid, measures, strict=True):
         of_measure = {key: index for index, key in enumerate(keys) if frame["measure"].iloc[index] == measure}
         shown = [row for row in rows if row.key in of_measure]
@@ -198,7 +190,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for is_stratum, size in ((False, 1.0), (True, STRATUM_SIZE)):
             chosen = [index for index, row in enumerate(shown) if row.is_stratum == is_stratum]
             forest.draw_rows(axes, panel_rows.iloc[chosen], [heights[index] for index in chosen], size)
-        forest.format_effect_axis(axes, panel_rows, each)
+        forest.format_effect_axis(
+            axes, panel_rows[~panel_rows["floor"]] if not panel_rows["floor"].all() else panel_rows, each
+        )
+        at_floor |= {axes} if panel_rows["floor"].any() else set()
         axes.set_ylim(bottom, -0.7)
     for axes in grid[::columns]:
         _label_rows(axes, rows)
@@ -206,11 +201,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for key, count in zip(keys, frame["pairs"], strict=True):
         pairs.setdefault(key, []).append(int(count))
     for axes in {*grid[columns - 1 :: columns], grid[-1]}:
-        forest.write_counts(axes, {row.y: pairs[row.key] for row in rows if row.key})
+        forest.write_counts(axes, {row.y: pairs[row.key] for row in rows if row.key}, beyond_floor=axes in at_floor)
     handles = forest.legend_handles(
         frame.iloc[[index for index, key in enumerate(keys) if key in {row.key for row in rows}]]
     )
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
 
 def _label_rows(axes: Axes, rows: Sequence[_Row]) -> None:

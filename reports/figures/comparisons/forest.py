@@ -35,9 +35,11 @@ COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes
 BETTER = "better"
 VERSUS = " vs "
 """Between both levels of a difference, in figures: they show gains, whose sign is not that of a difference of losses."""
-SIGNIFICANT, NOT_SIGNIFICANT, MIXED = "significant", "not significant", "average of strata that differ"
+SIGNIFICANT, NOT_SIGNIFICANT = "significant", "not significant"
+MIXED, MIXED_NOT_SIGNIFICANT = "average of strata that differ", "the same, not significant"
 FLOOR = "no recall"
 """Text in place of a difference in needle accuracy between levels that are all at the constant-digit baseline."""
+FLOOR_SPACE = 2.0  # points from a panel to this text
 
 
 def default_columns(data: SweepData) -> list[Column]:
@@ -116,26 +118,31 @@ def methods_note(methods: Iterable[str], family: str) -> str:
     corrections = {"sign-flip": "step-down maxT"}
     used = list(dict.fromkeys(corrections.get(method, "Holm") for method in methods if method in INTERVAL_NAMES))
     intervals = (
-        f"Intervals: {' or '.join(names)}, not corrected, not seen where shorter than the mark. " if names else ""
+        f"Intervals: {' or '.join(names)}, not corrected, so that a bar clear of zero may be grey; not seen where shorter "
+        "than the mark. "
+        if names
+        else ""
     )
     corrected = f"p < 0.05 after correction for {family} ({' or '.join(used) or 'Holm'})"
     return f"{intervals}Black: significant, {corrected}; grey: not significant."
 
 
-def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]]) -> None:
+def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]], *, beyond_floor: bool = False) -> None:
     """Write the sample size of each row at the right of a panel, in grey, under the head "n".
 
     Args:
         axes: The panel, with its limits.
         counts: Sample sizes of the row's numbers, by its height in data.
+        beyond_floor: Whether rows without recall have their text between the panel and the sample sizes.
     """
+    space = COUNT_SPACE + (72 * text_width([FLOOR], drawing.size("small")) if beyond_floor else 0.0)
     style: dict[str, Any] = {"color": drawing.GREY, "va": "center", "ha": "right", "annotation_clip": False}
     for height, own in counts.items():
         text = unit_range(own).replace(" to ", "–")
-        drawing.note(axes, text, (1, height), (COUNT_SPACE, 0), xycoords=("axes fraction", "data"), **style)
+        drawing.note(axes, text, (1, height), (space, 0), xycoords=("axes fraction", "data"), **style)
     # the head stands beside the title, which reserves its height
     head = style | {"va": "bottom", "xycoords": "axes fraction"}
-    drawing.note(axes, "n", (1, 1), (COUNT_SPACE, 2), **head).set_in_layout(False)
+    drawing.note(axes, "n", (1, 1), (space, 2), **head).set_in_layout(False)
 
 
 def unit_range(counts: Sequence[int]) -> str:
@@ -185,7 +192,7 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: fl
     """Draw a marker and an interval for every row at its height, black if it is significant, else grey.
 
     The marker is a diamond for an average over strata that differ, a dot for another significant difference, and a tick
-    for others. A row without an interval has the marker alone, one whose levels all lack recall the word for it.
+    for others. A row without an interval has the marker alone, one whose levels all lack recall a word in the margin.
 
     Args:
         axes: The panel.
@@ -210,15 +217,9 @@ def _marker(is_mixed: bool, is_significant: bool) -> tuple[str, float]:
 
 
 def _write_floor(axes: Axes, height: float) -> None:
-    """Write that a row has no recall beside the zero line, on the side with more space, once the limits are set."""
-    note = drawing.note(axes, FLOOR, (0, height), (3, 0), va="center", color=drawing.GREY)
-
-    def turn() -> None:
-        """Move the text to the left of the zero line if that has more space."""
-        if axes.transAxes.inverted().transform(axes.transData.transform((0, 0)))[0] > 0.5:
-            note.set(position=(-3, 0), ha="right")
-
-    drawing.after_layout(axes.figure, turn)  # type: ignore[arg-type]
+    """Write that a row has no recall in the margin at the right of its panel, where it cannot be taken for a value."""
+    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+    drawing.note(axes, FLOOR, (1, height), (FLOOR_SPACE, 0), color=drawing.GREY, **style)
 
 
 def set_panel_title(axes: Axes, title: str, width: float) -> None:
@@ -309,11 +310,18 @@ def legend_handles(rows: pd.DataFrame) -> dict[str, Any]:
     """
     handles = {}
     rows = rows[~rows["floor"]] if "floor" in rows else rows
-    single = rows[~rows["mixed"].astype(bool)]["sure"].astype(bool)
+    is_mixed, is_significant = rows["mixed"].astype(bool), rows["sure"].astype(bool)
+    single, averages = is_significant[~is_mixed], is_significant[is_mixed]
     for label, is_shown, ink, marker in (
         (SIGNIFICANT, single.any(), drawing.INK, _marker(False, True)[0]),
         (NOT_SIGNIFICANT, not single.all(), drawing.GREY, _marker(False, False)[0]),
-        (MIXED, len(single) < len(rows), drawing.INK, _marker(True, True)[0]),
+        (MIXED, averages.any(), drawing.INK, _marker(True, True)[0]),
+        (
+            MIXED_NOT_SIGNIFICANT if averages.any() else f"{MIXED}, not significant",
+            not averages.all(),
+            drawing.GREY,
+            _marker(True, False)[0],
+        ),
     ):
         if is_shown:
             handles[label] = drawing.key(color=ink, marker=marker)

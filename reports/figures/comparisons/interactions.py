@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from itertools import product
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -14,7 +12,7 @@ from ....results.store.store import Store
 from ...result_columns import quality_columns
 from ...stats.effects.effect_types import Interaction
 from ...stats.effects.effects import interactions, varying_axes
-from ...stats.effects.needle_baseline import needle_caption, recall_threshold
+from ...stats.effects.needle_baseline import lacks_recall, needle_caption
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
@@ -84,12 +82,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
     frame = frame.drop(columns="size").reset_index(drop=True)
     most = int(frame["measure"].value_counts().max())
-    drawn = frame.groupby("measure", sort=False).head(MAX_ROWS)
+    drawn = _drawn_rows(frame)
     notes = [
-        "A × B: by how much the gain of A changes with B; at zero it is the same with and without. A gain is a decrease of a "
-        "loss and an increase of an accuracy, so that right of the line both gain more together than apart in every panel. "
+        "A × B: by how much the gain of A changes with B; at zero it is the same with and without. Right of the line "
+        "both gain more together than apart. "
         f"{_example(drawn)}Means over {unit_range(list(drawn['fours']))} matched quadruples of configurations (n: quadruples "
-        "of the row) with their 95% intervals, the largest first. "
+        "of the row) with their 95% intervals, the largest first. Rows differ between panels. "
         f"{methods_note(methods, 'all tests of its number and axes')}"
     ]
     if drawn["mixed"].any():
@@ -101,12 +99,20 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("An accuracy near 0 % cannot fall further, which by itself makes interactions.")
     if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
         notes.append("Differences between three levels depend on each other: each is a sum of the other two.")
-    if drawn["floor"].any():
-        notes.append("No recall: all four combinations are at or below the constant-digit baseline.")
+    if frame["floor"].any():
+        notes.append(
+            f"Left out, since no combination recalls with any mixer, with or without memory: {int(frame['floor'].sum())}."
+        )
     notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
         notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")
     return collected(store, data, "interactions", "Interactions of two factors", frame, origins, notes=notes)
+
+
+def _drawn_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that are drawn: the largest of each number among those with recall; all if none has any."""
+    shown = frame[~frame["floor"].astype(bool)]
+    return (shown if len(shown) else frame).groupby("measure", sort=False).head(MAX_ROWS)
 
 
 def _example(drawn: pd.DataFrame) -> str:
@@ -118,25 +124,20 @@ def _example(drawn: pd.DataFrame) -> str:
     gain = difference_label(*first).replace(" − ", " over ")
     names = [drawing.level_label(level, second[0]) for level in second[1:]]
     names = names if second[1:] == ("on", "off") else [f"with {name}" for name in names]
+    reference = f"without {names[1].removeprefix('no ')}" if second[1:] == ("on", "off") else names[1]
     more = "more" if row["mean"] * row["better"] > 0 else "less"
     unit = str(row["unit"]).replace(*POINTS)
-    return f"Example: {names[0]}, the gain of {gain} in {row['words']} is {abs(row['mean']):.2g} {unit} {more} than {names[1]}. "
+    return f"Example: {names[0]}, the gain of {gain} in {row['words']} is {abs(row['mean']):.2g} {unit} {more} than {reference}. "
 
 
 def _is_at_floor(data: SweepData, interaction: Interaction) -> bool:
-    """Return True if the mean of none of the four combinations of levels exceeds the constant-digit baseline.
-
-    False for other numbers than needle accuracy.
-    """
-    threshold = recall_threshold(data, interaction.measure)
-    sides = zip(interaction.levels, interaction.references, strict=True)
-    for combination in product(*sides) if threshold > -math.inf else ():
+    """Return True if all four combinations of levels lack recall (`lacks_recall`)."""
+    for combination in product(*zip(interaction.levels, interaction.references, strict=True)):
         pairs = list(zip(interaction.axes, combination, strict=True))
         cells = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in pairs)]
-        values = data.column_numbers(cells, interaction.measure)
-        if not values or fmean(values) > threshold:
+        if not lacks_recall(data, interaction.measure, cells):
             return False
-    return threshold > -math.inf
+    return True
 
 
 def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
@@ -147,7 +148,7 @@ def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per measure and a row per interaction, the largest on top, at most six; `look` is not used."""
     frame = figure_data.frame
-    parts = {str(name): rows.head(MAX_ROWS) for name, rows in frame.groupby("measure", sort=False)}
+    parts = {str(name): rows for name, rows in _drawn_rows(frame).groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())
     figure = drawing.page(1.0)
     width, ticks = figure.get_figwidth(), drawing.size("ytick.labelsize")
@@ -171,7 +172,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.set_ylim(tall - 0.4, -0.7)
         write_counts(axes, {float(y): [int(fours)] for y, fours in zip(heights, rows["fours"], strict=True)})
     handles = legend_handles(pd.concat(list(parts.values())))
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
 
 def _wrapped(label: str, characters: int) -> str:

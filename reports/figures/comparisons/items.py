@@ -52,7 +52,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     }
     notes = [
         f"Share of a trial's digits recalled correctly at {', '.join(length_labels)} tokens. Rows: cells, grouped "
-        "by mixer and memory, the best on top. Columns: trials, those that most cells answer at the left. "
+        f"by mixer and memory, the best on top. Columns: trials{_digits_text(data)}, those that most cells answer at the left; this order "
+        "by itself makes a gradient. "
         f"Lowest row: mean over all rows. Right: mean of a {'cell' if frame['cell'].nunique() <= MAX_NAMED_CELLS else 'group'} and its standard error, "
         "from the spread of its trials."
     ]
@@ -67,12 +68,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if ceilings:
         notes.append(
             f"Constant-digit baseline: {format_number(max(ceilings), 1, percent=True)} %; grey means are not "
-            "significantly above it (within 1.96 standard errors)."
+            f"significantly above it (within 1.96 standard errors, {counted(frame['cell'].nunique(), 'comparison')}, not corrected)."
         )
     return collected(
         store, data, "items", "Needle accuracy by trial", frame, frame_origins(frame), notes=notes,
         constant=max(ceilings, default=None),
     )  # fmt: skip
+
+
+def _digits_text(data: SweepData) -> str:
+    """Return " of 5 digits" as the metric describes its trials; "" if it does not."""
+    digits = data.metric(PROBE, METRIC).trials
+    return f" of {digits} digits" if digits else ""
 
 
 def _shown_lengths(store: Store, data: SweepData) -> list[int]:

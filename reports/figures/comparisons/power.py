@@ -16,6 +16,7 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.labels import label_ends
+from ..canvas.line_drawing import reference_line
 from .forest import POINTS, measure_label, unit_range
 from .strata import (
     AT_FLOOR,
@@ -36,13 +37,14 @@ MAX_NAMED_LINES = 10
 """Largest number of strata that are all labelled; with more, those of most and of least noise are."""
 RANGE_BAR_AT, MAX_RANGE_BAR = (0.03, 0.07), 0.35  # foot of the bar in shares of a panel, and its largest height
 BOUND_WIDTH = 0.6  # points in the style `paper`, width of a line that is a lower bound
-MAX_POINTS = 100.0  # percentage points: no share differs by more
+MAX_POINTS = 50.0  # percentage points: Student's t supposes numbers without bounds, which no larger difference allows
+LINE_WIDTH = 1.0  # points in the style `paper`, so that near lines stand apart
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the detectable difference (80 % power) by number of pairs, per number and stratum with a spread.
 
-    A stratum is the cells that share mixer and memory; those without a spread between runs are left out. One row per number, stratum
+    A stratum is the cells that share mixer and memory; those without any spread, of runs or of an accuracy's trials, are left out. One row per number, stratum
     and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
     stratum), kind (of the replicates), run_sd (between runs), sd (of a run, at least the floor of an accuracy's trials),
     df, pairs, detectable, design (the most pairs that the grid has there), floor (sampling error of an accuracy's
@@ -53,7 +55,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ReportError: The spread between runs is unknown or zero.
     """
     analyses = power_analyses(data, noise_columns(data))
-    moving = [plan for plan in analyses if plan.spread.sd > 0]
+    moving = [plan for plan in analyses if plan.spread.effective_sd > 0]
     if not moving:
         why = (
             f"no number of sweep {data.sweep} varies between replicates"
@@ -83,16 +85,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame(rows)
     if (frame["pairs"] == frame["design"]).any():
         notes.append(
-            "Marks: the most pairs that this grid has within one mixer and memory; averages over several have more."
+            "Dotted: the most pairs that this grid has within one mixer and memory; averages over several have more."
         )
     notes += _coinciding_note(frame)
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
-            f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least "
-            "noise; all of them: --table power."
+            f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least noise."
         )
     if len(moving) < len(analyses):
-        still = [f"{stratum_label(data, p.stratum)} ({measure_label(p.measure)})" for p in analyses if p.spread.sd <= 0]
+        still = [
+            f"{stratum_label(data, p.stratum)} ({measure_label(p.measure)})"
+            for p in analyses
+            if p.spread.effective_sd <= 0
+        ]
         notes.append(f"Left out, since no spread was seen between their runs: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
     return collected(store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes)
@@ -101,7 +106,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _uncertainty_text(df: int) -> str:
     """Return the 95 % range of a standard deviation with `df` degrees of freedom as factors, by the chi-square law."""
     low, high = _range_of_sd(df)
-    return f"a line may be off by factors of {low:.2f} to {high:.2f}, its 95 % range, as the bar shows"
+    return f"a line may be off by factors of {low:.2f} to {high:.2f}, its 95 % range, as the bar shows: lines nearer to each other are not known to differ"
 
 
 def _range_of_sd(df: int) -> tuple[float, float]:
@@ -154,10 +159,10 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per number and a line per stratum, labelled at its end, with marks at the pairs of the design.
+    """Draw a panel per number and a line per stratum, labelled at its end, and dotted lines at the pairs of the design.
 
     Both axes are logarithmic. Of more than ten strata only the five of least and the five of most noise are labelled;
-    the other lines are thin and grey, without a mark. `look` is not used.
+    the other lines are thin and grey. `look` is not used.
     """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
@@ -173,7 +178,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             **memory_look(drawing.GREY, memory) | {"marker": ""}
         )
     if (frame["pairs"] == frame["design"]).any():
-        handles["pairs in this grid"] = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
+        handles["pairs in this grid"] = drawing.key(**reference_line())
     if (frame["run_sd"] < frame["floor"]).any():
         handles |= floor_key()
     finished = drawing.finished(figure, figure_data.title, figure_data.notes, handles)
@@ -208,7 +213,7 @@ def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
     """Draw the lines of a number, labelled ones in colour over the others, which are thin and grey.
 
-    It sets title, scales, limits, ticks and axis labels too. Labelled lines have a mark at the pairs of the design.
+    It sets title, scales, limits, ticks and axis labels too. Dotted lines stand at the pairs of the design.
 
     Args:
         axes: The panel.
@@ -225,12 +230,12 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
             continue
         style = styles[line["attn_type"].iloc[0], line["memory"].iloc[0]]
         is_bound = bool((line["run_sd"] < line["floor"]).iloc[0])
-        look: dict[str, Any] = {"linewidth": drawing.line_width(BOUND_WIDTH)} if is_bound else {}
+        look: dict[str, Any] = {"linewidth": drawing.line_width(BOUND_WIDTH if is_bound else LINE_WIDTH)}
         axes.plot(
             line["pairs"], line["detectable"], color=style["color"], linestyle=style["linestyle"], zorder=3, **look
         )
-        of_design = line[line["pairs"] == line["design"]]
-        axes.plot(of_design["pairs"], of_design["detectable"], **style | {"linestyle": "none"}, zorder=4)
+    for pairs in sorted(set(panel_rows["pairs"]) & set(panel_rows["design"])):
+        axes.axvline(pairs, **reference_line(), zorder=2.5)
     _write_design_point(axes, panel_rows, unit, styles)
     axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xscale("log", base=2)
@@ -247,7 +252,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
     drawing.log_ticks(axes.yaxis, None)
     _draw_range_bar(axes, int(panel_rows["df"].min()))
     axes.set_xlabel("matched pairs")
-    axes.set_ylabel(f"detectable difference, {unit.replace(*POINTS)}")
+    axes.set_ylabel(f"detectable difference,\n{unit.replace(*POINTS)}")
 
 
 def _draw_range_bar(axes: Axes, df: int) -> None:
@@ -271,12 +276,14 @@ def _draw_range_bar(axes: Axes, df: int) -> None:
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str, styles: dict[Stratum, dict[str, Any]]) -> None:
-    """Write next to the highest mark, in its colour, how small a difference the pairs of the design detect; nothing without a mark."""
+    """Write in the upper right corner, in the colour of the highest line, how small a difference the pairs of the design detect, if it has any."""
     rings = panel_rows[panel_rows["pairs"] == panel_rows["design"]].sort_values("detectable")
     if rings.empty:
         return
     colour = styles[rings["attn_type"].iloc[-1], rings["memory"].iloc[-1]]["color"]
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
-    style: dict[str, Any] = {"color": colour, "va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
-    text = f"{rings['stratum'].iloc[-1]}:\n{amount:.2g} {unit.replace(*POINTS)} with {pairs:g} pairs"
-    drawing.note(axes, text, (pairs, amount), (5, 4), **style)
+    # the lines fall, which leaves the upper right corner free
+    style: dict[str, Any] = {"color": colour, "va": "top", "ha": "right", "linespacing": 1.1, "zorder": 5}
+    style |= {"bbox": drawing.BACKING, "xycoords": "axes fraction"}
+    text = f"{rings['stratum'].iloc[-1]}:\n{amount:.2g} {unit.replace(*POINTS)}\nwith {pairs:g} pairs"
+    drawing.note(axes, text, (0.98, 0.98), **style)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,25 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(first) > 1 and maps.max() > 1:
         counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
         notes.append(
-            f"One of the {counts} maps of a cell: of the last layer with maps, the head that reads the fewest keys on "
-            "average (effective number of keys); --highlight CELL shows the maps one by one."
+            f"One of the {counts} maps of a cell: of the last layer with maps, the head with the fewest effective keys "
+            f"(in the title, mean over queries), so that it is sharper than others: {_heads_text(frame, first)}."
         )
     return collected(
         store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
         notes=[*notes, *selection_notes(data, measured)], first=first, titles=title_parts(data, measured),
     )  # fmt: skip
+
+
+def _heads_text(frame: pd.DataFrame, cells: Sequence[str]) -> str:
+    """Return a phrase on the mean effective number of keys over all heads of the last layer with maps of each cell."""
+    means = []
+    for cell in cells:
+        rows = frame[frame["cell"] == cell]
+        means.append(
+            float(rows[rows["layer"] == rows["layer"].max()].drop_duplicates(["head", "query"])["keys"].mean())
+        )
+    ends = dict.fromkeys(f"{end:.1f}" for end in (min(means), max(means)))
+    return f"the mean over all heads of that layer is {' to '.join(ends)}"
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
@@ -102,10 +115,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         cell_title = map_title(figure_data, look, cell)
         is_selection = len(cells) > 1 and not look.highlight
         for (layer, head), rows in [_most_selective(of_cell)] if is_selection else of_cell[:MAX_MAPS]:
-            name = f"layer {layer}, head {head}"
+            keys = float(rows.drop_duplicates("query")["keys"].mean())
+            name = f"layer {layer}, head {head}\n{keys:.1f} effective keys"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
             letters.append(rows.drop_duplicates("query").sort_values("query")["token"].tolist())
-    figure, group = map_grid([name for name, _ in maps], 2.9, 0.9, square=True)
+    figure, group = map_grid([name for name, _ in maps], 2.9, 0.95, square=True)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MIN_NEGATIVE_WEIGHT
     far = max(-least, most)

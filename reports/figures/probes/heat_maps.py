@@ -11,6 +11,8 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels
 
+TITLE_LINES, LINE_HEIGHT = 2, 0.2
+"""Lines of a title that the height of a map has space for, and inches that each further one takes."""
 MAX_CELLS = 12
 """Largest number of cells that are drawn unless some are highlighted."""
 
@@ -80,7 +82,9 @@ def map_grid(titles: Sequence[str], each: float, more: float, *, square: bool = 
     width = drawing.page(1.0, drawing.width_of(len(titles))).get_size_inches()[0]
     columns = 2 if width < drawing.NARROW_WIDTH or (len(titles) == 4 and not square) else 4 if square else 3
     if square:
+        lines = max(title.count("\n") for title in titles) + 1
         each = min(each, width / min(columns, len(titles)) / drawing.current_options().scale)
+        each += LINE_HEIGHT * max(0, lines - TITLE_LINES)
     figure = drawing.page(each * drawing.rows_of(len(titles), columns) + more, drawing.width_of(len(titles)))
     return figure, drawing.panels(figure, titles, columns=columns)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from ....results.store.store import Store
@@ -46,13 +48,23 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "written with the memory's average write strengths and decays on validation text; correct if the value nearest "
         "to the readout (by cosine) is the key's own. In context: pairs of tokens, then every key again; correct if the value is the most "
         "probable token. Chance level: one of the stored values at random, which in context a network must first confine "
-        "itself to.",
+        f"itself to. {_count_note(frame)}",
         *_missing_note(frame),
     ]
     return collected(
         store, data, "memory-recall", "Recall by number of key-value pairs", frame, frame_origins(frame), notes=notes,
         axes=axes, names=cell_labels(data, without=axes),
     )  # fmt: skip
+
+
+def _count_note(frame: pd.DataFrame) -> str:
+    """Return the sentence on what a cell's number is the mean of in each panel, such as "8 heads (the memory alone)"."""
+    nouns = {PANELS["share"]: "heads of all layers", PANELS["context_share"]: "rows"}
+    parts = []
+    for panel, counts in frame.groupby("panel", sort=False)["n"]:
+        ends = [str(count) for count in sorted({int(counts.min()), int(counts.max())})]
+        parts.append(f"{' to '.join(ends)} {nouns[str(panel)]} ({panel})")
+    return f"A run's point is over {' and '.join(parts)}, each with every stored pair."
 
 
 def _missing_note(frame: pd.DataFrame) -> list[str]:
@@ -125,6 +137,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.plot(chance.index, chance, **reference_line(), zorder=0.9)
         drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)
+        for pairs in sorted(set(frame["length"]) - set(panel_rows["length"])):
+            upright: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center", "color": drawing.GREY}
+            drawing.note(axes, "not measured", (pairs, 50), **upright)
 
     labels = "key-value pairs", "keys answered correctly, %"
     keys = [("chance level, a random value", REFERENCE)]

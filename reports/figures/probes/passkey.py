@@ -54,8 +54,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     seeds = frame.groupby(["configuration", "length", "depth"], sort=False)["cell"].nunique()
     notes = [
         f"Share of the digits of a passkey that are recalled (colour and number, in %); each square: mean over {_count_range_text(seeds)} "
-        f"{'seed' if seeds.max() == 1 else 'seeds'} of a configuration, {_count_range_text(frame['trials'])} trials per "
-        f"seed.{_error_note(frame)} Depth: share of the text that precedes the digits."
+        f"{'seed' if seeds.max() == 1 else 'seeds'} of a configuration, {_count_range_text(frame['trials'])} trials of "
+        f"{_count_range_text((frame['answers'] / frame['trials']).round())} digits per seed.{_error_note(frame)} Depth: share of the text that precedes the digits."
     ]
     if len(constants):
         percentages = list(
@@ -63,11 +63,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
         notes.append(
             f"Constant-digit baseline on these trials: {' to '.join(percentages)} % (dotted on the colour bar); "
-            "framed: not significantly above it (within 1.96 standard errors of the square)."
+            "framed: not significantly above it (within 1.96 standard errors of the square, not corrected for the "
+            f"{len(seeds)} squares)."
         )
     configurations = list(dict.fromkeys(frame["configuration"]))
     if len(configurations) > MAX_CELLS:
-        notes.append(f"The first {MAX_CELLS} of {len(configurations)}; --highlight CELL shows others.")
+        notes.append(f"The first {MAX_CELLS} of {len(configurations)} configurations.")
     return collected(
         store, data, "passkey", "Passkey recall by depth and context length", frame, frame_origins(frame), notes=notes,
         trained=trained, constant=float(constants.max()) if len(constants) else None, titles=title_parts(data, set(frame["cell"])),
@@ -83,7 +84,7 @@ def _error_note(frame: pd.DataFrame) -> str:
     if errors.empty:
         return ""
     median, most = (format_number(error, 0, percent=True) for error in (errors.median(), errors.max()))
-    return f" Standard error of a square, from the spread of its trials: median {median}, at most {most} points."
+    return f" Standard error of a square, from the spread of its trials, taken as independent across seeds: median {median}, at most {most} points."
 
 
 def _square_errors(squares: Any) -> pd.Series:

@@ -62,7 +62,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     means = complete_line_means(frame)
     first = format_count_range(frame[frame["start"] == 0]["stop"])
     notes = [
-        f"Loss of the tokens at a position, over documents. {averaging_note(data, means=means)}{band_note(means, BAND)}Full attention, a single pass over each "
+        f"Loss of the tokens at a position, over documents (n = {format_count_range(frame['n'])}). {averaging_note(data, means=means)}{band_note(means, BAND)}Full attention, a single pass over each "
         f"document. The first point averages the first {first} tokens, each further one "
         f"{first} tokens or an eighth of an octave, whichever is longer; a point stands in the middle of its tokens. Marks tell lines apart and stand at some of the points."
     ]

@@ -31,12 +31,13 @@ FOLDS = 5  # parts of the trials that are left out in turn
 MAX_PANELS = 4
 """Largest number of pairs that are drawn."""
 MIN_WIDTH_OF_THREE = 4.2  # inches of width that three panels with a common y axis need side by side
-TITLE_SHARE = 0.8  # of the width of a column of panels, which a title may take
+TITLE_SHARE = 0.7  # of the width of a column of panels, which a title may take
 MIN_SKILL = 0.2  # share of the variance of left-out trials that an interpolation must explain to be drawn
 MIN_GAIN = 0.05  # by how much that share must exceed the one that either setting alone explains
 STEPS = 80  # colours of a strip along its level, and of a map along each axis
 REACH = 0.17  # share of an axis from the nearest trial up to which colours are interpolated
 SMOOTHING = 0.05  # standard deviation of the smoothing of a map, as a share of an axis
+CAPPED_SHARE = 0.9  # share of the trials, the best first, that the colours tell apart
 FLAT = 1e-6  # squared singular value below which points lie on a line
 
 
@@ -83,8 +84,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.concat(drawn, ignore_index=True).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
     notes = [f"Colour: {first.words}, darker is better; each mark is a {study.trial_noun} (n = {len(study.done)})."]
-    if any(_level_positions(scales[x]) and _level_positions(scales[y]) for x, y in frame[["x", "y"]].to_numpy()):
-        notes.append("Marks of a pair of levels are spread around it.")
+    if any(_level_positions(scales[x]) or _level_positions(scales[y]) for x, y in frame[["x", "y"]].to_numpy()):
+        notes.append("Marks of a level are spread across it.")
+    values = frame.drop_duplicates("number")["value"]
+    if values.nunique() > 1:
+        notes.append(
+            f"Colours tell the best {CAPPED_SHARE:.0%} of the trials apart; arrow: worse ones, up to {_worst(values, first.sign):.3g}."
+        )
     if joint:
         notes.append(
             "Between marks, colours are interpolated linearly (triangles of neighbours, smoothed over "
@@ -106,6 +112,23 @@ def collect(store: Store, data: SweepData) -> FigureData:
     )  # fmt: skip
 
 
+def _worst(values: pd.Series, sign: int) -> float:
+    """Return the worst of the values: the lowest if `sign` is 1 (more is better), the highest if it is -1."""
+    return float(values.min() if sign > 0 else values.max())
+
+
+def _colour_range(values: pd.Series, sign: int) -> tuple[float, float]:
+    """Return the (low, high) ends of the colours: from the best value to that of CAPPED_SHARE of the trials.
+
+    Args:
+        values: Value of each trial; at least one.
+        sign: 1 if more is better, else -1.
+    """
+    if sign > 0:
+        return float(values.quantile(1 - CAPPED_SHARE)), float(values.max())
+    return float(values.min()), float(values.quantile(CAPPED_SHARE))
+
+
 def _gain(pair: pd.DataFrame) -> float:
     """Return by how much the share that a pair's interpolation explains exceeds that of the better setting alone."""
     first = pair.iloc[0]
@@ -124,9 +147,9 @@ def _selection_note(
     """
     alone = sum(_gain(pair) < MIN_GAIN for pair in predictive)
     reasons = [
-        f"{alone} that explain no more than one of their settings alone (by less than {MIN_GAIN:.0%} of the variance)",
-        f"{len(pairs) - len(predictive)} that explain less than {MIN_SKILL:.0%}",
-        f"{len(predictive) - alone - len(drawn)} that explain less than those drawn",
+        f"{alone} no better than one of the two settings alone (by less than {MIN_GAIN:.0%} of the variance)",
+        f"{len(pairs) - len(predictive)} with less than {MIN_SKILL:.0%} of the variance",
+        f"{len(predictive) - alone - len(drawn)} with less than those drawn",
     ]
     omitted = " and ".join(reason for reason in reasons if not reason.startswith("0 "))
     shown = f"{counted(len(drawn), 'pair')} of {len(pairs)}"
@@ -177,7 +200,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
     letters = max(12, int(TITLE_SHARE * width / columns * 72 / (0.6 * drawing.size("xtick.labelsize"))))
     objective = settings.objective_with_direction(figure_data.draw_options["direction"])
-    norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
+    trials = frame.drop_duplicates("number")
+    norm = drawing.linear(*_colour_range(trials["value"], objective.sign), clip=True)
     chart = settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
@@ -186,8 +210,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if is_shared and grid.index(axes) % columns:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
-    settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
-    handles = {figure_data.draw_options["ring"]: settings.ring_key()}
+    label = figure_data.draw_options["label"]
+    if len(pairs) <= min(columns, 2):
+        # the bar beside a single row is short
+        label = label.replace(", ", ",\n")
+    settings.colour_bar(figure, grid, norm, chart, label, extend="min" if objective.sign > 0 else "max")
+    best = trials[trials["best"]]["value"]
+    value = f": {best.iloc[0]:.4g}" if len(best) == 1 else ""
+    handles = {f"{figure_data.draw_options['ring']}{value}": settings.ring_key()}
     if (frame["skill"] >= MIN_SKILL).any() and norm.vmin < norm.vmax:
         handles["no trial near"] = drawing.patch(facecolor="white", edgecolor=drawing.FAINT, hatch=HATCH)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
@@ -226,7 +256,7 @@ def _level_positions(scale: Scale) -> list[float]:
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
     """Draw the trials of a pair of settings, the best ones ringed, and set limits, ticks and axis labels.
 
-    Between two axes of levels each marker is shifted aside by an amount that depends on the trial's number.
+    At a level each marker is shifted aside by an amount that depends on the trial's number.
 
     Args:
         axes: The panel.
@@ -242,7 +272,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
         panel_rows[f"{side}_place"]
         + [
             SPREAD / max(1, len(_level_positions(scale)) - 1) * settings.level_share(int(number))
-            if _level_positions(x) and _level_positions(y)
+            if _level_positions(scale)
             else 0.0
             for number in panel_rows["number"]
         ]
@@ -269,6 +299,12 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     axes.set_xlabel(settings.setting_label(str(panel_rows["x_name"].iloc[0])))
     axes.set_ylabel(_in_lines(settings.setting_label(str(panel_rows["y_name"].iloc[0]))))
     drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
+
+
+def _band_middle(value: float, norm: Any) -> np.ndarray:
+    """Return the middle of the value's band of colour, so that strips have the bands of contours."""
+    band = np.clip(np.floor(BANDS * (value - norm.vmin) / (norm.vmax - norm.vmin)), 0, BANDS - 1)
+    return np.asarray(norm.vmin + (band + 0.5) / BANDS * (norm.vmax - norm.vmin))
 
 
 def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
@@ -324,7 +360,7 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
             own = coordinates[[x_edges[0] <= at <= x_edges[1] or not _level_positions(x) for at in coordinates[:, 0]]]
             own = own[[y_edges[0] <= at <= y_edges[1] or not _level_positions(y) for at in own[:, 1]]]
             if np.isfinite(table[column, row]) and cdist(point, own).min() <= REACH:
-                value = table[column, row].reshape(1, 1)
+                value = _band_middle(table[column, row], norm).reshape(1, 1)
                 axes.pcolormesh(x_edges, y_edges, value, **look, linewidth=0, antialiased=False)
 
 

@@ -10,18 +10,25 @@ import pandas as pd
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
 from ...render.style import STATE_INKS
-from ...stats.study_data import Objective, Study, require_done_trials, study_of
+from ...stats.study_data import METHOD_NAMES, Objective, Study, range_text, require_done_trials, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.line_drawing import MAX_LISTED
 from ..canvas.scales import short_numbers
-from .settings import objective_with_direction, padded_range, trial_row, value_range, wrap_vertical_label
+from .settings import (
+    objective_with_direction,
+    padded_range,
+    setting_label,
+    trial_row,
+    value_range,
+    wrap_vertical_label,
+)
 
 STANDING_STYLES: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": STATE_INKS["done"]},
     "pruned": {"marker": "x", "color": drawing.GREY},
-    "diverged": {"marker": "X", "color": STATE_INKS["diverged"]},
+    "diverged": {"marker": "D", "color": STATE_INKS["diverged"]},
     "failed": {"marker": "v", "color": STATE_INKS["failed"]},
 }
 STANDING_LABELS = {"pruned": "pruned, last value", "diverged": "diverged", "failed": "failed"}
@@ -46,16 +53,35 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [
         f"A mark per trial, in the order of proposal; line: the best finished value so far. {study.trial_counts_text()}.",
         *_mark_notes(study, frame),
-        f"{study.search_text()}.",
+        _search_note(study),
     ]
     return collected(
         store, study.data, "history", "Optimization history", frame, study.origins(study.trials), notes=notes
     )
 
 
+def _search_note(study: Study) -> str:
+    """Return the sentence on the newest search, with settings named as on axes."""
+    search = study.search
+    ranges = []
+    for path in search.ranges:
+        span = range_text(search, path)
+        if path == "attn_type":
+            span = f"({', '.join(drawing.level_label(level) for level in span.strip('()').split(', '))})"
+        ranges.append(f"{setting_label(study.names.get(path, path))} {span}")
+    aims = " and ".join(f"{objective.words} ({objective.better})" for objective in study.objectives)
+    pruner = f", pruner {METHOD_NAMES[search.pruner]}" if search.pruner else ""
+    return (
+        f"Sampler {METHOD_NAMES[search.sampler]}{pruner}, seed {search.seed}; objective: {aims}; search space: "
+        f"{'; '.join(ranges)}."
+    )
+
+
 def _mark_notes(study: Study, frame: pd.DataFrame) -> list[str]:
     """Return the notes on marks without a value at an edge, and on trials that have no mark; [] for neither."""
     notes = []
+    if ((frame["standing"] == "pruned") & frame["value"].notna()).any():
+        notes.append("Pruned: last value, after fewer tokens than that of a finished trial.")
     lost = frame[frame["value"].isna()]
     at_edge = [standing for standing in ("diverged", "failed") if (lost["standing"] == standing).any()]
     if at_edge:

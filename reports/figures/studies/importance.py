@@ -16,6 +16,7 @@ from ...stats.importance import (
     PED_ANOVA,
     available_evaluator,
     importances,
+    out_of_sample_r2,
     permutation_count,
 )
 from ...stats.study_data import at_common_rung, require_done_trials, rung_note, study_of
@@ -95,9 +96,12 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     notes = [
         f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials} (n), objective: {', '.join(each.words for each in study.objectives)}: {MEANINGS[method]}. Upright line: "
         f"{CHANCE}, from {permutation_count(method, len(study.done))} permutations of the values among the "
-        f"trials{'; a pale bar does not reach it' if not all(row['sure'] for row in rows if row['setting']) else ''}."
+        f"trials, so that it is rough{'; a pale bar does not reach it' if not all(row['sure'] for row in rows if row['setting']) else ''}."
         f"{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
     ]
+    if method == FANOVA:
+        shares = [f"{100 * out_of_sample_r2(study, objective):.0f} %" for objective in study.objectives]
+        notes.append(f"Variance of left-out trials that a forest explains (five folds): {', '.join(shares)}.")
     if still:
         notes.append(f"Settings that do not vary between trials: {', '.join(still)}.")
     return collected(
@@ -157,4 +161,4 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     axes.locator_params(axis="x", nbins=5)
     drawing.rows_alone(axes)
     axes.spines["left"].set_visible(True)
-    axes.set_xlabel("importance, %")
+    axes.set_xlabel("share of the variance, %" if panel_rows["chance"].isna().any() else "importance, %")

@@ -131,7 +131,9 @@ def ring_key() -> Any:
     return drawing.key(markersize=drawing.line_width(RING_SIZE), **RING)
 
 
-def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str) -> None:
+def colour_bar(
+    figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str, extend: str = "neither"
+) -> None:
     """Draw a colour bar with about four ticks at the right of these axes, long enough for its label.
 
     Args:
@@ -140,11 +142,12 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
         norm: Matplotlib normalization of the values.
         colour_map: Matplotlib colour map.
         label: Label of the bar; wrapped by `wrap_vertical_label`.
+        extend: Ends of the bar with an arrow, beyond which values have its colour: "neither", "min" or "max".
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.ticker import MaxNLocator
 
-    layout = {"pad": 0.02, "aspect": 13 * figure.get_figheight(), "fraction": 0.06}
+    layout = {"pad": 0.02, "aspect": 13 * figure.get_figheight(), "fraction": 0.06, "extend": extend}
     bar = drawing.colour_bar(figure, axes, ScalarMappable(norm, colour_map), wrap_vertical_label(label), **layout)
     bar.locator = MaxNLocator(4)
     bar.update_ticks()

@@ -15,9 +15,11 @@ from scipy import special
 
 from ....results import metrics, paper
 from ....results.contrasts import Contrast
+from ....results.store.records import CellState
 from ...number_format import Column, format_length, format_number
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cached_result, cell_level
 from ...table import TableEntry
+from ..noise.run_noise import STRATUM_AXES
 from ..significance.paired_tests import ALPHA
 from ..significance.trial_intervals import CONSTANT_ACCURACY, DIGIT_ACCURACY, constant_answer_scores, independent_trials
 from .effect_types import Effect
@@ -68,6 +70,24 @@ def recall_threshold(data: SweepData, quality: Column) -> float:
     """
     level = constant_answer_score(data, quality.length) if quality.probe == "needle" else None
     return -math.inf if level is None else level
+
+
+def lacks_recall(data: SweepData, quality: Column, cells: Iterable[CellState]) -> bool:
+    """Return True if the mean needle accuracy of no stratum of these cells exceeds the constant-digit baseline.
+
+    A stratum is the cells that share mixer and memory. False for other numbers than needle accuracy, and without any.
+
+    Args:
+        data: The sweep.
+        quality: The number.
+        cells: The cells.
+    """
+    threshold = recall_threshold(data, quality)
+    strata: dict[tuple[str, ...], list[CellState]] = {}
+    for cell in cells if threshold > -math.inf else ():
+        strata.setdefault(tuple(cell_level(cell, axis) for axis in STRATUM_AXES), []).append(cell)
+    values = [numbers for own in strata.values() if (numbers := data.column_numbers(own, quality))]
+    return bool(values) and all(fmean(numbers) <= threshold for numbers in values)
 
 
 def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +23,6 @@ from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.length_frames import line_means
 from atma_sweep.reports.figures.files import FORMATS, drawn, read_trace, renderings
 from atma_sweep.reports.figures.loss import cells_stand_out
-from atma_sweep.reports.render.style import mixer_inks
 from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results import paper
@@ -69,7 +69,10 @@ class TestLegends:
     @pytest.mark.parametrize("name", every_nth(["needle", "length"], 2))
     def test_every_line_is_named(self, published: Store, name: str) -> None:
         figure_data = make_figure(name, published, "printed-v2")
-        labels = ["no memory", "with memory", "no window", "with window", "training length (2K)"]
+        labels = [
+            f"{memory}, {window}" for memory in ("no memory", "with memory") for window in ("no window", "with window")
+        ]
+        labels.append("training length (2K)")
         assert legend_of(figure_of(figure_data))[:5] == labels
         assert len(set(figure_data.frame["line"])) == 4
 
@@ -123,7 +126,7 @@ class TestLegends:
         seen = sorted(
             tuple(round(float(y), 9) for y in line.get_ydata())
             for line in panel.lines
-            if 3 <= line.get_zorder() < 3.1 and line.get_marker() != "None"
+            if 3 <= line.get_zorder() < 3.4 and line.get_marker() != "None"
         )
         settings_before = [
             tuple(round(100 * y, 9) for y in line.sort_values("length")["value"])
@@ -154,16 +157,14 @@ class TestSamples:
         assert "(n = 10 cells per line). Bars" in figure_data.notes[0]
         assert not any("leave the axes" in note or "single cells" in note for note in figure_data.notes)
 
-    def test_best_cell_has_the_ink_of_its_mixer(self, published: Store) -> None:
+    def test_best_cell_is_a_small_grey_mark_at_its_last_length(self, published: Store) -> None:
         figure_data = make_figure("needle", published, "printed-v2")
         panel = figure_of(figure_data).axes[0]
         best = figure_data.frame[figure_data.frame["cell"] == figure_data.draw_options["best"]].sort_values("length")
-        (ink,) = [
-            line.get_color()
-            for line in panel.lines
-            if list(line.get_ydata()) == list(100 * best["value"]) and line.get_color() != "#ffffff"
-        ]
-        assert ink == mixer_inks(["polar"])["polar"]
+        (mark,) = [line for line in panel.lines if line.get_marker() == "*"]
+        assert mark.get_xydata().tolist() == [[best["length"].iloc[-1], 100 * best["value"].iloc[-1]]]
+        assert mark.get_color() == drawing.GREY
+        assert mark.get_zorder() < 3, "below every mean"
         value = 100 * best["value"].iloc[-1]
         assert f"best of 120 cells: {value:.1f} %" in legend_of(figure_of(figure_data))
 
@@ -180,7 +181,10 @@ class TestSamples:
         assert written[2] > 4
 
     def test_effects_between_levels_without_recall_are_marked(self, published: Store) -> None:
-        """By hand: means of the printed accuracies at 64K, of which a constant digit gets 17.5 %."""
+        """By hand: means of the printed accuracies at 64K, of which a constant digit gets 17.5 %.
+
+        Of an average over mixers none of which recalls, whatever the memory, every stratum has such a mean.
+        """
         frame = make_figure("effects", published, "printed-v2").frame
         rows = list(paper.rows("complete-v2"))
         memory = frame[(frame["axis"] == "memory") & (frame["measure"] == "Ndl@64K")]
@@ -193,6 +197,15 @@ class TestSamples:
                 for level in ("on", "off")
             ]
             assert row["floor"] == all(mean <= 17.5 for mean in means)
+        overall = frame[(frame["measure"] == "Ndl@64K") & (frame["where"] == "")]
+        for row in overall[overall["axis"] == "attn_type"].to_dict("records"):
+            strata = {
+                key: fmean(float(own["needle_64k"]) for own in rows if (own["attn_type"], own["memory"]) == key)
+                for key in product((row["level"], row["reference"]), ("on", "off"))
+            }
+            assert row["floor"] == all(mean <= 17.5 for mean in strata.values())
+        # PoLAR with memory recalls, so that no average over all mixers lacks recall
+        assert not overall[overall["axis"] != "attn_type"]["floor"].any()
 
     @pytest.mark.parametrize("name", every_nth(["power", "seeds"], 2))
     def test_spreads_at_the_floor_of_trials_are_marked(self, published: Store, name: str) -> None:
@@ -202,8 +215,7 @@ class TestSamples:
         count = len(at_floor.drop_duplicates(["measure", "stratum"]))
         starred = [text.get_text() for axes in figure_of(figure_data).axes for text in axes.texts]
         assert count == sum(text.endswith(" *") for text in starred)
-        # lines of runs without any spread are left out of the figure of power
-        assert count == (1 if name == "power" else 3)
+        assert count == 3
         assert any(note.startswith("*: ") for note in figure_data.notes)
 
     def test_cells_of_training_curves_are_drawn_if_visible(self, published: Store) -> None:

@@ -215,7 +215,8 @@ class TestPasskey:
         errors = [100 * math.hypot(*group) / len(group) for _, group in squares]
         assert figure_data.notes[0] == (
             "Share of the digits of a passkey that are recalled (colour and number, in %); each square: mean over 2 seeds "
-            "of a configuration, 4 trials per seed. Standard error of a square, from the spread of its trials: median "
+            "of a configuration, 4 trials of 5 digits per seed. Standard error of a square, from the spread of "
+            "its trials, taken as independent across seeds: median "
             f"{np.median(errors):.0f}, at most {max(errors):.0f} points. Depth: share of the text that precedes the digits."
         )
 
@@ -256,7 +257,7 @@ class TestAttentionMap:
         assert sums.to_numpy() == pytest.approx(1.0)
         look = with_highlight(COLUMN, load_sweep_data(probed), ["nope,seed=1"])
         maps = [axes for axes in figure_of(figure_data, look).axes if axes.get_title()]
-        assert [axes.get_title() for axes in maps] == [
+        assert [axes.get_title().split("\n")[0] for axes in maps] == [
             f"layer {layer}, head {head}" for layer in (2, 6) for head in (0, 1)
         ]
         mine = frame[frame["cell"] == look.highlight[0]]
@@ -288,7 +289,8 @@ class TestAttentionMap:
             rows = rows[rows["layer"] == rows["layer"].max()]
             keys = rows.drop_duplicates(["head", "query"]).groupby("head")["keys"].mean()
             head = keys.index[int(np.argmin(keys))]
-            assert axes.get_title() == f"{mixer}\nlayer {rows['layer'].iloc[0]}, head {head}"
+            title = f"{mixer}\nlayer {rows['layer'].iloc[0]}, head {head}\n{keys[head]:.1f} effective keys"
+            assert axes.get_title() == title
             shown = axes.images[0].get_array()
             for row in rows[rows["head"] == head].itertuples():
                 assert shown[row.query, row.key] == row.weight

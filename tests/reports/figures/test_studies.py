@@ -22,7 +22,9 @@ from atma_sweep.reports.figures.studies import contours
 from atma_sweep.reports.figures.studies.contours import interpolated_values
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.reports.render.style import FREE_INKS
-from atma_sweep.reports.sweep_data import ReportError
+from atma_sweep.reports.stats.importance import FOLDS, NUM_TREES, SEED, out_of_sample_r2
+from atma_sweep.reports.stats.study_data import study_of
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import Interval, LevelChoice, Search
@@ -406,6 +408,26 @@ def test_importance_bars_have_their_values(studies: Store) -> None:
     assert explained == sorted(explained, reverse=True)
     assert sum(shares) == pytest.approx(100)
     assert ("Arrow" in " ".join(figure_data.notes)) == bool((figure_data.frame["chance"] > 100).any())
+
+
+def test_importance_says_what_a_forest_predicts(studies: Store) -> None:
+    """Oracle: scikit-learn's own R2 of its own cross-validated predictions, in the same folds."""
+    ensemble = pytest.importorskip("sklearn.ensemble")
+    from sklearn.metrics import r2_score
+    from sklearn.model_selection import PredefinedSplit, cross_val_predict
+
+    study = study_of(studies, load_sweep_data(studies, "tuned"))
+    kinds = list(dict.fromkeys(trial.params[KIND] for trial in study.done))
+    table = [
+        [kinds.index(trial.params[path]) if path == KIND else trial.params[path] for path in study.varying_settings()]
+        for trial in study.done
+    ]
+    values = [trial.values[0] for trial in study.done if trial.values]
+    folds = PredefinedSplit(np.random.default_rng(SEED).permutation(len(values)) % FOLDS)
+    forest = ensemble.RandomForestRegressor(n_estimators=NUM_TREES, random_state=SEED)
+    expected = r2_score(values, cross_val_predict(forest, np.array(table), values, cv=folds))
+    assert 0.5 < expected < 1
+    assert out_of_sample_r2(study, study.objectives[0]) == pytest.approx(expected)
 
 
 def test_unknown_evaluator_is_refused(studies: Store) -> None:
