@@ -11,7 +11,7 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels
 
-TITLE_LINES, LINE_HEIGHT = 2, 0.2
+TITLE_LINES, LINE_HEIGHT = 2, 0.4
 """Lines of a title that the height of a map has space for, and inches that each further one takes."""
 MAX_CELLS = 12
 """Largest number of cells that are drawn unless some are highlighted."""
