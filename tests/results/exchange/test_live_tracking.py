@@ -256,8 +256,10 @@ def test_launch_sends_its_news_and_waits_for_the_last(tmp_path: Path) -> None:
     numbers = read_tensorboard(tmp_path / "micro-tensorboard", slug, "")
     ((loss,),) = bench.sql("SELECT value FROM results WHERE metric = 'val_loss'")
     assert numbers["val/val_loss"] == [(0, float(np.float32(loss)))]
+    validated = [step for (step,) in bench.sql("SELECT step FROM curve_point WHERE val_loss IS NOT NULL ORDER BY step")]
+    assert [step for step, _ in numbers["curve/val_loss"]] == validated
     steps = [step for (step,) in bench.sql("SELECT step FROM curve_point ORDER BY step")]
-    assert [step for step, _ in numbers["curve/val_loss"]] == steps
+    assert [step for step, _ in numbers["curve/train_loss"]] == steps
     bench.run("track", "tensorboard", "--until-end", "--out", "second")
     assert read_tensorboard(tmp_path / "second", slug, "") == numbers, "another folder gets everything"
     again = bench.run("track", "tensorboard", "--until-end")
