@@ -14,6 +14,7 @@ from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.canvas.labels import label_rings
 from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.store import Store
+from matplotlib.collections import LineCollection
 from matplotlib.path import Path
 from matplotlib.text import Text
 from pictures import COLUMN, figure_of
@@ -104,7 +105,7 @@ def test_front_labels_of_few_points() -> None:
 def test_front_is_broader_than_bars_without_caps(published: Store) -> None:
     axes = figure_of(make_figure("pareto", published, "printed-v2")).axes[1]
     (step,) = [line for line in axes.lines if line.get_drawstyle().startswith("steps")]
-    bars = [segments for segments in axes.collections if len(segments.get_segments())]
+    bars = [lines for lines in axes.collections if isinstance(lines, LineCollection) and len(lines.get_segments())]
     assert all(step.get_linewidth() > 2 * bar.get_linewidth()[0] for bar in bars)
     assert "_" not in {line.get_marker() for line in axes.lines}, "caps would make squares of circles"
     assert step.get_color() not in {tuple(bar.get_color()[0]) for bar in bars}
