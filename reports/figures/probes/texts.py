@@ -278,6 +278,7 @@ def _draw_ends(axes: Axes, means: pd.DataFrame, probe: str, texts: Sequence[str]
         axes.set_xlim(-3, 103)
     else:
         axes.margins(x=0.06)
+        axes.locator_params(axis="x", nbins=drawing.ticks_that_fit(axes, 6))
     axes.set_xlabel(MEASURES[probe][1] if is_share else GAINS)
 
 
