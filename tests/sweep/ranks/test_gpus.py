@@ -72,7 +72,7 @@ def losses_on(bench: Bench, n_gpus: int, activations: str) -> list[float]:
 @pytest.mark.parametrize("activations", list(TOLERANCE))
 def test_curve_does_not_depend_on_the_number_of_gpus(bench: Bench, activations: str) -> None:
     curves = [losses_on(bench, n_gpus, activations) for n_gpus in (1, 2, 4)[: N_GPUS.bit_length()]]
-    assert len(curves[0]) == STEPS // 20
+    assert len(curves[0]) > STEPS // 20, "validations, and training losses between them"
     assert curves[0][-1] < curves[0][0] - 0.5, "it learns"
     for curve in curves[1:]:
         assert curve == pytest.approx(curves[0], abs=TOLERANCE[activations])
