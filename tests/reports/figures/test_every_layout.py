@@ -72,20 +72,22 @@ def means_by_hand(frame: pd.DataFrame) -> list[float]:
     x = next((name for name in ("length", "pairs") if name in frame), None)
     if x is not None and {"panel", "line", "configuration"} <= set(frame):
         keys = [name for name in ("panel", "line", "probe", "metric", x) if name in frame]
-        by_place: dict[Any, list[list[float]]] = {}
+        lines_at: dict[Any, list[list[float]]] = {}
         for key, rows in frame.groupby(keys):
             units = [float(np.mean(group)) for _, group in rows.groupby("configuration")["value"]]
             centre = float(np.mean(units))
             numbers.append(centre)
-            place = by_place.setdefault(tuple(part for name, part in zip(keys, key, strict=True) if name != "line"), [])
-            place.append([centre])
+            same_length = lines_at.setdefault(
+                tuple(part for name, part in zip(keys, key, strict=True) if name != "line"), []
+            )
+            same_length.append([centre])
             units = units if len(units) > 1 else list(rows["value"])
             if len(units) > 1:
                 half = stats.t.ppf(0.975, len(units) - 1) * np.std(units, ddof=1) / len(units) ** 0.5
                 numbers += [centre - half, centre + half, max(0, centre - half), min(1, centre + half)]
-                place[-1] += [centre - half, centre + half]
+                same_length[-1] += [centre - half, centre + half]
         # figure texts: differences from the mean of the lines
-        for lines in by_place.values():
+        for lines in lines_at.values():
             numbers += [number - float(np.mean([line[0] for line in lines])) for line in lines for number in line]
     for column in ("val_loss", "smoothed") if {"val_loss", "smoothed"} <= set(frame) else ():
         keys = ["first", "second", "tokens"]
