@@ -14,6 +14,7 @@ from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.sweep_data import ReportError
+from atma_sweep.results.metrics import TEXT_SEPARATOR
 from atma_sweep.results.names import PUBLISHED, SHIPPED
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.shipped import shipped_store
@@ -86,8 +87,9 @@ def means_by_hand(frame: pd.DataFrame) -> list[float]:
                 half = stats.t.ppf(0.975, len(units) - 1) * np.std(units, ddof=1) / len(units) ** 0.5
                 numbers += [centre - half, centre + half, max(0, centre - half), min(1, centre + half)]
                 same_length[-1] += [centre - half, centre + half]
-        # figure texts: differences from the mean of the lines
-        for lines in lines_at.values():
+        # figure texts draws differences from the mean of the lines
+        of_texts = "probe" in frame and frame["probe"].astype(str).str.contains(TEXT_SEPARATOR, regex=False).any()
+        for lines in lines_at.values() if of_texts else ():
             numbers += [number - float(np.mean([line[0] for line in lines])) for line in lines for number in line]
     for column in ("val_loss", "smoothed") if {"val_loss", "smoothed"} <= set(frame) else ():
         keys = ["first", "second", "tokens"]
