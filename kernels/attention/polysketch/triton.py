@@ -239,6 +239,15 @@ def _norm_products(m, norms_ptr, at, R: tl.constexpr, SKETCH: tl.constexpr, PREC
 
 
 @triton.jit
+def _query_tile(T, block, tiles, J: tl.constexpr, H: tl.constexpr, BM: tl.constexpr):
+    """Return (block, first query, end of the block, batch row, query head, KV head, queries [BM]) of a program."""
+    c = tl.program_id(0) // tiles
+    m0 = c * block + tl.program_id(0) % tiles * BM
+    h = tl.program_id(1) % H
+    return c, m0, tl.minimum((c + 1) * block, T), tl.program_id(1) // H, h, h // (H // J), m0 + tl.arange(0, BM)
+
+
+@triton.jit
 def _forward(
     q_desc, k_desc, v_desc, m_ptr, sums_ptr, norms_ptr, o_ptr, inverse_ptr, T, block, tiles,
     J: tl.constexpr, H: tl.constexpr, X: tl.constexpr, R: tl.constexpr, SKETCH: tl.constexpr, K: tl.constexpr,
@@ -254,13 +263,7 @@ def _forward(
     T: tokens. block: tokens of a block. Constexprs: J KV heads, H query heads, X head size, R columns of m, SKETCH of
     them in use, K half the degree, BM and BN queries and keys of a tile, SCALE of q·k.
     """
-    c = tl.program_id(0) // tiles
-    m0 = c * block + tl.program_id(0) % tiles * BM
-    stop = tl.minimum((c + 1) * block, T)
-    b = tl.program_id(1) // H
-    h = tl.program_id(1) % H
-    j = h // (H // J)
-    t = m0 + tl.arange(0, BM)
+    c, m0, stop, b, h, j, t = _query_tile(T, block, tiles, J, H, BM)
     inside = t < stop
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
@@ -306,13 +309,7 @@ def _dq(
     [K, J, X, SKETCH]. delta_ptr: float32 [B, H, T]. dq_ptr: of q's shape, written. NORM: constexpr factor of the product
     of projections.
     """
-    c = tl.program_id(0) // tiles
-    m0 = c * block + tl.program_id(0) % tiles * BM
-    stop = tl.minimum((c + 1) * block, T)
-    b = tl.program_id(1) // H
-    h = tl.program_id(1) % H
-    j = h // (H // J)
-    t = m0 + tl.arange(0, BM)
+    c, m0, stop, b, h, j, t = _query_tile(T, block, tiles, J, H, BM)
     inside = t < stop
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     g = g_desc.load([b, m0, h * X]).reshape(BM, X)
