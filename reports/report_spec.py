@@ -5,13 +5,12 @@ It imports none of them, since the help of the command line lists them all.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..renamed import old_names
-from ..results.exchange.installed_parts import import_target
+from ..results.exchange.installed_parts import import_target, load_target
 
 CURVE_X_COLUMNS = {"tokens": "tokens", "time": "wall_s"}
 """Column of a training curve that is the x axis, by the value of `--against`."""
@@ -51,11 +50,7 @@ class ReportSpec:
             AttributeError: The module has no such function.
             InstalledPartError: One of both, or another error, in an installed package.
         """
-        if self.package:
-            return import_target(self.package, self.at)
-        module, _, function = self.at.partition(":")
-        imported = importlib.import_module(f".{module}", package)
-        return getattr(imported, function) if function else imported
+        return import_target(self.package, self.at) if self.package else load_target(package, self.at)
 
     def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the options, by name, that it accepts and whose value is not empty (false, 0, None, "")."""

@@ -74,20 +74,26 @@ class InstalledPart:
         return _source_sha256(self.entry_point.module.partition(".")[0], self.package)
 
 
-def import_target(package: str, target: str) -> Any:
-    """Import and return what a specification of an installed package names: a module, or an attribute of one.
+def load_target(package: str, target: str) -> Any:
+    """Import and return what a specification names: a module, or an attribute of one. Errors of the import pass through.
 
     Args:
         package: Absolute package that the target is relative to.
         target: "module" or "module:attribute".
+    """
+    module, _, attribute = target.partition(":")
+    imported = importlib.import_module(f".{module}", package)
+    return getattr(imported, attribute) if attribute else imported
+
+
+def import_target(package: str, target: str) -> Any:
+    """Do as `load_target` for an installed package, whose errors are one line.
 
     Raises:
         InstalledPartError: The import fails, or there is no such attribute.
     """
-    module, _, attribute = target.partition(":")
     try:
-        imported = importlib.import_module(f".{module}", package)
-        return getattr(imported, attribute) if attribute else imported
+        return load_target(package, target)
     except Exception as error:
         message = " ".join(str(error).split())
         raise InstalledPartError(

@@ -5,12 +5,11 @@ Ray is imported only when an executor that uses it is opened.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...renamed import old_names
-from ...results.exchange.installed_parts import SpecRegistry, import_target
+from ...results.exchange.installed_parts import SpecRegistry, import_target, load_target
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:
@@ -99,12 +98,8 @@ def open_executor(name: str, context: ExecutorContext) -> Executor:
         InstalledPartError: An installed package cannot provide it.
     """
     spec = EXECUTORS[name]
-    module, attribute = spec.target.split(":")
-    executor_class: type[Executor] = (
-        import_target(spec.package, spec.target)
-        if spec.package != __package__
-        else getattr(importlib.import_module(f".{module}", __package__), attribute)
-    )
+    load = load_target if spec.package == __package__ else import_target
+    executor_class: type[Executor] = load(spec.package, spec.target)
     return executor_class.open(context)
 
 
