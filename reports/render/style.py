@@ -228,10 +228,10 @@ def level_label(level: str, axis: str = "attn_type") -> str:
     name = LEVEL_NAMES.get((axis, level))
     if name is not None:
         return name
-    return level if axis in ("attn_type", "reg_mode") else f"{axis_label(axis)} {_short_integer(level)}"
+    return level if axis in ("attn_type", "reg_mode") else f"{axis_label(axis)} {short_integer(level)}"
 
 
-def _short_integer(level: str) -> str:
+def short_integer(level: str) -> str:
     """Return an integer from 10,000 on with three significant digits and K, M, B or T; any other text as it is."""
     if not (level.isascii() and level.isdigit() and 5 <= len(level) <= 15):
         return level

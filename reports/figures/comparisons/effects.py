@@ -34,9 +34,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Main numbers are validation loss, and clean loss, needle accuracy and metrics of extra probes at their longest
     length. Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs,
     measure (heading), words (label), unit, better (1, -1 or 0), where (stratum), mean, low, high, p (corrected), sure
-    (True if significant), i2, mixed, confirmatory, floor (both levels without recall); means and bounds of shares are percentage points. `where` is empty
-    over the whole sweep; rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes
-    of more than three levels have only the rows against their reference, and declared contrasts.
+    (True if significant), i2, mixed, confirmatory, floor (both levels without recall); means and bounds of shares are
+    percentage points. `where` is empty over the whole sweep; rows within a stratum follow. Confirmatory rows are the
+    contrasts that the grid declares. Axes of more than three levels have only the rows against their reference, and
+    declared contrasts.
 
     Raises:
         ReportError: There are no numbers or no two cells to compare.
@@ -169,18 +170,19 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     rows = _rows_of(frame, keys)
     figure = drawing.page(1.0, 7.2 if len(measures) > 2 else 5.2)
     labels = forest.text_width([row.label for row in rows if row.key], drawing.size("ytick.labelsize")) + 0.1
-    width = figure.get_figwidth()
+    margin = forest.count_space(beyond_floor=bool(frame["floor"].any())) / 72
+    width = figure.get_figwidth() - labels - margin
     # a panel is as wide as the longest word of its title and the letter beside it
     title_parts = [part for label in frame["words"].unique() for part in label.replace(",", " ").split()]
     title_width = forest.text_width(title_parts, drawing.size("axes.titlesize")) + LETTER_WIDTH
-    fitting = max(1, int((width - labels) / max(MIN_PANEL * drawing.current_options().scale, title_width)))
+    fitting = max(1, int(width / max(MIN_PANEL * drawing.current_options().scale, title_width)))
     columns = next(
         n for n in range(1, len(measures) + 1) if n >= fitting or -(-len(measures) // n) == -(-len(measures) // fitting)
     )
     bottom = max(row.y for row in rows) + 0.7
     figure.set_figheight((forest.ROW * bottom + 1.25) * drawing.current_options().scale)
     grid = drawing.panel_column(figure, len(measures), narrow=columns, wide=columns, sharey=True)
-    each, at_floor = (width - labels) / columns - 0.12, set()
+    each, at_floor = width / columns - 0.12, set()
     for axes, measure in zip(grid, measures, strict=True):
         of_measure = {key: index for index, key in enumerate(keys) if frame["measure"].iloc[index] == measure}
         shown = [row for row in rows if row.key in of_measure]

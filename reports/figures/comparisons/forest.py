@@ -31,7 +31,7 @@ SLACK = 0.12  # share of its range by which an axis may grow to end at a round n
 ROW = 0.15  # inches, height of a row in the style `paper`
 POINTS = ("points", "percentage points")
 """Unit of differences of shares in the data, and on an axis."""
-COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes
+COUNT_SPACE = 14.0  # points from a panel, or from the text FLOOR beside it, to the right end of the sample sizes
 BETTER = "better"
 VERSUS = " vs "
 """Between both levels of a difference, in figures: they show gains, whose sign is not that of a difference of losses."""
@@ -127,6 +127,11 @@ def methods_note(methods: Iterable[str], family: str) -> str:
     return f"{intervals}Black: significant, {corrected}; grey: not significant."
 
 
+def count_space(*, beyond_floor: bool) -> float:
+    """Return the points from a panel to the right end of its sample sizes, with `beyond_floor` as for `write_counts`."""
+    return COUNT_SPACE + (72 * text_width([FLOOR], drawing.size("small")) if beyond_floor else 0.0)
+
+
 def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]], *, beyond_floor: bool = False) -> None:
     """Write the sample size of each row at the right of a panel, in grey, under the head "n".
 
@@ -135,7 +140,7 @@ def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]], *, beyond_fl
         counts: Sample sizes of the row's numbers, by its height in data.
         beyond_floor: Whether rows without recall have their text between the panel and the sample sizes.
     """
-    space = COUNT_SPACE + (72 * text_width([FLOOR], drawing.size("small")) if beyond_floor else 0.0)
+    space = count_space(beyond_floor=beyond_floor)
     style: dict[str, Any] = {"color": drawing.GREY, "va": "center", "ha": "right", "annotation_clip": False}
     for height, own in counts.items():
         text = unit_range(own).replace(" to ", "–")
@@ -166,7 +171,7 @@ def difference_label(axis: str, level: str, reference: str) -> str:
 
     For on against off it is the axis alone, such as "memory"; for a regularizer against "baseline" "<level>
     regularizer". For two mixers, or two other regularizers, it is both levels; for other axes the axis with both
-    levels.
+    levels, of which large integers are abbreviated.
     """
     if (level, reference) == ("on", "off"):
         return drawing.axis_label(axis)
@@ -174,7 +179,7 @@ def difference_label(axis: str, level: str, reference: str) -> str:
         return f"{drawing.level_label(level, axis)} regularizer"
     if axis in ("attn_type", "reg_mode"):
         return f"{drawing.level_label(level, axis)} − {drawing.level_label(reference, axis)}"
-    return f"{drawing.axis_label(axis)} {level} − {reference}"
+    return f"{drawing.axis_label(axis)} {drawing.short_integer(level)} − {drawing.short_integer(reference)}"
 
 
 def gain_text(row: Mapping[str, Any]) -> str:
