@@ -72,6 +72,7 @@ def test_the_interface_stays_as_documented() -> None:
     ] == SIGNATURES.strip().splitlines()
 
 
+@pytest.mark.thorough
 def test_tables_and_figures_are_those_of_the_command(tmp_path: Path, command_line) -> None:
     sweep = Sweep("printed-v2")
     code, out, _ = command_line(

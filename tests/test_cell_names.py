@@ -69,6 +69,7 @@ def test_find_cell_prefers_a_complete_name_anywhere(store: Store) -> None:
     assert store.find_cell("fade-weak").id == "0ee000000006"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_takes_every_name_of_a_cell(store: Store, run: Run, name: str) -> None:
     """A command that lacks weights or a log names the cell that was meant, and so does a refusal to delete it."""

@@ -57,6 +57,7 @@ def test_commands_and_options_all_have_help(name: str) -> None:
     assert len(command.params) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["", "bench", "data", "db", *sorted(commands())])
 def test_help_has_an_example_and_no_python_types(name: str) -> None:
     result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
@@ -327,6 +328,7 @@ def test_lean_conversion_equals_that_of_typer(monkeypatch: pytest.MonkeyPatch) -
     assert [type(call["interval"]) for call in calls] == [float] * 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("setting", "styled"), [("NO_COLOR=1", False), ("TERM=dumb", False), ("TERM=xterm", True)])
 def test_help_on_a_terminal_heeds_no_color(setting: str, styled: bool) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}

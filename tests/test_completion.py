@@ -102,6 +102,7 @@ def test_completion_is_silent_in_every_state(
         assert set(complete(f"atma-sweep {line}")) <= {*PUBLISHED, *SHIPPED, "one", "two", "a_1", "ab1", "b1"}
 
 
+@pytest.mark.thorough
 def test_completion_imports_nothing_heavy(tmp_path: Path, database: Path) -> None:
     code = (
         "import sys\nfrom atma_sweep.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"

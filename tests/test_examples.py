@@ -177,6 +177,7 @@ def test_corpus_repeats_the_first_half_of_each_document(tmp_path: Path) -> None:
         assert re.fullmatch(r"([a-h]\d ){320}", text)
 
 
+@pytest.mark.thorough
 def test_ray_cluster_file_fits_the_schema_of_ray() -> None:
     """Ray's own JSON schema accepts it; every option of its commands is one of `ray start`."""
     autoscaler = pytest.importorskip("ray.autoscaler", reason="needs Ray: pip install -e '.[train]'")
@@ -203,6 +204,7 @@ def start_options() -> set[str]:
     return set(re.findall(r"--[\w-]+", shown.stdout))
 
 
+@pytest.mark.thorough
 def test_kuberay_file_is_consistent() -> None:
     """Names that refer to each other agree; requests equal limits, and the versions are those that are tested."""
     pytest.importorskip("ray", reason="needs Ray: pip install -e '.[train]'")

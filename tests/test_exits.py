@@ -68,6 +68,7 @@ def hostile(path: Path) -> Store:
     return store
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     every_nth(
@@ -135,6 +136,7 @@ NOT_OF_THESE = ("count-map", "state-norm", "power", "seeds", "items", "response"
 """Figures that these cells have nothing for."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", every_nth([name for name in FIGURES if name not in NOT_OF_THESE], 3))
 def test_a_figure_of_hostile_names_is_xml(tmp_path: Path, name: str) -> None:
     store = hostile(tmp_path)

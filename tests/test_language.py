@@ -6,6 +6,7 @@ import pytest
 from language import counts, findings_of_code, findings_of_document, limits, parts_of, prose_counts, sentences
 
 
+@pytest.mark.thorough
 def test_counts_do_not_rise() -> None:
     risen = {rule: (count, limits()[rule]) for rule, count in counts().items() if count > limits()[rule]}
     assert risen == {}, "python -m tests.testing.language FILE ... lists the findings of files"

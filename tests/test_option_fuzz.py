@@ -77,6 +77,7 @@ def test_every_numeric_option_has_both_bounds() -> None:
     assert len(NUMERIC) > 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("path", "option"), NUMERIC, ids=lambda value: " ".join(value) if isinstance(value, tuple) else value.opts[0]
 )

@@ -51,6 +51,7 @@ def test_unread_help_of_every_command_ends_silently(run: Run, monkeypatch: pytes
     assert {path: ended for path, ended in results.items() if ended != (141, "", "")} == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", [(), ("db", "check"), pytest.param(None, marks=pytest.mark.thorough)])
 def test_closed_output_ends_silently(tmp_path: Path, path: tuple[str, ...] | None) -> None:
     for arguments in paths()[::4] if path is None else [path]:
@@ -58,6 +59,7 @@ def test_closed_output_ends_silently(tmp_path: Path, path: tuple[str, ...] | Non
         assert ends((*arguments, "--help"), tmp_path, ">&-") == (141, "", ""), arguments
 
 
+@pytest.mark.thorough
 def test_a_report_into_closed_output_ends_silently(tmp_path: Path) -> None:
     assert ends(("report", "--table", "6", "--sweep", "printed-v2"), tmp_path, ">&-") == (141, "", "")
     assert ends(("reference", "--out", "-"), tmp_path, ">&-") == (141, "", "")
@@ -65,6 +67,7 @@ def test_a_report_into_closed_output_ends_silently(tmp_path: Path) -> None:
     assert ends(("sweeps",), tmp_path, ">/dev/null 2>&- <&-") == (0, "", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0, *(pytest.param(item, marks=pytest.mark.thorough) for item in (1, 2, 3))])
 def test_no_example_fails_when_its_output_is_unread(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: int
@@ -107,6 +110,7 @@ def test_a_full_output_is_a_single_line(tmp_path: Path) -> None:
     assert ends(("sweeps", "--help"), tmp_path, ">/dev/full") == (3, "", message)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("encoding", "columns"),
     [("latin-1", 20), *(pytest.param(item, 80, marks=pytest.mark.thorough) for item in ("ascii", "cp437"))],

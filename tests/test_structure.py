@@ -72,6 +72,7 @@ def folder_of(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_imports_go_down_the_layers(folder: str) -> None:
     wrong = []
@@ -323,6 +324,7 @@ def modules_after(*statements: str, cwd: Path) -> set[str]:
     return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
 
+@pytest.mark.thorough
 def test_status_and_show_load_neither_torch_nor_ray_nor_pandas(tmp_path: Path) -> None:
     make = "from atma_sweep.results.store.store import open_store; store = open_store('atma.db', create=True)"
     modules_after(make, cwd=tmp_path)
@@ -332,6 +334,7 @@ def test_status_and_show_load_neither_torch_nor_ray_nor_pandas(tmp_path: Path) -
     assert loaded & {"torch", "ray", "pandas", "numpy", "alembic", "matplotlib", "fla"} == set()
 
 
+@pytest.mark.thorough
 def test_status_loads_neither_pydantic_nor_unused_dialects(tmp_path: Path) -> None:
     """Together a fifth of its time: typer converts options by pydantic, and one word of the schema can load a dialect."""
     make = "from atma_sweep.results.store.store import open_store; store = open_store('atma.db', create=True)"
@@ -343,6 +346,7 @@ def test_status_loads_neither_pydantic_nor_unused_dialects(tmp_path: Path) -> No
     assert loaded & {"pydantic", "numpy", "rich", "ruamel"} == set()
 
 
+@pytest.mark.thorough
 def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
     loaded = modules_after(
         "from atma_sweep.sweep.orchestrator import launch",
@@ -396,6 +400,7 @@ def test_training_on_the_cpu_does_not_load_the_compiler(tmp_path: Path) -> None:
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+@pytest.mark.thorough
 def test_a_dry_run_loads_torch_but_not_its_compiler(tmp_path: Path) -> None:
     """Sizes and FLOPs are those of the parts themselves; the compiler would take another second."""
     call = "from atma_sweep import cli; cli.app(['launch', 'full', '--dry-run'], standalone_mode=False)"
@@ -539,6 +544,7 @@ def private_uses(file: Path, theirs: frozenset[str]) -> set[str]:
     return {name for name in names - own - DOCUMENTED if is_private(name)} & theirs
 
 
+@pytest.mark.thorough
 def test_private_names_are_used_by_listed_tests_alone() -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     theirs = {node.name for file in sources() for node in nodes(file) if isinstance(node, functions)}

@@ -95,6 +95,7 @@ def test_torch_path_in_16_bits_is_near_float64(name: str, dtype: torch.dtype) ->
     assert (ours[0].double() - theirs[0]).abs().max() <= rounding_bound(dtype, 4) * theirs[0].abs().max()
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(
     ("name", "case"), [param for name, op in OPERATIONS.items() for param in every_nth([(name, x) for x in op.cases], op.nth)]
@@ -110,6 +111,7 @@ def test_kernels_are_near_float64(name: str, case: Case) -> None:
     check(ours, theirs, len(ours) - len(args), near=op.near * steep, gradient=gradient * steep)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(
     ("name", "changed"),
@@ -133,6 +135,7 @@ def test_kernels_repeat_and_read_nothing_but_their_inputs(name: str, changed: di
         assert all(torch.equal(a, b) for a, b in zip(results[0], again, strict=True))
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if torch.float16 in op.dtypes])
 def test_kernels_in_float16_are_near_float64(name: str) -> None:
@@ -171,6 +174,7 @@ def test_gradients_of_torch_path_are_those_of_differences(at: int) -> None:
     assert torch.autograd.gradcheck(attention, double(inputs), eps=1e-6, atol=1e-8, fast_mode=True)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(
     ("name", "keys", "window"),

@@ -38,6 +38,7 @@ def cut(size: int, start: int) -> Callable[[Tensor], Tensor]:
     return lambda x: x.unflatten(-1, (-1, 8))[:, :, start : start + size]
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("view", every_nth([
     cut(2, 0), cut(1, 2),
@@ -57,6 +58,7 @@ def test_canon_reads_views_where_they_lie(view: Callable[[Tensor], Tensor]) -> N
     check(ours, run(canon_exact, double([x, w]), norm=True), 1, near=NEAR_NORMED, gradient=NEAR_NORMED)
 
 
+@pytest.mark.thorough
 @interpreted
 def test_canon_of_a_row_expanded_to_a_batch() -> None:
     x, w = normal(1, 21, 2, 8, seed=1).expand(3, -1, -1, -1), normal(16, 4, seed=2)

@@ -159,6 +159,7 @@ def test_gradients_scale_with_what_comes_from_above(backend: str) -> None:
     assert all(x.grad is not None and torch.equal(x.grad, 0.25 * g) for x, g in zip(args, plain[1:], strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("chunk", [1, 4, 13, 100])
 def test_sums_and_losses_of_single_tokens_without_gradients(

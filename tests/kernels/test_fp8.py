@@ -218,6 +218,7 @@ def test_the_kernel_casts_as_torch_does(
     check_cast(exact(kind, count, width))
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(("count", "half"), GATES)
 @pytest.mark.parametrize("kind", KINDS)

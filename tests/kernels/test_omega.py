@@ -48,6 +48,7 @@ def naive(
     return reads, [torch.stack(matrices).unflatten(0, (B, H)) for matrices in zip(*ends, strict=True)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("kind", ["matrix", "network"])
@@ -143,6 +144,7 @@ def test_a_window_of_all_is_the_loss_of_all_pairs_before() -> None:
     assert (ours - torch.einsum("bthxf,bthf->bthx", memories, q)).abs().max() <= 1e-12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
 @pytest.mark.parametrize("kind", ["matrix", "network"])
 def test_a_step_lessens_the_loss(kind: str, orthogonal: Any) -> None:

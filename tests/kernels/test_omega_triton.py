@@ -123,6 +123,7 @@ def test_a_sequence_in_pieces_equals_a_single_call(orthogonal: Any) -> None:
         assert (a - b).abs().max() <= 1e-5
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("x", every_nth([16, 64], 2))
 def test_orthogonal_steps_of_float16_operands_pass_the_self_test(x: int) -> None:

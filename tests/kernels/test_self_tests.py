@@ -67,6 +67,7 @@ def test_a_self_test_passes_right_kernels() -> None:
     assert dispatch.self_test_failure("softmax", softmax._error, *CASE) is None
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)

@@ -29,6 +29,7 @@ def errors(x: Tensor, s: Tensor, squares: bool) -> tuple[float, float]:
     )
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("squares", every_nth([False, True], 2))
 @pytest.mark.parametrize(("n", "c", "k"), SIZES)
@@ -48,6 +49,7 @@ def test_bf16_on_a_gpu(n: int, c: int, k: int, squares: bool) -> None:
     assert choose_backend("cuda", torch.bfloat16).backend == "triton"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("squares", [False, True])
 def test_the_operator_says_what_it_does(squares: bool) -> None:
     x, s = normal(2, 9, 12), normal(2, 4, 12, seed=1)

@@ -159,6 +159,7 @@ def test_tokens_per_anchor_follow_from_the_steepest_gate() -> None:
     assert wall_step.chunk_tokens(torch.bfloat16, None) == 1
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("gate_heads", "splits", "window", "page", "chunk"), [
@@ -311,6 +312,7 @@ def test_key_gated_step_is_the_formula(
         assert (y.double() - expected).abs().max() <= (1e-12 if dtype == torch.float64 else 1e-5)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("gate_heads", "splits", "window", "page", "g_max", "rotary"), [
@@ -333,6 +335,7 @@ def test_the_key_gated_kernel_sums_later_ranges(
     assert (y.double() - expected).abs().max() <= 1e-5
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_gates_of_the_kernel_lose_no_digits() -> None:
@@ -371,6 +374,7 @@ def test_a_convolution_token_by_token(taps: int, residual: bool) -> None:
     assert torch.equal(tails[[0, 2]], torch.zeros(2, taps - 1, 5, dtype=torch.float64))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("channelwise", [False, True])
 def test_a_thousand_delta_steps_equal_the_scan(channelwise: bool) -> None:
     t, h, j, x = 1000, 4, 2, 8

@@ -138,6 +138,7 @@ def test_qkv_and_head_bias_can_be_dropped_separately(
     assert (switched(tokens) - full(tokens)).abs().max() <= 1e-12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
 @pytest.mark.parametrize(("mixer", "memory"), every_nth(PAIRS, 5))
 def test_the_pieces_and_the_gradients_follow(

@@ -67,6 +67,7 @@ def test_logits_are_capped(awake: Awake, tokens: Tensor) -> None:
     assert (losses.flatten() - expected).abs().max() <= 1e-12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "window"), [(*pair, window) for pair in PAIRS for window in (False, True)]
 )
@@ -92,6 +93,7 @@ def test_gated_conv_of_a_single_token(awake: Awake) -> None:
     assert loss is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "dtype"), [(*pair, dtype) for pair in PAIRS for dtype in (torch.float32, torch.bfloat16)]
 )

@@ -32,6 +32,7 @@ def rows() -> Tensor:
     return torch.randint(0, 37, (3, T), generator=torch.Generator().manual_seed(3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "window"), every_nth([(*pair, window) for pair in PAIRS for window in (False, True)], 12)
 )

@@ -106,6 +106,7 @@ def test_regularizers_meet_every_level() -> None:
         assert {(row[position], row[4]) for row in dealt} == set(product(levels, REGULARIZER_NAMES))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "window", "distractor", "regularizer"),
     shared_out(
@@ -125,6 +126,7 @@ def test_compiled_graph_equals_eager(
     assert_compiled_equals_eager(model, eager, terms)
 
 
+@pytest.mark.thorough
 def test_full_graph_with_fp8_products(wake: Callable[[Backbone], None]) -> None:
     model = network(wake, attn_type="polar", memory="gated_delta", **TWO_BLOCKS)
     terms = auxiliary("weak", True)
@@ -242,6 +244,7 @@ def test_compiled_once(wake: Callable[[Backbone], None]) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.thorough
 def test_draws_of_a_step_are_those_of_the_eager_network(wake: Callable[[Backbone], None]) -> None:
     """They are made outside the graph: a fresh network that is compiled first gives what an eager one gives later."""
     compiled, eager = (network(wake, attn_type="nope") for _ in range(2))
@@ -308,6 +311,7 @@ def test_compiled_kernels_follow_plain_torch_for_100_steps(
     assert gap < 2e-2
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("registries")
 def test_compile_error_names_the_setting() -> None:
     from atma_sweep.model import Mixer, register_mixer

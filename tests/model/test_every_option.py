@@ -114,6 +114,7 @@ def option_values(option: Option) -> list[Any]:
 OPTIONS = [option for option in every_option() if option_values(option)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("option", "network"),
     [

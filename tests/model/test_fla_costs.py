@@ -82,6 +82,7 @@ def test_mean_keys_of_a_span_by_counting(span: Any, keys: Callable[[int], int]) 
     assert span.mean_keys(65 / 2) == pytest.approx(sum(map(keys, range(1, 65))) / 64, rel=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(KERNEL_FLOPS))
 def test_flops_are_torch_projections_and_kernel_by_hand(name: str) -> None:
     """At width 1024, rows of 512: projections of the layer on the meta device by torch's counter, and KERNEL_FLOPS."""
@@ -304,6 +305,7 @@ NAIVE: list[tuple[str, Callable[[Any, Tensor], Iterator[int]], dict[str, Any]]] 
 """Layer, its naive form, and its settings. A form yields the entries of states that decay, which torch does not count."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "naive", "settings"), NAIVE, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(NAIVE)]
 )

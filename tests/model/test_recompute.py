@@ -54,6 +54,7 @@ def backward(model: Backbone, terms: dict[str, Any]) -> tuple[list[Tensor], int]
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)], stored[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", RECOMPUTED_EVERY)
 @pytest.mark.parametrize("case", CASES)

@@ -40,6 +40,7 @@ def test_full_context_lifts_the_window(awake: Awake, tokens: Tensor, attn_type: 
         assert abs(full - loss_of(windowed, tokens)) > 1e-7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attn_type", EVERY_MIXER)
 def test_regularizers_and_distractor_all_differ(awake: Awake, tokens: Tensor, auxiliary: Aux, attn_type: str) -> None:
     model = awake(attn_type=attn_type)
@@ -131,6 +132,7 @@ def test_distractor_count_acts(awake: Awake, tokens: Tensor, auxiliary: Aux) -> 
     assert differ([loss_of(model, tokens, cell).detach() for cell in cells])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "window"), [(*pair, window) for pair in PAIRS for window in (False, True)]
 )

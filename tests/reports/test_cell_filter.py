@@ -34,6 +34,7 @@ def test_filtered_table_has_only_these_cells(published: Store) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_filtered_effects_equal_the_stratum(published: Store) -> None:
     full_effects = effects(load_sweep_data(published, "printed-v2"))
     with cell_filter.filtered_cells("printed-v2", ("attn_type=polar",)):
@@ -72,6 +73,7 @@ def test_cached_reads_distinguish_filters(published: Store) -> None:
         assert len(load_sweep_data(published, "printed-v2").cells) == 120
 
 
+@pytest.mark.thorough
 def test_filtered_files_can_be_checked(tmp_path: Path, command_line: Command) -> None:
     options = "--sweep", "printed-v2", "--only", "reg_mode=baseline", "--only", "seed=0"
     for name in ("six.md", "six.csv", "six.tex"):
@@ -140,6 +142,7 @@ def test_compared_figure_shows_filtered_cells(published: Store, command_line: Co
     assert any(row["first"] == "printed-v1" for row in rows)
 
 
+@pytest.mark.thorough
 def test_filters_parse_as_launch_does(published: Store) -> None:
     def ids(*filters: str) -> set[str]:
         with cell_filter.filtered_cells("printed-v2", filters):

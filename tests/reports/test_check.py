@@ -41,6 +41,7 @@ def drawn(store, tmp_path):
 
 
 class TestFigures:
+    @pytest.mark.thorough
     @pytest.mark.parametrize("format", every_nth(PICTURES, 3))
     def test_figure_changed_number_is_named(self, store, run, make, drawn, format):
         _, numbers = make
@@ -103,6 +104,7 @@ class TestFigures:
         (line,) = check_file(path, store)
         assert "the figure can no longer be built" in line
 
+    @pytest.mark.thorough
     def test_check_command_exit_codes(self, store, run, make, drawn, written, tmp_path):
         files = [drawn(), written("csv")]
         arguments = [
@@ -121,6 +123,7 @@ class TestFigures:
 
 @pytest.mark.parametrize("format", FILES)
 class TestEveryFormat:
+    @pytest.mark.thorough
     def test_unchanged_table_has_no_problem(self, store, written, format):
         assert check_file(written(format), store) == []
         assert check_file(written(format, name="4"), store) == []
@@ -200,5 +203,6 @@ def test_published_tables_are_unchanged(published, tmp_path):
     assert "128.8 ZF" in check_file(path, published)[0]
 
 
+@pytest.mark.thorough
 def test_readme_figure_is_unchanged(published):
     assert check_file(Path(__file__).parents[2] / "docs" / "images" / "needle.svg", published) == []

@@ -70,6 +70,7 @@ def statements(store: Store, work: Any) -> list[str]:
     return [re.sub(r"IN \([?, ]+\)", "IN (?)", text) for text in texts if "FROM curve_point" not in text]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("work", [build_blocks, table6], ids=["dashboard", "table 6"])
 def test_statements_do_not_grow_with_the_cells(stores: dict[int, Store], work: Any) -> None:
     small, large = (statements(stores[size], work) for size in SIZES)

@@ -26,6 +26,7 @@ def folder(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.thorough
 def test_gallery_shows_every_table_and_figure(folder: Path, store) -> None:
     """Links and pictures exist; tables without rows are listed with the reason instead of a picture."""
     page = (folder / "index.html").read_text()
@@ -55,6 +56,7 @@ def test_gallery_fits_a_phone_in_both_color_schemes(folder: Path, browser) -> No
 
 
 # the others take seconds each, and their cells are of the same kinds
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", every_nth([name for name in TABLES if name not in ("interactions", "anova", "compare")], 6)
 )
@@ -141,6 +143,7 @@ def test_folder_without_tables_is_refused(folder: Path, store, tmp_path: Path) -
         check_file(path, store)
 
 
+@pytest.mark.thorough
 def test_folder_reads_the_sweep_once(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a cell that finishes in between would be in some files only."""
     read = sweep_data._read_sweep_data

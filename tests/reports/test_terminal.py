@@ -83,6 +83,7 @@ def test_paper_tables_fit_the_terminal(published_tables: dict[str, Table]) -> No
                 assert squeezed(text).keys() >= squeezed(" ".join(map(" ".join, table.rows))).keys(), name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["6", "failures", "provenance"])
 def test_long_texts_are_folded(troubled: Store, name: str, width: int) -> None:
@@ -120,6 +121,7 @@ def test_very_wide_row_becomes_a_block(printed: Store) -> None:
     assert "Attempts   120" in lines
 
 
+@pytest.mark.thorough
 def test_table_that_fits_equals_the_file(printed: Store) -> None:
     table = make_table("3", printed, "printed-v2")
     assert render(table, "terminal", width=2000) == render(table, "terminal")

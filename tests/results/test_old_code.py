@@ -75,6 +75,7 @@ def numbers(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
+@pytest.mark.thorough
 def test_old_database_prints_the_same_numbers(wrote: Path, database: Path, run: Run) -> None:
     says(run, "db", "upgrade")
     printed = json.loads((wrote / "printed.json").read_text())

@@ -43,6 +43,7 @@ def data(sweep: str) -> SweepData:
     return load_sweep_data(shipped.shipped_store(sweep), sweep)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sweep", [sweep for sweep in SHIPPED if sweep not in (HEADLINE, RIVALS)])
 def test_shipped_bundle_is_small_and_complete(sweep: str) -> None:
     assert shipped.bundle_path(sweep).stat().st_size < 3e6
@@ -93,6 +94,7 @@ def checked(folder: Path, command_line: Command, files: Sequence[str], source: s
     return out
 
 
+@pytest.mark.thorough
 def test_tables_of_the_page_say_what_the_numbers_say(tmp_path: Path, command_line: Command) -> None:
     checked(tmp_path / "some", command_line, ["pilot.md", "rates.md", "contrasts.md"])
     gone = command_line("report", "--check", str(tmp_path / "gone"))
@@ -215,6 +217,7 @@ def decided(rows: Sequence[tuple[dict[str, Any], int]], verdict: Callable[[dict[
     return next(word for word in ("not tested", "falls", "undecided", "stands") if word in each)
 
 
+@pytest.mark.thorough
 def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command) -> None:
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
     assert len(contrasts) == 14
@@ -242,6 +245,7 @@ def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command
         assert of(row, "p corr")["printed"] in PAGE
 
 
+@pytest.mark.thorough
 def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
     """The oracle corrects over the requested contrasts alone, and ignores the precedence of *not tested*."""
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
@@ -334,6 +338,7 @@ def number_of(sweep_data: SweepData, cell: str, probe: str, metric: str, length:
     return number
 
 
+@pytest.mark.thorough
 def test_the_pages_sentences_have_the_verdicts_of_the_claims(command_line: Command) -> None:
     """Beside the paper's printed numbers."""
     ways = (

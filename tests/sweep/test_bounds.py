@@ -143,6 +143,7 @@ def test_products_of_the_largest_values_fit_a_float64() -> None:
     assert math.isfinite(float(each) * train.tokens)
 
 
+@pytest.mark.thorough
 def test_plan_of_the_largest_values_reports_the_disk(command_line: Any) -> None:
     settings = {
         "data.corpus": "flipflop", "data.settings.flipflop.train_rows": 10**9, "train.seq_len": 2**17,

@@ -34,6 +34,7 @@ pytestmark = [
 # --- polar --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(("null_base", "scale", "floor", "near"), [
     (6.0, 1.0, 1e-30, NEAR),
@@ -88,6 +89,7 @@ def materialised(
     return torch.einsum("bhts,bshd->bthd", (scores - lse.unsqueeze(-1)).exp(), v), lse / math.log(2)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(("queries", "keys", "offset", "window"), every_nth([
     (37, 37, 0, 0), (37, 37, 0, 9),
@@ -157,6 +159,7 @@ def test_polar_distractor_loss_is_near_float64(r: int) -> None:
     check(ours, theirs, 1, near=2e-7)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(("r", "window"), every_nth([(0, 9), (29, None), (29, 9), (40, 50)], 2))
 def test_softmax_distractor_loss_is_near_float64(r: int, window: int | None) -> None:

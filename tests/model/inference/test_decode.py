@@ -100,6 +100,7 @@ WALL = [
 """Settings of wall: gates per query head, per KV head, of any steepness, per head, and from keys."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "window", "page"),
     every_nth([(s, window, page) for s in WALL for window, page in ((False, 256), (True, 24), (False, 24))], 4),
@@ -248,6 +249,7 @@ def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
     assert not again.isnan().any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(("pair", "window"), [(("polar", "gated_delta"), False), (("fox", "none"), True)])
 def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], window: bool, graphs: bool) -> None:

@@ -305,6 +305,7 @@ def test_the_keyboard_is_enough(visit: Any, site: Any) -> None:
     assert page.evaluate("document.activeElement.id") == "tab-curves"
 
 
+@pytest.mark.thorough
 def test_page_without_figures_says_how_to_have_them(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.get_by_role("tab", name="Figures").click()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from atma_sweep.reports.dashboard.overview import finding
 from atma_sweep.results.store.store import Store
 from swept import swept
 
 
+@pytest.mark.thorough
 def test_finding_of_the_paper_is_the_largest_effect(published: Store) -> None:
     rows = published.frames("printed-v2").measurements().reset_index()
     needle = rows[(rows.probe == "needle") & (rows.metric == "digit_accuracy") & (rows.length == 65536)]

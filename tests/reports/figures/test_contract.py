@@ -172,6 +172,7 @@ def poor(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> Store:
     return store
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("figure", "case"),
     shared_out([*FULL_PAIRS, *long_form(*sorted(set(PAIRS) - set(FULL_PAIRS)))], lambda pair: pair in FIRST),
@@ -202,6 +203,7 @@ CROWDED = ("length", "loss", "pareto")
 """Figures whose words meet in a column where a mixer has a long name."""
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize("figure", every_nth(FIGURES, 4))
 def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: str) -> None:
@@ -213,6 +215,7 @@ def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: st
     assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize("figure", every_nth(FIGURES, 6))
 def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(

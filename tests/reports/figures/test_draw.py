@@ -157,6 +157,7 @@ class TestSamples:
         assert "(n = 10 cells per line). Bars" in figure_data.notes[0]
         assert not any("leave the axes" in note or "single cells" in note for note in figure_data.notes)
 
+    @pytest.mark.thorough
     def test_best_cell_is_a_small_grey_mark_at_its_last_length(self, published: Store) -> None:
         figure_data = make_figure("needle", published, "printed-v2")
         panel = figure_of(figure_data).axes[0]
@@ -168,6 +169,7 @@ class TestSamples:
         value = 100 * best["value"].iloc[-1]
         assert f"best of 120 cells: {value:.1f} %" in legend_of(figure_of(figure_data))
 
+    @pytest.mark.thorough
     def test_samples_of_differences_are_in_their_captions(self, published: Store) -> None:
         effects, interactions = (make_figure(name, published, "printed-v2") for name in ("effects", "interactions"))
         pairs = effects.frame[effects.frame["where"] == ""]["pairs"]
@@ -180,6 +182,7 @@ class TestSamples:
         assert written[:2] == [0, 0]
         assert written[2] > 4
 
+    @pytest.mark.thorough
     def test_effects_between_levels_without_recall_are_marked(self, published: Store) -> None:
         """By hand: means of the printed accuracies at 64K, of which a constant digit gets 17.5 %.
 

@@ -108,6 +108,7 @@ def means_by_hand(frame: pd.DataFrame) -> list[float]:
     return numbers
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize(("figure", "sweep"), shared_out(PAIRS, lambda pair: pair in DAILY))
 def test_layout_at_two_widths(store_of: Callable[[str], Store], figure: str, sweep: str) -> None:

@@ -186,6 +186,7 @@ def test_training_loss_is_drawn_without_validation(empty: Store, make: Any) -> N
         assert drawn(figure_data).get_supylabel() == "training loss (nats per token)"
 
 
+@pytest.mark.thorough
 def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
     figure_data = make_figure("loss", published, "printed-v2", options={"by": "memory"})
     assert figure_data.trace["options"] == {"by": "memory"}
@@ -298,6 +299,7 @@ def test_mean_over_time_ends_with_first_cell(empty: Store, make: Any) -> None:
     assert (plainly.frame.to_csv(), "options" in plainly.trace) == (figure_data.frame.to_csv(), False)
 
 
+@pytest.mark.thorough
 def test_compared_sweep_adds_points_with_time(empty: Store, make: Any) -> None:
     cell, _ = make
     curves(empty, "s", [cell(0)], {cell(0).id: {0: 8.0, 7200: 4.0}})

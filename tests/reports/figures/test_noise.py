@@ -143,6 +143,7 @@ class TestSeeds:
         marks = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
         assert sorted(x for line in marks for x in line.get_xdata()) == pytest.approx(sorted(val["difference"]))
 
+    @pytest.mark.thorough
     def test_a_column_holds_the_published_ones(self, seeds: FigureData) -> None:
         check_column(figure_of(seeds))
 

@@ -53,6 +53,7 @@ def test_pgf_refuses_raster_parts() -> None:
             pgf_content(figure, None, "map")
 
 
+@pytest.mark.thorough
 def test_bare_figure_writes_its_caption_file(tmp_path: Path) -> None:
     out = tmp_path / "n.svg"
     arguments = ["report", "--figure", "needle", "--sweep", "printed-v2", "--bare", "--caption", "--width", "120"]
@@ -67,6 +68,7 @@ def test_width_without_unit_is_millimetres() -> None:
     assert [millimetres(text) for text in ("89", "120.5", "8.9cm")] == [89, 120.5, 89]
 
 
+@pytest.mark.thorough
 def test_lines_stand_at_their_lengths(published: Store) -> None:
     """Every point of every mean is at a measured length, with the mean of the cells there, computed by hand."""
     figure_data = make_figure("needle", published, "printed-v2")

@@ -220,6 +220,7 @@ class TestPasskey:
             f"{np.median(errors):.0f}, at most {max(errors):.0f} points. Depth: share of the text that precedes the digits."
         )
 
+    @pytest.mark.thorough
     def test_axis_label_is_between_maps_and_bar(self, probed: Store) -> None:
         """Every map of the lowest row has the label of its axis, which ends above the colour bar."""
         figure = figure_of(make_figure("passkey", probed))

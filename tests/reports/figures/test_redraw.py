@@ -51,6 +51,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", every_nth(CHANGES, 10))
 def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems: Any, what: str) -> None:
     assert problems(pictures["svg"], "svg") == []
@@ -62,6 +63,7 @@ def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems:
     assert line.endswith("; draw it again with --figure length")
 
 
+@pytest.mark.thorough
 def test_invisible_changes_are_ignored(pictures: dict[str, bytes], problems: Any) -> None:
     svg = pictures["svg"]
     names = sorted(set(re.findall(rb'id="([mp][0-9a-f]{10})"', svg)))

@@ -116,6 +116,7 @@ def test_levels_close_together_are_averaged(empty: Store, make: Any) -> None:
     assert figure_data.notes[0].startswith("Lines: means over recipe (2 cells each); dots: single cells.")
 
 
+@pytest.mark.thorough
 def test_third_axis_that_lies_apart_has_panels(empty: Store, make: Any) -> None:
     offset_sweep(empty, make, {"old": 0.5, "new": 0.0}, memories=("on", "off"))
     figure = figure_of(make_figure("response", empty, "apart"))

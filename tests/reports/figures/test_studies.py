@@ -116,6 +116,7 @@ class TestFront:
         assert list(line.get_xdata()) == list(front["x_value"])
         assert {text.get_text() for text in axes.texts} == {"better", *(f"#{number}" for number in front["number"])}
 
+    @pytest.mark.thorough
     def test_front_labels_cover_no_trial(self, studies: Store) -> None:
         figure_data = make_figure("front", studies, "both")
         for look in (COLUMN, FigureOptions()):
@@ -178,6 +179,7 @@ class TestPositions:
             assert mine[KIND] == ("polar", "nope", "rope").index(trial.params[KIND]) / 2
             assert 0 <= mine["val.val_loss"] <= 1
 
+    @pytest.mark.thorough
     def test_contours_draw_pairs_with_a_joint_effect(self, joint: Store) -> None:
         figure_data = make_figure("contours", joint)
         pairs = figure_data.frame[["x", "y"]].drop_duplicates()
@@ -396,6 +398,7 @@ def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path,
     assert {"study.csv", "figure-history.svg"} <= {path.name for path in study.files}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_deals")
 def test_importance_bars_have_their_values(studies: Store) -> None:
     figure_data = make_figure("importance", studies, "tuned")

@@ -38,6 +38,7 @@ def write(folder: Path, text: str = TEXT) -> Path:
     return file
 
 
+@pytest.mark.thorough
 def test_report_file_builds_the_appendix(tmp_path: Path) -> None:
     """The numbers are those of the entire table, by heading; the order of files is that of the items."""
     result = CliRunner().invoke(app, ["report", "--from", str(write(tmp_path))])
@@ -57,6 +58,7 @@ def test_report_file_builds_the_appendix(tmp_path: Path) -> None:
     assert (folder / "index.md").read_text().startswith("# Supplement\n")
 
 
+@pytest.mark.thorough
 def test_files_of_a_report_file_match_the_database(tmp_path: Path) -> None:
     assert (
         CliRunner().invoke(app, ["report", "--from", str(write(tmp_path)), "--out", str(tmp_path / "x")]).exit_code == 0
@@ -69,6 +71,7 @@ def test_files_of_a_report_file_match_the_database(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["report", "--check", str(table)]).exit_code == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -89,6 +92,7 @@ def test_errors_name_file_line_and_key(tmp_path: Path, old: str, new: str, probl
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [

@@ -120,6 +120,7 @@ def test_separated_groups_are_dropped(needle):
     assert len(result.numbers) == 9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rows", "why"),
     [

@@ -217,6 +217,7 @@ class TestCompare:
         notes = [note for note in table.notes if "expected by chance" in note]
         assert notes[0] == "Clean@2K: 3 within the known spread, 0 beyond (0.2 expected by chance)."
 
+    @pytest.mark.thorough
     def test_compare_restricted_to_a_table(self, published):
         second = make_table("compare", published, "printed-v1", reference="printed-v2", table="2")
         assert len(second.rows) == 6 * 6

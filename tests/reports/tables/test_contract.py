@@ -135,7 +135,7 @@ def bad(blank: Path) -> Store:
 
 
 # those of every run go through all sweeps in turn
-@pytest.mark.parametrize(("name", "sweep"), every_nth(CASES, 7))
+@pytest.mark.parametrize(("name", "sweep"), every_nth(CASES, 28))
 def test_a_table_keeps_its_contract(bad: Store, name: str, sweep: str, capfd: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

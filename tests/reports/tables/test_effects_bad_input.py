@@ -101,6 +101,7 @@ def test_seeds_missing_here_and_there(tables: Any) -> None:
     assert len(tables_by_name["power"].rows) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_two_seeds_get_a_note(tables: Any, seeds: int) -> None:
     tables_by_name = tables(square("polar", "nope", seeds=seeds), lambda index: index * (index + 3) % 11 / 10)

@@ -123,6 +123,7 @@ def shown(store: Store, name: str, **more: Any) -> str:
     return render(make_table(name, store, "s", **more), "json") + render(make_table(name, store, "s", **more), "md")
 
 
+@pytest.mark.thorough
 def test_extra_evaluation_changes_no_byte_of_any_table(
     lengths: Store, record_evaluation: Callable[..., None], tmp_path: Path
 ) -> None:

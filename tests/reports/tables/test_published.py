@@ -53,6 +53,7 @@ class TestCompleteResults:
 
 
 class TestSmallTables:
+    @pytest.mark.thorough
     @pytest.mark.parametrize("version", paper.VERSIONS)
     def test_over_lengths(self, published, tables, version):
         sweep, printed_tables = f"printed-{version}", tables[version]

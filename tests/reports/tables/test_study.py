@@ -20,6 +20,7 @@ def rows_of(table: Table) -> dict[int, dict[str, str]]:
     return {int(row[0]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 
+@pytest.mark.thorough
 def test_study_table_lists_ten_best_trials(studies: Store) -> None:
     table = make_table("study", studies, "tuned")
     done = [trial for trial in trials_at_random(SEARCH, 39, ends=ENDS) if trial.standing == "done"]

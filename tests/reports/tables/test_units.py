@@ -39,6 +39,7 @@ def test_squared_units(unit: str, square: str) -> None:
     assert squared(unit) == square
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sweep", "name"), TABLES)
 def test_every_number_of_a_table_has_its_unit(published: Store, sweep: str, name: str) -> None:
     table = make_table(name, published, sweep)
@@ -51,6 +52,7 @@ def test_every_number_of_a_table_has_its_unit(published: Store, sweep: str, name
                 assert entry.unit == metric.unit, (entry.heading, entry.metric)
 
 
+@pytest.mark.thorough
 def test_sums_of_squares_are_in_squared_units(published: Store) -> None:
     table = make_table("anova", published, "printed-v2")
     lines = list(csv.DictReader(io.StringIO(render(table, "csv"))))

@@ -129,6 +129,7 @@ def test_json_keeps_every_value(value: object) -> None:
 WORD = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="*@ '\""), min_size=4, max_size=20)
 
 
+@pytest.mark.thorough
 @given(
     user=st.from_regex(r"[a-z]{1,8}", fullmatch=True),
     password=WORD,

@@ -108,6 +108,7 @@ def victim(prepared, tmp_path):
     store.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ROWS)
 def test_rows_that_cannot_be_are_refused(victim, tmp_path, what):
     store, members, unchanged = victim
@@ -259,6 +260,7 @@ LIES: dict[str, tuple[dict[str, bytes], dict[str, object]]] = {
 """By what is wrong: bytes behind those of a member, and entries of the manifest."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", LIES)
 def test_lines_manifests_and_names_that_lie(victim, tmp_path, what):
     store, members, unchanged = victim

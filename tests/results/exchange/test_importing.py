@@ -161,6 +161,7 @@ class TestMerging:
         newest = [value.value for value in first.measurements(cells_of(first)[3]) if value.probe == "val"]
         assert newest == [2.3]
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("backend", "seed"),
         shared_out([*(("sqlite", seed) for seed in range(4)), ("postgresql", 1)], lambda case: case == ("sqlite", 0)),

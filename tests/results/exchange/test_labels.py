@@ -64,6 +64,7 @@ FALSE: list[tuple[str, Any, str]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("column", "value", "sentence"), FALSE)
 def test_false_labels_are_refused_and_reported(
     folder: Path, command_line: Command, column: str, value: Any, sentence: str
@@ -103,6 +104,7 @@ def test_levels_written_otherwise_are_the_same(folder: Path, command_line: Comma
     assert command_line("import", "same.zip", "--db", "other.db")[0] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sweep", SHIPPED)
 def test_shipped_bundles_carry_true_labels(sweep: str, tmp_path: Path) -> None:
     store = open_store(tmp_path / "atma.db", create=True)
@@ -110,6 +112,7 @@ def test_shipped_bundles_carry_true_labels(sweep: str, tmp_path: Path) -> None:
     assert [finding for finding in check(str(store.path), tmp_path) if finding.severity == "error"] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("grid", shipped_grids())
 def test_cells_of_shipped_grids_carry_true_labels(grid: str) -> None:
     for cell in load_grid(grid).expand(lambda data: hashlib.sha256(repr(data).encode()).hexdigest()):

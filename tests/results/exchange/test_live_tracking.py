@@ -124,6 +124,7 @@ def points(recorder: DatabaseRecorder, *steps: int) -> None:
     )
 
 
+@pytest.mark.thorough
 @SQLITE
 @pytest.mark.parametrize("tracker", [pytest.param(name, marks=MARKS.get(name, ())) for name in READERS])
 def test_tracker_holds_every_number_once(

@@ -64,6 +64,7 @@ def runs_of(client: Any) -> dict[str, Any]:
     return {run.data.tags["cell"]: run for run in client.search_runs([experiment.experiment_id])}
 
 
+@pytest.mark.thorough
 def test_mlflow_experiment_has_a_run_per_cell(client: Any, filled: Store, cells: Any, tmp_path: Path) -> None:
     (experiment,) = client.search_experiments(filter_string="name = 'quick'")
     assert experiment.lifecycle_stage == "active"
@@ -90,6 +91,7 @@ def test_mlflow_experiment_has_a_run_per_cell(client: Any, filled: Store, cells:
     assert [run.data.tags["cell"] for run in matching] == [first.id]
 
 
+@pytest.mark.thorough
 def test_numbers_to_the_last_bit(client: Any, cells: Any) -> None:
     first = cells(1)[0]
     run = runs_of(client)[first.id]

@@ -51,6 +51,7 @@ MARKS = {"wandb": pytest.mark.thorough, "mlflow": pytest.mark.slow, "trackio": p
 class TestContract:
     """Requirements on every exporter in the registry."""
 
+    @pytest.mark.thorough
     def test_it_writes_all_and_replaces_nothing(self, filled, tmp_path, name):
         exporter, out = EXPORTERS[name], tmp_path / "out"
         count = len(studied.record_study(filled)) if exporter.counts == "trials" else 3

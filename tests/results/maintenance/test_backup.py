@@ -115,6 +115,7 @@ class TestBackup:
         sql(db, "UPDATE alembic_version SET version_num = '0000'")
         assert dump(backup(db)) == dump(db)
 
+    @pytest.mark.thorough
     def test_while_writers_write(self, db, cells):
         """Each writer keeps two tables equal, in one transaction; so must every copy, and copies only grow."""
         stop, ready = FORK.Event(), FORK.Barrier(3)
@@ -160,6 +161,7 @@ class TestBackup:
         assert sizes == sorted(sizes)
         assert sizes[-1] > sizes[0]
 
+    @pytest.mark.thorough
     def test_killed_at_any_moment(self, db, tmp_path):
         """Either there is a backup, and it is whole, or there is none."""
         before, draw = dump(db), random.Random(2)

@@ -93,6 +93,7 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", every_nth(BROKEN, 2))
 def test_check_reports_the_damage(db, what):
     """The report is one error that names the damage, with a remedy."""
@@ -155,6 +156,7 @@ def test_an_index_that_lies(db):
     assert any("the file is damaged" in what for _, what in summary(check(db)))
 
 
+@pytest.mark.thorough
 def test_attempts_whose_process_is_gone(db, cells):
     store = open_store(db)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -209,6 +211,7 @@ def test_files_that_are_missing(db, tmp_path, cells):
     store.close()
 
 
+@pytest.mark.thorough
 def test_ids_that_are_not_those_of_their_configs(db, cells):
     id_by_width = {cell.config["model"]["d_model"]: cell.id for cell in cells(3)}
 

@@ -239,6 +239,7 @@ print(seen[0])
 """.replace("PLAN", deletion.plan_deletion.__name__)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", every_nth([4, 1, 9], 3))
 def test_killed_in_the_midst_the_database_is_as_it_was(tmp_path: Path, cells: Make, owner: Owner, at: int) -> None:
     path = tmp_path / "atma.db"

@@ -137,6 +137,7 @@ def fuzz(folder: Path, work: Path, *, seed: int, n_edits: int, n_commands: int, 
     return named
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_edited_rows_end_in_no_traceback(folder: Path, tmp_path: Path) -> None:
     assert fuzz(folder, tmp_path / "work", seed=1, n_edits=30, n_commands=2) > 0

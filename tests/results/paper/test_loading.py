@@ -44,6 +44,7 @@ def older(tmp_path: Path) -> Store:
     return open_store(path)
 
 
+@pytest.mark.thorough
 def test_reports_take_the_numbers_of_this_release(older: Store) -> None:
     fresh = paper.open_published()
     assert values_of(older) != values_of(fresh)
@@ -68,6 +69,7 @@ def test_an_older_database_gets_the_numbers_once(older: Store) -> None:
     assert (summary.revision, summary.read_only, summary.cells, summary.launched_at.year) == (2, True, 100, 1970)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("table", every_nth(["provenance", "measurement", "curve_point"], 3))
 def test_an_interruption_leaves_it_as_it_was(older: Store, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, insert = values_of(older), loading.insert_rows
@@ -126,6 +128,7 @@ def test_temporary_database_has_the_migrated_tables(tmp_path: Path, monkeypatch:
     assert "printed-v2-open-weight" in [summary.name for summary in temporary.sweeps()]
 
 
+@pytest.mark.thorough
 def test_published_attempt_ids_do_not_depend_on_read_order() -> None:
     """So that a file's trace, which names them, holds for `report --check` in another process."""
     ids = []

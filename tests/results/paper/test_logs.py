@@ -59,6 +59,7 @@ def points(published: Store, cell: str) -> list[tuple[int, int, float, float | N
     return [(p.step, p.tokens, p.wall_s, p.train_loss, p.val_loss, p.tokens_per_s) for p in published.curve(attempt.id)]
 
 
+@pytest.mark.thorough
 def test_curves_are_those_of_the_logs(published: Store, cells: dict[str, Levels]) -> None:
     rows = {(levels, int(row["step"])): row for levels, row in logged("logged-curves")}
     assert len(rows) == 2040

@@ -26,6 +26,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return Bench(tmp_path)
 
 
+@pytest.mark.thorough
 def test_status_knows_them(bench: Bench) -> None:
     for sweep, count in COUNTS.items():
         assert f"{count} cells: {count} done" in bench.ask("status", "--sweep", sweep)

@@ -173,6 +173,7 @@ class TestContract:
         assert rows["example"][0]["value"] is None
         assert desk.store.curve(desk.attempt.id)[-1] == CurvePoint(step=4, tokens=401, wall_s=3.0, train_loss=1.0)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("how", ["another fence", "reaped", "finished"])
     def test_who_is_not_its_writer_any_more_is_refused(self, desk: Desk, how: str) -> None:
         if how == "reaped":

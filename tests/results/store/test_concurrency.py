@@ -45,6 +45,7 @@ def quick(store, cells):
     store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells)
 
 
+@pytest.mark.thorough
 def test_concurrent_processes_create_a_single_database(url, cells):
     def work(index):
         with_cells = open_store(url, create=True)
@@ -54,6 +55,7 @@ def test_concurrent_processes_create_a_single_database(url, cells):
     assert race(work) == [(1, 3)] * PROCESSES
 
 
+@pytest.mark.thorough
 def test_start_attempt_succeeds_in_a_single_process(store, url, cells):
     quick(store, cells(1))
 
@@ -70,6 +72,7 @@ def test_start_attempt_succeeds_in_a_single_process(store, url, cells):
     assert len(store.attempts(cells(1)[0].id)) == 1
 
 
+@pytest.mark.thorough
 def test_acquire_sweep_succeeds_in_a_single_process(store, url, cells):
     quick(store, cells(1))
 
@@ -83,6 +86,7 @@ def test_acquire_sweep_succeeds_in_a_single_process(store, url, cells):
     assert sorted(race(work)) == ["1"] + ["busy"] * (PROCESSES - 1)
 
 
+@pytest.mark.thorough
 def test_no_update_is_lost(store, url, cells):
     quick(store, cells(1))
 

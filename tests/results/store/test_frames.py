@@ -117,6 +117,7 @@ def test_axes_that_vary_become_columns(store, cells):
     assert frames.cells()["axis.value"].tolist() == ["a", "b"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "columns"), [("cells", STATE), ("measurements", VALUE), ("curves", CURVE), ("examples", EXAMPLE)]
 )
@@ -143,6 +144,7 @@ def test_older_revisions_and_names_that_are_not_there(filled, cells):
         filled.frames("quick", revision=7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_pandas_is_imported_only_for_frames(filled):
     code = (

@@ -166,6 +166,7 @@ ENDINGS = [(what, "answer") for what in WRITES] + [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 12))
 def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how: Any) -> None:
     if postgres.SERVER_URL is not None:

@@ -50,6 +50,7 @@ def means(rows):
     return [[*key, pytest.approx(fmean(values), rel=1e-12)] for key, values in sorted(groups.items())]
 
 
+@pytest.mark.thorough
 def test_without_a_database_it_reads_the_published_numbers(tmp_path):
     cells = executed(tmp_path)
     printed = paper.rows("complete-v2")
@@ -69,6 +70,7 @@ def test_without_a_database_it_reads_the_published_numbers(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 @pytest.mark.usefixtures("working_folder")
 def test_with_a_database_it_reads_that(store, cells, tmp_path):

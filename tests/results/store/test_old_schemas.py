@@ -85,6 +85,7 @@ def old(request, tmp_path):
     return load(request.param, tmp_path / "atma.db")
 
 
+@pytest.mark.thorough
 def test_an_old_database_comes_to_this_release_with_every_row(old):
     listed = columns(old)
     before = contents(old, listed)
@@ -200,6 +201,7 @@ PARENTS = ("sweep", "revision", "cell", "attempt")
 """Every table that others refer to."""
 
 
+@pytest.mark.thorough
 def test_rebuilt_tables_take_no_children_with_them(old, following):
     listed = columns(old)
     before = contents(old, listed)
@@ -221,6 +223,7 @@ def test_the_trap_is_there(old, following):
     assert after["revision"][0] == after["revision_cell"][0] == 0 < before["revision"][0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("tables", "message"), [(("sweep",), "would lose data"), (PARENTS, "failed and was undone")])
 def test_foreign_keys_that_are_on_undo_the_upgrade(old, following, monkeypatch, tables, message):
     """Should somebody lose the switch, the comparison of row counts still catches it, or SQLite does."""

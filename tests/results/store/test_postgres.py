@@ -463,6 +463,7 @@ def test_a_server_that_restarts_is_waited_for(cells, owner):
             store.close()
 
 
+@pytest.mark.thorough
 def test_test_server_ends_with_its_process():
     """The server of a test run that is killed ends with it."""
     if not sys.platform.startswith("linux") or postgres.not_ours():

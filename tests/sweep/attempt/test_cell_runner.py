@@ -28,6 +28,7 @@ def far() -> str:
     return f"memory://far-{next(serial)}"
 
 
+@pytest.mark.thorough
 def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[..., Room], far: str) -> None:
     plain = room()
     uninterrupted = plain.run()
@@ -53,6 +54,7 @@ def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[.
     assert again
 
 
+@pytest.mark.thorough
 def test_the_type_of_activations_is_a_setting(room: Callable[..., Room]) -> None:
     provenances = {}
     for workspace in (room(), room("train.activations=bfloat16")):
@@ -70,6 +72,7 @@ def test_the_type_of_activations_is_a_setting(room: Callable[..., Room]) -> None
     assert len({cell for _, cell in provenances}) == 2
 
 
+@pytest.mark.thorough
 def test_refused_capture_is_recorded_and_logged_once(
     room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +98,7 @@ def test_refused_capture_is_recorded_and_logged_once(
     assert lines[0].endswith("with identical results: operation not permitted when stream is capturing")
 
 
+@pytest.mark.thorough
 def test_loss_scaling_is_recorded_and_resumed(
     room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +118,7 @@ def test_loss_scaling_is_recorded_and_resumed(
     assert "precision=bf16" in cell_details(plain.store, plain.cell.id, None).text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", every_nth([b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""], 5))
 def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     room: Callable[..., Room], damage: bytes, capsys: pytest.CaptureFixture[str]
@@ -138,6 +143,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     assert nats(ours) == nats(plain)
 
 
+@pytest.mark.thorough
 def test_losses_before_the_first_validation_are_stored_once(room: Callable[..., Room]) -> None:
     """Twelve steps with a single validation: the losses are those of an attempt that validates every step."""
     plain, ours = room(), room("eval.validate_every=100")
@@ -185,6 +191,7 @@ def test_files_of_a_finished_cell(room: Callable[..., Room], keep: str, files: l
     assert (second.weights is None) == (keep == "nothing")
 
 
+@pytest.mark.thorough
 def test_compile_lock_ends_with_the_first_step_or_without_steps(room: Callable[..., Room]) -> None:
     ours = room()
 
@@ -274,6 +281,7 @@ def inexact() -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("inexact")
 def test_deterministic_attempt_equals_a_normal_run_on_the_cpu(room: Callable[..., Room]) -> None:
     plain, exact = room(), room("train.deterministic=on")

@@ -64,6 +64,7 @@ def test_a_text_ends_where_the_network_ends_it(trained: Any) -> None:
     assert len("".join(cell.generate("x", tokens=20, temperature=0)).encode()) > 0
 
 
+@pytest.mark.thorough
 def test_generate_with_an_8_bit_cache(trained: Any) -> None:
     """The text of a decoder with such a cache, and another than that of 16 bits; no other mixer has one."""
     sizes = {"attn_type": "wall", "mixers": {"wall": {"gate_std": 0.2, "gate_bias": 1.0}}, "head_dim": 64}

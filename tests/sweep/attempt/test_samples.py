@@ -23,6 +23,7 @@ def texts(of: Room, attempt: Any) -> list[Sample]:
     return of.store.samples([attempt.id]).get(attempt.id, [])
 
 
+@pytest.mark.thorough
 def test_samples_do_not_depend_on_stops(room: Callable[..., Room]) -> None:
     settings = (*SAMPLE_SETTINGS, "eval.samples.temperature=0.1")
     plain, ours = room(), room(*settings)
@@ -44,6 +45,7 @@ def test_samples_do_not_depend_on_stops(room: Callable[..., Room]) -> None:
     assert texts(plain, uninterrupted) == []
 
 
+@pytest.mark.thorough
 def test_last_sample_equals_generation_from_stored_weights(room: Callable[..., Room]) -> None:
     ours = room(*SAMPLE_SETTINGS, "eval.samples.temperature=0")
     attempt = ours.run()

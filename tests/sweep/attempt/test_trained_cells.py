@@ -190,6 +190,7 @@ def _stored(store: Store, cell: Cell, runs: Path) -> Cell:
     return loading.restore_cell(store.cell(cell.id), runs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("grid", shipped())
 def test_shipped_cells_come_back_from_the_database_as_they_were(
     grid: str, tmp_path: Path, fake_fingerprint: Callable[..., str]

@@ -90,6 +90,7 @@ def wanting_more(ours: Room, grid: Path, *, retrain: bool = False) -> LaunchRequ
     )
 
 
+@pytest.mark.thorough
 def test_weights_are_recorded_with_their_hash(trained: Room, grid: Path, command_line: Command) -> None:
     """And sound ones pass wherever a changed one is refused."""
     db, origin = str(trained.store.path), trained.store.provenance(1)
@@ -107,6 +108,7 @@ def test_weights_are_recorded_with_their_hash(trained: Room, grid: Path, command
     assert [task.kind for task in plan(wanting_more(trained, grid), trained.store).tasks] == ["evaluate"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", DAMAGES)
 def test_changed_weights_are_refused_everywhere(trained: Room, grid: Path, command_line: Command, change: str) -> None:
     file, db, cell = file_of(trained), str(trained.store.path), trained.cell.id

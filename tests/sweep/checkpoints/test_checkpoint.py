@@ -235,6 +235,7 @@ except checkpoint.storage.StorageError as error:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -258,6 +259,7 @@ def test_save_on_full_disk_keeps_old_checkpoint(tmp_path: Path, sizes: tuple[str
 # --- size ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("memory", EVERY_MEMORY)
 @pytest.mark.parametrize("cuda", [False, True])
 def test_sizes_match_saved_checkpoint(network: Network, tmp_path: Path, cuda: bool, memory: str) -> None:

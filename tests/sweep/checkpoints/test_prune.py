@@ -132,6 +132,7 @@ AFTER_KEEP_WEIGHTS = ["a/2/weights", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/w
 AFTER_KEEP_NOTHING = ["d/1/3", "d/1/6", "d/1/9", "d/2/12"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("keep", "remaining"),
     [("newest", AFTER_KEEP_NEWEST), ("weights", AFTER_KEEP_WEIGHTS), ("nothing", AFTER_KEEP_NOTHING)],

@@ -37,6 +37,7 @@ def run(published: Path, tmp_path: Path, run: Run) -> Run:
     return run
 
 
+@pytest.mark.thorough
 def test_exported_bundle_is_imported_into_a_new_database(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v1", "--json")
     summary = json.loads(out)
@@ -79,6 +80,7 @@ def test_export_format_follows_the_file_suffix(run: Run, tmp_path: Path) -> None
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 100
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "to"),
     shared_out(

@@ -189,6 +189,7 @@ def test_reference_page_lists_every_option() -> None:
     assert seen > 100
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_examples_do_what_they_say(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The examples run in order, as a reader pastes them, on a sweep named quick."""

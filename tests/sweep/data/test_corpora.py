@@ -62,6 +62,7 @@ def texts() -> dict[str, tuple[str, str]]:
 # --- the embedded corpus ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_embedded_corpus_keeps_the_fingerprint_of_its_text(
     stdlib: Corpus, texts: dict[str, tuple[str, str]]
 ) -> None:

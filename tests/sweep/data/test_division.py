@@ -83,6 +83,7 @@ def test_division_of_books_keeps_validation_size() -> None:
     assert tokens["train"] > 0.88 * sum(sizes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", [1, 7, 2000])
 @pytest.mark.parametrize("sizes", [
     {}, {"train_tokens": 1}, {"train_tokens": 3001}, {"validation_tokens": 700, "train_tokens": 2000},
@@ -155,6 +156,7 @@ def test_provisional_fingerprints_are_pinned() -> None:
     ) != corpora.provisional_fingerprint(plain)
 
 
+@pytest.mark.thorough
 def test_division_defaults_cover_shipped_grids() -> None:
     for name in shipped():
         for cell in load_grid(name).expand(corpora.provisional_fingerprint, lambda corpus: None):

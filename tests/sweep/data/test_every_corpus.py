@@ -63,6 +63,7 @@ def config_of(tmp_path: Path) -> Callable[[str], DataConfig]:
     return ask
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_corpus_fingerprint_follows_tokens_not_folder(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
@@ -77,6 +78,7 @@ def test_corpus_fingerprint_follows_tokens_not_folder(
         assert first.fingerprint == rederived(first)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_corpus_batches_are_disjoint_and_reproducible(
@@ -104,6 +106,7 @@ def test_corpus_batches_are_disjoint_and_reproducible(
         assert sum(int(mask.sum()) for mask in marked if mask is not None) == corpus.train_marks[0][:].sum()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_corpus_damage_of_any_file_is_detected(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
@@ -141,6 +144,7 @@ def test_corpus_damage_of_any_file_is_detected(
     assert "no prepared corpus" in refused(lambda: open_corpus(tmp_path / "c", corpus.fingerprint))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*SOURCES, *COMPUTED])
 def test_corpus_preparation_resumes_to_same_corpus(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

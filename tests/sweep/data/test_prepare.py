@@ -60,6 +60,7 @@ def by_names(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- assignment to splits -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("by_names")
 @pytest.mark.parametrize("batch", [1, 7, 2000])
 @pytest.mark.parametrize("train", [None, 1, 3001, 9000])

@@ -404,6 +404,7 @@ def test_load_saved_tokenizer_rejects_changed_copy(tmp_path: Path) -> None:
     assert issubclass(TokenizerError, SweepError)
 
 
+@pytest.mark.thorough
 def test_gpt2_as_json_file_matches_tiktoken(gpt2: Any, tmp_path: Path) -> None:
     files = (str(optional_data("data/gpt2/encoder.json")), str(optional_data("data/gpt2/vocab.bpe")))
     model = tokenizers.Tokenizer(models.BPE.from_file(*files))

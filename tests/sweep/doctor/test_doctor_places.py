@@ -78,6 +78,7 @@ def test_disk_needs_equal_those_of_launch(cells: Callable[..., list[Cell]], tmp_
     assert expected.retained > 5 * 10**6
 
 
+@pytest.mark.thorough
 def test_failed_worker_raises_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(LookFailed, match=r"^atma_sweep\.results\.errors\.StoreMissing: there is no database"):
         doctor.answer("disk", str(tmp_path), seconds=120, db=str(tmp_path / "none.db"))
@@ -187,6 +188,7 @@ def test_locked_database_is_bad(database: Path, look: Any, monkeypatch: pytest.M
     assert look(disk=needs(cells=0))["database lock"].state == "ok"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ahead", "state"), [(-5, "ok"), (1, "ok"), (30, "warn"), (7200, "bad")])
 def test_row_from_the_future_is_reported(database: Path, look: Any, ahead: int, state: str) -> None:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() + ahead))

@@ -37,6 +37,7 @@ def test_links_are_absent_on_a_single_gpu(look: Any) -> None:
     assert look()["GPU links"].state == "absent"
 
 
+@pytest.mark.thorough
 def test_sum_between_processes_is_measured() -> None:
     """Two processes by gloo: 1 + 2 in every place."""
     facts = links.link_facts("cpu", 2, 2**16)

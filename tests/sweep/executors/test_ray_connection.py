@@ -112,6 +112,7 @@ def test_version_differences_between_nodes() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_try_import_returns_the_import_error(tmp_path: Path) -> None:
     source = source_snapshot.snapshot_folder(tmp_path / "runs")
     assert look.try_import(ray_connection.AGENT_MODULE, source_snapshot.import_path(source, None)) is None

@@ -101,6 +101,7 @@ def become(folder: Path, env: Mapping[str, str] = os.environ) -> int:
     return spare.wait(PATIENCE_S)
 
 
+@pytest.mark.thorough
 def test_warm_process_with_failed_import_restarts_as_attempt(tmp_path: Path) -> None:
     """A failed import may fail differently the second time, so the attempt is a fresh process with the same pid."""
     (tmp_path / "cell" / "1").mkdir(parents=True)

@@ -23,6 +23,7 @@ from atma_sweep.sweep.grid.cell import Cell, cell_id, identity, slug
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.plugins import PLUGGABLE, Pluggable
 from optional_data import optional_data
+from tiers import every_nth
 
 Cells = Callable[..., list[Cell]]
 GOLDEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
@@ -239,7 +240,7 @@ def test_changed_default_moves_only_cells_that_use_it(later: Callable[..., str])
 # --- golden ids ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", every_nth(shipped(), 6))
 def test_golden_ids(name: str, fake_fingerprint: Any) -> None:
     """A change here orphans every result that was measured under the old ids; those of fla's layers have its version."""
     if name.endswith("-fla") and fla_version() != "0.6.0":
@@ -277,6 +278,7 @@ def test_paper_grids_match_rows_of_the_papers_tables(fake_fingerprint: Any) -> N
     assert second == [row["run_id"] for row in tables["v2"]["table8_complete"]["rows"]]
 
 
+@pytest.mark.thorough
 def test_ids_are_independent_of_the_hash_seed() -> None:
     program = (
         "from atma_sweep.sweep.grid.grid import load_grid\n"

@@ -106,6 +106,7 @@ def test_fuzz_fields_cover_every_section() -> None:
     assert len(FIELDS) > 150
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_odd_values_of_settings_are_refused(command_line: Command, write: Write) -> None:
     assert count_refused(DAILY, command_line, write) > len(DAILY) / 2

@@ -90,6 +90,7 @@ def test_expansion_ids_and_slugs_match_golden_hash(large: list[Cell]) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_expansion_matches_config_validated_in_full(large: list[Cell]) -> None:
     for cell in [*random.Random(3).sample(large, 200), *large[-12:]]:
         config = naive(cell)

@@ -34,6 +34,7 @@ def test_shipped_schema_equals_generated_schema() -> None:
     assert json.loads((GRIDS / "schema.json").read_text()) == grid_schema()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_grids_and_bases_validate(validator: jsonschema.Draft202012Validator, path: Path) -> None:
     assert {file.stem for file in FILES} == {*shipped(), *shipped("base")}

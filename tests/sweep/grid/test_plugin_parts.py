@@ -163,6 +163,7 @@ def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -
     return room
 
 
+@pytest.mark.thorough
 def test_plugin_cell_is_trained_evaluated_and_loaded(plugged: Room) -> None:
     (attempt,) = plugged.store.attempts(plugged.cell.id)
     assert len(plugged.curve(attempt)) == 12

@@ -131,6 +131,7 @@ def test_yaml_merge_keys_give_the_same_cells(write: Write) -> None:
 DEEP = "more than 50 nested lists and mappings"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "line"),
     [

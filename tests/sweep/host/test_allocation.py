@@ -91,6 +91,7 @@ def test_type_cores_and_memory_count() -> None:
     assert allocator.find_allocation(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, (), 0)
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:

@@ -195,6 +195,7 @@ def test_launch_stopped_while_ray_starts_ends_cleanly(bench: Bench, daemon: str,
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
 
 
+@pytest.mark.thorough
 def test_launch_stopped_before_it_begins_prints_a_line(bench: Bench) -> None:
     process = launched(bench, *LAUNCH_NOPE, "local")
     appears(bench.folder / "atma.db")

@@ -24,6 +24,7 @@ from atma_sweep.sweep.model_export.tokenizer_files import tokenizer_files
 from bench import Bench
 from factories import cell_record, fingerprint
 from optional_data import optional_data
+from tiers import every_nth
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -76,7 +77,7 @@ def exported(folder: Path, **model: object) -> tuple[LoadedModel, object]:
     return loaded, theirs
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "-".join(map(str, parts.values())))
+@pytest.mark.parametrize("parts", every_nth(PARTS, 11), ids=lambda parts: "-".join(map(str, parts.values())))
 def test_logits_and_greedy_text_are_ours(tmp_path: Path, parts: dict[str, object]) -> None:
     loaded, theirs = exported(tmp_path / "model", **parts)
     tokens_BT = torch.randint(0, 257, (2, 24), generator=torch.Generator().manual_seed(3))
@@ -228,6 +229,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["bytes", "flipflop", "mqar", "mad", "gpt2", "json"])
 def test_tokenizers_give_the_same_ids(tmp_path: Path, kind: str) -> None:
     texts: tuple[str, ...] = TEXTS

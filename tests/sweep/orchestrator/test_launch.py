@@ -62,6 +62,7 @@ def launched(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path / "launched", copied=folder)
 
 
+@pytest.mark.thorough
 def test_launch_twice_trains_once_and_a_new_level_only_itself(launched: Bench) -> None:
     bench = launched
     bench.once(2)
@@ -389,6 +390,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     assert bench.plan()["counts"] == {"weights gone": 1, "new": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("path", "code", "message"), [
     ("nosuch://bucket/x", 2, "nosuch://bucket/x: unknown protocol nosuch; name a folder or an fsspec URL"),
     ("micro.yaml/inside", 3, "free space there or set checkpoint.path to another location, then launch again"),

@@ -246,6 +246,7 @@ main(follow)
 """
 
 
+@pytest.mark.thorough
 def test_ctrl_c_and_a_reader_that_leaves_are_quiet(path: Path) -> None:
     path.write_text("one\n")
     for how, message, code in (("interrupt", "left quietly\n", 0), ("close", "", 141)):

@@ -71,6 +71,7 @@ def lacks_of(request: LaunchRequest) -> list[requirements.Lack]:
 EVERY = [subset for count in range(len(KINDS) + 1) for subset in itertools.combinations(KINDS, count)]
 
 
+@pytest.mark.thorough
 def test_lacks_lists_every_combination(write: Write, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for lacking in EVERY:
         request = request_of(write(text_of(lacking)), tmp_path / "runs")

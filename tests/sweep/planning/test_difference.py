@@ -143,6 +143,7 @@ def naive(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
     return {} if old == new else {path: (old, new)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("edit", [
     ("clip: 1.0", "clip: 0.5"), ("[nope, polar]", "[nope, polar, rope]"), ("[128, 256]", "[128, 512]"),
     ("axes:", "seeds: 2\naxes:"), ("clip: 1.0", "clip: 1.0, muon_lr: 0.01"), ("  train: {clip: 1.0}\n", ""),

@@ -76,6 +76,7 @@ def test_pairs_order_with_an_excluded_corner() -> None:
     assert names(pairs_first(cells, cells, AXES)) == ["002", "012", "000", "001"]
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_pairs_order_properties(data: st.DataObject) -> None:

@@ -50,6 +50,7 @@ def awake(network: Any, dtype: torch.dtype, attn_type: str, branches: tuple[str,
     ).eval()  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "branches", "dtype", "tolerance"),
     [
@@ -97,6 +98,7 @@ LONG_ROWS = [
 """attn_type, memory, fused, probes: one probe is enough to see what a mixer takes."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "fused", "probes"),
     shared_out(LONG_ROWS, lambda case: case[:3] in (("polar", "gated_delta", True), ("rope", "none", False))),

@@ -69,6 +69,7 @@ def greedy(pupil: CellSubject, prompt: str, tokens: int) -> str:
     return bytes(row[1 + len(prompt.encode()) :]).decode(errors="replace").split("q")[0]
 
 
+@pytest.mark.thorough
 def test_harness_scores_equal_those_of_logits(pupil: CellSubject, tmp_path: Path) -> None:
     with torch.no_grad():
         chosen = [
@@ -150,6 +151,7 @@ def test_answers_are_sampled_as_the_task_says(pupil: CellSubject) -> None:
             answer(**settings)
 
 
+@pytest.mark.thorough
 def test_samples_appear_complete_or_never(pupil: CellSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_tasks(tmp_path / "tasks", PROMPTS)
     harness = load_harness()

@@ -18,6 +18,7 @@ from atma_sweep.sweep.data.builtin.mqar import VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import PROBES, Metric, Probe, ProbeConfig, bound, register_probe
 from atma_sweep.sweep.probes.subject import CellSubject, evaluating, run_probe
+from tiers import every_nth
 
 EVERY = [name for name in PROBES if name != "downstream"]
 """Every probe but that of downstream tasks, which has no numbers without tasks (test_downstream.py)."""
@@ -118,6 +119,7 @@ def test_probe_tokens_are_positive_and_monotonic(name: str) -> None:
     assert len(set(costs)) == (1 if name in SAME_TEXT else len(costs))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_probe_yields_declared_metrics_alone(name: str, able: Callable[..., CellSubject]) -> None:
     cell_subject, lengths = able(name, **FOR_EVERY_METRIC.get(name, {})), lengths_of(name)
@@ -134,6 +136,7 @@ def test_probe_yields_declared_metrics_alone(name: str, able: Callable[..., Cell
     assert metric_names == units.keys(), "and everything that is declared is yielded"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("training", [False, True])
 def test_probe_leaves_network_unchanged(name: str, training: bool, able: Callable[..., CellSubject]) -> None:
@@ -155,7 +158,7 @@ def test_probe_leaves_network_unchanged(name: str, training: bool, able: Callabl
         assert torch.equal(model(tokens), logits), "the window is still there"
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", every_nth(EVERY, 6))
 def test_probe_lengths_and_batches_are_independent(name: str, able: Callable[..., CellSubject]) -> None:
     together = numbers(name, able(name))
     again = able(name)
@@ -228,6 +231,7 @@ def test_constant_answers_score_chance_on_average(
     assert np.mean(scored, 0).tolist() == pytest.approx([probe.chance(probe.metric(metric)) for metric in metrics])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in OVER_LENGTHS if name not in OF_NO_TEXT])
 @pytest.mark.parametrize("settings", [{"documents": 3, "junk_rows": 4}, {"documents": 5, "junk_rows": 7}])
 def test_probe_longest_length_is_exact(name: str, settings: dict[str, int], who: Callable[..., CellSubject]) -> None:

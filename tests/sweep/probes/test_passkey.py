@@ -146,6 +146,7 @@ def test_passkey_description_counts_answers_per_trial() -> None:
     assert plain.tokens(1000) == 40_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mixer", ["wall", "path"])
 def test_written_answers_match_a_greedy_loop(network: Any, subject: Make, mixer: str) -> None:
     """Digits 3 and 7 alone are likely; the loop takes the most likely token of a complete pass. PaTH has no cache."""

@@ -110,6 +110,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mixer", ["rope", "fox", "wall"])
 def test_long_documents_need_no_square_of_their_length(mixer: str, network: Any, subject: Make) -> None:
     """Twice the length: at most twice the largest tensor, far from T x T, and the vocabulary enters by chunks alone."""

@@ -15,6 +15,7 @@ def calls() -> list[dict]:
     return run_ranks(3, ranked_calls.every_call)
 
 
+@pytest.mark.thorough
 def test_ranks_take_over_the_values_of_rank_0(calls: list[dict]) -> None:
     assert [call["agree"] for call in calls] == [{"rank": 0}] * 3
     assert [call["number"] for call in calls] == [2**40] * 3

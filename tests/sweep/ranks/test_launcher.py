@@ -113,6 +113,7 @@ def test_ends_of_ranks_after_rank_0_has_finished_are_accepted(tmp_path: Path, mo
     assert not abandoned
 
 
+@pytest.mark.thorough
 def test_ranks_ignore_stop_requests_and_die_with_rank_0(tmp_path: Path) -> None:
     """SIGTERM to every process of a job must not end a rank before rank 0 has saved; SIGKILL of rank 0 ends all."""
     code = f"""
@@ -163,6 +164,7 @@ def test_a_single_thread_ends_the_attempt(tmp_path: Path, monkeypatch: pytest.Mo
     assert not decided
 
 
+@pytest.mark.thorough
 def test_rank_that_dies_without_an_answer_ends_a_measurement() -> None:
     """Rank 1 of 2 leaves at once, while rank 0 waits for an hour."""
     with pytest.raises(MeasurementFailed, match="rank 1 ended with exit code 4"):

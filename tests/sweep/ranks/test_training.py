@@ -66,6 +66,7 @@ def test_ranks_train_like_a_single_process(case: str, size: int) -> None:
     assert max(ours["owned"] for ours in ranks) < reference["owned"]
 
 
+@pytest.mark.thorough
 def test_two_ranks_train_like_a_process() -> None:
     reference = train(SINGLE, {}, CALM)
     for ours in run_ranks(2, train, {}, CALM):

@@ -25,11 +25,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_training import LEVELS, Watch, small_trainer
 from small_training import recipe as small_recipe
-from tiers import every_nth
+from tiers import shared_out
 from torch import Tensor
 
 Network = Callable[..., Backbone]
-RESUMED = ("dropout", "positions", "warm-up", "adamw", "marked", "tied")
+RESUMED = ("attn_type=polar", "dropout")
 """Levels whose trainings are resumed in the first tier."""
 recipe = functools.partial(small_recipe, tokens=4 * 24)
 
@@ -208,6 +208,7 @@ def test_published_convolutions_never_train_and_intended_ones_do(network: Networ
             assert (mix.conv.weight - taps).abs().max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_training_learns_a_simple_stream(network: Network) -> None:
     """The loss of the last of forty steps is 1.29 nats, 0.36 below the bound; rounding moves it far less."""
     model = network()
@@ -299,9 +300,7 @@ EVERY_LEVEL = {
 """Levels of all axes but layers of fla, which need a GPU, and no mixer, which needs a memory."""
 
 
-@pytest.mark.parametrize(
-    "level", [*every_nth([level for level in [*EVERY_LEVEL, *LEVELS] if level not in RESUMED], 14), *RESUMED]
-)
+@pytest.mark.parametrize("level", shared_out([*EVERY_LEVEL, *LEVELS], lambda level: level in RESUMED))
 def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_path: Path, level: str) -> None:
     """A stop before every micro-batch there is: between steps, and in the midst of one."""
     settings, train_settings = (EVERY_LEVEL | LEVELS)[level]
@@ -384,6 +383,7 @@ def exactly() -> Iterator[Callable[[], None]]:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "level", ["plain", "window", "memory", "everything", "strong, summed", "reg_mode=weak", "reg_mode=discrete"]
 )

@@ -248,6 +248,7 @@ def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path, grid: P
     )
 
 
+@pytest.mark.thorough
 def test_an_attempt_trains_and_validates_on_marked_targets(
     tmp_path: Path, grid: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

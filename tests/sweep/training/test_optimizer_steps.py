@@ -78,6 +78,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", every_nth(EVERY_LEVEL, 7))
 def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> None:
     settings, training = EVERY_LEVEL[level]
@@ -89,6 +90,7 @@ def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> 
     assert points == curve
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", every_nth(EVERY_LEVEL, 7))
 def test_a_capture_finds_all_that_changes_in_memory(network: Network, level: str) -> None:
     """A tape keeps every number of Python that it was made with: rates, draws, tokens must not be among them."""
@@ -123,6 +125,7 @@ def test_a_number_of_python_in_a_piece_would_be_seen(network: Network) -> None:
     assert not same(expected, results)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "after"), every_nth([
     ("replayed", "as it comes"), ("as it comes", "replayed"), ("replayed", "replayed"),
 ], 3))  # fmt: skip
@@ -151,6 +154,7 @@ def test_stop_before_any_micro_batch_does_not_change_results(
         assert [(p.train_loss, p.grad_norm) for p in (*first.points, *second.points)] == curve
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "after"), [("taped", "as it comes, resident"), ("as it comes, resident", "taped")])
 def test_checkpoint_moves_between_eager_and_captured_steps(
     network: Network, tmp_path: Path, before: str, after: str
@@ -183,6 +187,7 @@ class StopOnce(Watch):
         return self._remaining == 0
 
 
+@pytest.mark.thorough
 def test_restoring_drops_captured_parts(network: Network, tmp_path: Path) -> None:
     """Loading puts the optimizers' state into memory of its own, which what was captured does not know."""
     config = recipe()
@@ -219,6 +224,7 @@ def test_part_that_reads_a_value_falls_back_to_eager(network: Network) -> None:
     assert [(point.train_loss, point.grad_norm) for point in watch.points] == curve
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["replayed", "taped"])
 @pytest.mark.parametrize("micro", [0, 1])
 def test_changing_batch_shape_falls_back_to_eager(network: Network, way: str, micro: int) -> None:
@@ -329,6 +335,7 @@ def test_rates_in_memory_train_the_same_network(network: Network) -> None:
     assert rates == pytest.approx([0.3 * factor, factor / 320, 0.01 * factor], rel=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "after"), [("as it comes", "taped"), ("taped", "as it comes")])
 def test_checkpoint_moves_between_host_and_device_rates(
     network: Network, tmp_path: Path, before: str, after: str

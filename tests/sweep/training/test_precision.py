@@ -184,6 +184,7 @@ def on_text(steps: int, **changes: Any) -> TrainConfig:
     return TrainConfig(tokens=steps * 256, seq_len=32, batch_tokens=256, micro_batch=8, **changes)
 
 
+@pytest.mark.thorough
 def test_eight_bits_train_as_well_as_float32() -> None:
     """Within 0.01 nats of it while the loss falls by more than one and a half, the products being no longer the same.
 

@@ -41,6 +41,7 @@ def off(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> floa
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("setting", every_nth(CHANGES, 2))
 def test_every_setting_acts(network: Network, setting: str) -> None:
     value, required = CHANGES[setting]

@@ -73,6 +73,7 @@ def test_error_of_a_drawing_reaches_its_request() -> None:
         asyncio.run(cache.block(1, "loss"))
 
 
+@pytest.mark.thorough
 def test_gallery_lists_figures_and_reasons() -> None:
     store = open_published()
     titles = figure_titles(store, "printed-v2")

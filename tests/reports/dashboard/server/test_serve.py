@@ -246,6 +246,7 @@ def test_address_is_printed_before_slow_imports(folder: Path) -> None:
     assert printed.stdout.endswith("/ []\n")
 
 
+@pytest.mark.thorough
 def test_page_is_built_without_pandas(folder: Path) -> None:
     """Pandas would take 60 MiB and half a second of every page."""
     text = (

@@ -66,6 +66,7 @@ class TestWidth:
         with contextlib.suppress(ReportError):
             assert 40 <= millimetres(text) <= 600
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("name", "width", "mm"),
         every_nth([("nature", None, 89), ("nature", "183mm", 183), ("neurips", None, 139.7), ("paper", "89mm", 89)], 4),
@@ -87,6 +88,7 @@ class TestLetters:
         # no letter is an outline: the only shapes that are used again are marks and ticks
         assert not re.search(r'<use xlink:href="#(?!m[0-9a-f]{10})', svg)
 
+    @pytest.mark.thorough
     @pytest.mark.skipif(shutil.which("pdffonts") is None, reason="needs pdffonts: apt-get install poppler-utils")
     @pytest.mark.parametrize("name", every_nth(["nature", "neurips"], 2))
     def test_fonts_are_inside_the_pdf(self, every: Store, tmp_path: Path, name: str) -> None:
@@ -147,6 +149,7 @@ class TestHighlight:
         assert highlighted("polar,memory=on") == (ids["slug-2"],)
         assert highlighted("slug-1", "slug-1", "slug-2") == (ids["slug-1"], ids["slug-2"])
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("word", ["slug-22", "", ",", "memory=maybe", "on", "=", "pola\n"])
     def test_unknown_highlight_is_refused_with_hints(self, every: Store, word: str) -> None:
         with pytest.raises(ReportError) as error:
@@ -170,6 +173,7 @@ class TestHighlight:
 
 
 class TestOwnStyle:
+    @pytest.mark.thorough
     def test_a_file_of_settings(self, every: Store, tmp_path: Path) -> None:
         file = tmp_path / "mine.mplstyle"
         file.write_text('# mine\nfont.size: 6.25  # small\nxtick.labelsize: 5.25\naxes.labelcolor: "#112233"\n')

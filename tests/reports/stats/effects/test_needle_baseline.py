@@ -79,6 +79,7 @@ def six(empty, make, run):
     return empty
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", every_nth([name for name in TABLES if name not in ("failures", "provenance", "budgets")], 4)
 )
@@ -92,6 +93,7 @@ def test_tables_with_needle_numbers_state_the_baseline(name, six):
         assert name in without, "these have no needle number here"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["1", "2", "3", "6", "open-weight", "pareto"])
 def test_published_tables_state_the_published_baseline(name, published):
     notes = " ".join(make_table(name, published, "printed-v2").notes)

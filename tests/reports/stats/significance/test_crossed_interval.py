@@ -83,6 +83,7 @@ def mean_with_p(table: np.ndarray, p: float) -> float:
     return high
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("configurations", "seeds", "shock"), DESIGNS)
 def test_crossed_interval_p_in_the_far_tail(configurations: int, seeds: int, shock: float) -> None:
     table = draw_table(configurations, seeds, shock)
