@@ -83,7 +83,9 @@ def test_installed_mixer_probe_table_and_figure_work(bench: Bench) -> None:
     assert "--table half-lives" in out
     assert "--figure half-life" in out
     code, out = run(bench, "report", "--figure", "half-life", "--json")
-    assert [(row["mixer"], row["tokens"]) for row in json.loads(out)["rows"]] == [("fade", pytest.approx(6.5788, abs=1e-3))]
+    assert [(row["mixer"], row["tokens"]) for row in json.loads(out)["rows"]] == [
+        ("fade", pytest.approx(6.5788, abs=1e-3))
+    ]
     assert run(bench, "report", "--figure", "half-life", "--out", "half-life.svg")[0] == 0
     assert run(bench, "report", "--check", "half-life.svg")[0] == 0
     code, out = run(bench, "evaluate", "fade-baseline-d0-m0-w0-s0", "--probe", "half_life", "--executor", "local")
