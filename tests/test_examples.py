@@ -23,6 +23,7 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.grid.plugins import load_plugins
+from atma_sweep.sweep.reference.part_facts import contract_problem
 from bench import COMMAND
 from patience import PATIENCE_S
 from registries import scope
@@ -161,6 +162,7 @@ def test_memory_is_a_moving_average_of_inputs() -> None:
         assert memory(x_BTD, x_BTD, x_BTD, x_BTD).abs().max() == 0  # before training
         torch.nn.init.constant_(memory.gain, 2.0)
         y_BTD = memory(x_BTD, x_BTD, x_BTD, x_BTD)
+        assert contract_problem("memory", "average") is None
     state_BD = torch.zeros(2, 12, dtype=torch.float64)
     for step in range(9):
         state_BD = 0.75 * state_BD + 0.25 * x_BTD[:, step]

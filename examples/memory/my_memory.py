@@ -32,3 +32,21 @@ class Average(Memory):
         steps = torch.arange(x.size(1), device=x.device)
         weights = (1 - decay) * (decay ** (steps[:, None] - steps[None, :]).clamp(min=0)).tril()
         return torch.einsum("ts,bsd->btd", weights.to(x.dtype), x) * self.gain.to(x.dtype)
+
+    # The other three methods decode token by token. Without `step` each new token recomputes the text.
+
+    def open(self, capacity):
+        # a row per text that is decoded at a time, in float32, since a state is read and changed at every token
+        return capacity.table(self.gain.numel(), dtype=torch.float32)
+
+    def begin(self, x, q, k, v, states, slot, *, chunk):
+        # a new text, [1, T, D], goes into the row `slot`; returns what forward does
+        ages = torch.arange(x.size(1) - 1, -1, -1, device=x.device)
+        states[slot] = (1 - self.config.decay) * self.config.decay**ages @ x[0].float()
+        return self.evaluate(x, q, k, v, chunk=chunk)
+
+    def step(self, x, q, k, v, states, slots):
+        # the next token of B texts: x [B, D], slots [B]; returns [B, D]
+        state = self.config.decay * states[slots] + (1 - self.config.decay) * x.float()
+        states[slots] = state
+        return state.to(x.dtype) * self.gain.to(x.dtype)

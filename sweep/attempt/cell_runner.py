@@ -19,7 +19,7 @@ from ...results.store.records import CurvePoint, Measurement
 from ...results.weights import INITIAL_WEIGHTS, NO_HASH, WEIGHTS_SHA256
 from ..checkpoints import checkpoint, initial, storage
 from ..data.batches import marked_capacity, training_batches
-from ..data.corpora import Corpus, open_corpus
+from ..data.corpora import Corpus, open_corpus, read_manifest
 from ..errors import SweepError
 from ..probes.perplexity import stream_loss
 from ..probes.subject import CellSubject, evaluating
@@ -118,6 +118,8 @@ class CellRunner(AttemptRunner):
             "start_seconds": round(time.monotonic() - began - waited, 3),
             "waited_seconds": round(waited, 3),
             "chunk_tokens": config.eval.chunk_tokens,
+            # the database alone then tells how to prepare a text again whose folder is lost
+            "corpus_request": read_manifest(corpus.folder)["request"] if corpus.folder is not None else None,
             **self._load_initial_weights(model),
         }
         if self.job.kind == "train":

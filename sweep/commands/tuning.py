@@ -15,6 +15,9 @@ from ..planning import admission
 from ..planning.studies import StudyProgress
 from ..planning.tuning import Tuning, tuning_of
 
+NOT_LIMITED = "tune: --budget limits the factorial alone; fewer trials, or less train.tokens, make the studies cheaper"
+"""Remark on a launch with a budget whose studies are not finished."""
+
 LaunchFunction = Callable[[LaunchRequest, Store, Console], LaunchOutcome]
 """Function that launches a request in the foreground and returns the outcome."""
 
@@ -30,6 +33,7 @@ def plan_studies(request: LaunchRequest, store: Store | None) -> tuple[LaunchReq
         return request, None, []
     lines = [f"tune: {progress.space.grid.name}: {progress.describe()}" for progress in studies.studies.values()]
     if not studies.finished:
+        lines += [NOT_LIMITED] if request.budget is not None else []
         lines.append(
             "tune: the ids of the factorial's cells are provisional; they depend on the best trial of each study"
         )
@@ -75,6 +79,8 @@ def run_studies(
     studies = tuning_of(request.grid, root, store)
     if studies is None:
         return request
+    if request.budget is not None and not studies.finished:
+        console.print(NOT_LIMITED, highlight=False, markup=False)
     for progress in studies.studies.values():
         if not progress.finished:
             study_request = _study_request(request, progress)

@@ -15,6 +15,7 @@ from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.sweep.attempt.cell_runner import CellRunner
 from atma_sweep.sweep.attempt.compile_lock import CompileLock
 from atma_sweep.sweep.checkpoints import checkpoint
+from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.grid import validate
 from atma_sweep.sweep.training import loop, optimizer_steps
 from attempts import STEPS, Flag, Room, serial
@@ -87,7 +88,10 @@ def test_refused_capture_is_recorded_and_logged_once(
             monkeypatch.setattr(loop, "without_capture", capture)
             monkeypatch.setattr(optimizer_steps, "should_capture", lambda *_: (True, "asked for"))
         attempt = ours.run()
-        results.append((ours.store.provenances([attempt.id])[attempt.id].extra["steps"], ours.curve(attempt)))
+        extra = ours.store.provenances([attempt.id])[attempt.id].extra
+        results.append((extra["steps"], ours.curve(attempt)))
+        # what the text was prepared from: the only trace of it once the runs folder is lost
+        assert extra["corpus_request"] == corpora.request(ours.cell.config.data)
     assert [steps for steps, _ in results] == [
         "as they come: no GPU", "CUDA graphs: asked for",
         "as they come: operation not permitted when stream is capturing",

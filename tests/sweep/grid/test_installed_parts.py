@@ -62,7 +62,7 @@ def ids(bench: Bench) -> dict[str, str]:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_installed_mixer_probe_and_table_work(bench: Bench) -> None:
+def test_installed_mixer_probe_table_and_figure_work(bench: Bench) -> None:
     assert run(bench, "launch", "micro.yaml", "--executor", "local")[0] == 0
     package = bench.folder / "site" / "atma_fade"
     digest = hashlib.sha256()
@@ -81,6 +81,13 @@ def test_installed_mixer_probe_and_table_work(bench: Bench) -> None:
     assert out.splitlines()[1:] == ["fade,6.6", "nope,n/a"]
     code, out = run(bench, "report", "--list")
     assert "--table half-lives" in out
+    assert "--figure half-life" in out
+    code, out = run(bench, "report", "--figure", "half-life", "--json")
+    assert [(row["mixer"], row["tokens"]) for row in json.loads(out)["rows"]] == [
+        ("fade", pytest.approx(6.5788, abs=1e-3))
+    ]
+    assert run(bench, "report", "--figure", "half-life", "--out", "half-life.svg")[0] == 0
+    assert run(bench, "report", "--check", "half-life.svg")[0] == 0
     code, out = run(bench, "evaluate", "fade-baseline-d0-m0-w0-s0", "--probe", "half_life", "--executor", "local")
     assert (code, "half_life tokens 6.57881" in out) == (0, True), out
 

@@ -506,7 +506,8 @@ def test_factorial_uses_the_best_settings_of_its_studies(tmp_path: Path) -> None
     bench.grid(more=TUNE, seeds=2)
     plan = bench.plan()
     assert sum("2 to propose" in str(line) for line in plan["remarks"]) == 2  # type: ignore[attr-defined]
-    out = bench.launch()
+    out = bench.launch("--budget", "100h")
+    assert "tune: --budget limits the factorial alone" in out
     assert "tuned nope: trial" in out
     best = {
         level: json.loads(str(params))["train.muon_lr"]

@@ -5,3 +5,4 @@ from atma_sweep.reports.report_spec import ReportSpec
 HALF_LIVES = ReportSpec(
     "table:half_lives", "half-life of the fading mean", takes=(), probes=("half_life",), package="atma_fade"
 )
+HALF_LIFE = ReportSpec("figure", "half-life of the fading mean", takes=(), probes=("half_life",), package="atma_fade")
