@@ -90,8 +90,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("Dotted: the most pairs that this grid has within one mixer and memory.")
     if not frame["recalls"].all():
         notes.append(
-            "Grey: no recall (mean at or below the constant-digit baseline); a floor holds these runs together, so that a low "
-            "line is no sensitivity."
+            "No recall: mean at or below the constant-digit baseline; the floor, not precision, keeps these runs together."
         )
     if still:
         names = " and ".join(dict.fromkeys(stratum_label(data, plan.stratum) for plan in still))
@@ -188,10 +187,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     handles: dict[str, Any] = {}
     for memory in sorted(set(frame["memory"]), key=drawing.off_first) if frame["memory"].nunique() > 1 else ():
         handles[drawing.level_label(memory, "memory")] = drawing.key(
-            **memory_look(drawing.GREY, memory) | {"marker": ""}
+            **memory_look(drawing.INK, memory) | {"marker": ""}
         )
     if (frame["pairs"] == frame["design"]).any():
         handles["pairs in this grid"] = drawing.key(**reference_line())
+    if not frame["recalls"].all():
+        handles["no recall"] = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(BOUND_WIDTH))
     if (frame["run_sd"] < frame["floor"]).any():
         handles |= floor_key()
     finished = drawing.finished(figure, figure_data.title, figure_data.notes, handles)
