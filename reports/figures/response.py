@@ -55,7 +55,7 @@ MOST_LABELLED = 8
 BETTER_SIDES = {1: "more is better", -1: "less is better", 0: ""}
 """Text by the better side of a number."""
 BEST_RING: dict[str, Any] = {
-    "marker": "o", "markersize": 7.5, "markerfacecolor": "none", "markeredgewidth": 0.8, "linestyle": "none",
+    "marker": "o", "markersize": 7.5, "markerfacecolor": "none", "markeredgewidth": 0.8,
 }  # fmt: skip
 """Look of the ring around the best mean of a line."""
 MIN_LEVELS = 2
@@ -228,15 +228,10 @@ def _setting_notes(store: Store, data: SweepData, axes: Sequence[str]) -> list[s
                     if first.get(path) != second.get(path)
                 }
         common = {path: both for path, both in differing.items() if not path.startswith("model.mixers.")}
-        own = dict.fromkeys(
-            path.split(".")[2] + " " + path.rpartition(".")[2].replace("_", " ")
-            for path in differing
-            if path not in common
-        )
         texts = [
             f"{path.rpartition('.')[2].replace('_', ' ')} {_value_text(first)} against {_value_text(second)}"
             for path, (first, second) in common.items()
-        ] + [f"settings of the mixers ({', '.join(own)})"] * bool(own)
+        ] + [f"{len(differing) - len(common)} settings of single mixers"] * (len(common) < len(differing))
         if texts:
             names = " against ".join(drawing.level_label(level, axis).removeprefix(axis).strip() for level in levels)
             notes.append(f"{drawing.axis_label(axis).capitalize()} {names}: {', '.join(texts)}.")
@@ -451,7 +446,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         }
         handles = {name: handle for name, handle in handles.items() if name not in named}
     if (frame["better"] != 0).any():
-        handles["best of a line"] = drawing.key(color=drawing.GREY, **BEST_RING)
+        handles["best of a line"] = drawing.key(color=drawing.GREY, linestyle="none", **BEST_RING)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
