@@ -360,32 +360,61 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         below = ("axes fraction", axes.xaxis.label)
         if has_front:
             drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
-        highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
-        marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
-        _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
-        labels_by_point: dict[tuple[float, float], list[str]] = {}
-        for row in front.to_dict("records"):
-            labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(str(row["front_number"]))
-        for row in marked.to_dict("records"):
-            label = figure_data.draw_options["labels"][row["slug"]]
-            labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(label)
-        _label_after_layout(
-            axes,
-            [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
-            panel_rows,
-            x_sign,
-        )
+        _label_points(axes, panel_rows, figure_data, look, x_sign)
+    handles = _legend_handles(frame, looks, figure_data.draw_options["constant"])
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
+
+
+def _label_points(
+    axes: Axes, panel_rows: pd.DataFrame, figure_data: FigureData, look: FigureOptions, x_sign: int
+) -> None:
+    """Mark the highlighted cells of a panel, and label them and the front.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of its quality.
+        figure_data: The figure.
+        look: Figure options.
+        x_sign: 1 if more speed is better, else -1.
+    """
+    front = panel_rows[panel_rows["front"]].sort_values("speed")
+    highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
+    marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
+    _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
+    labels_by_point: dict[tuple[float, float], list[str]] = {}
+    for row in front.to_dict("records"):
+        labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(str(row["front_number"]))
+    for row in marked.to_dict("records"):
+        label = figure_data.draw_options["labels"][row["slug"]]
+        labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(label)
+    _label_after_layout(
+        axes,
+        [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
+        panel_rows,
+        x_sign,
+    )
+
+
+def _legend_handles(frame: pd.DataFrame, looks: Sequence[str], constant: Mapping[str, float]) -> dict[str, Any]:
+    """Return the legend handles by label: points, the front, bars, and the constant-digit baseline, as they occur.
+
+    Args:
+        frame: Rows of the figure.
+        looks: The axes that points show: mixer, memory and `marker_axis`.
+        constant: Score of the best constant answer as a fraction, by quality.
+    """
+    has_front = bool(frame["front"].any())
     handles = legend_of_points(frame, looks)
     if has_front:
         handles |= {"Pareto front": drawing.key(**_front_line())} | labels.dominated_key()
     barred = frame["front"] if has_front else frame["front"] | True
     if (frame.loc[barred, ["speed_sd", "sd"]] > 0).any(axis=None):
         handles["± standard error"] = _bar_key()
-    for level in list(figure_data.draw_options["constant"].values())[:1]:
-        if (frame["quality"].isin(figure_data.draw_options["constant"]) & (frame["value"] <= 100 * level)).any():
+    for level in list(constant.values())[:1]:
+        if (frame["quality"].isin(constant) & (frame["value"] <= 100 * level)).any():
             handles["no recall"] = drawing.key(color=style.GREY, linestyle="none", **_low_mark(style.GREY))
         handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
-    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
+    return handles
 
 
 def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str], *, chances: bool) -> list[str]:

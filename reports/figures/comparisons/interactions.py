@@ -86,13 +86,35 @@ def collect(store: Store, data: SweepData) -> FigureData:
     order = {name: index for index, name in enumerate(column.heading for column in quality_columns(data))}
     frame = frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
     frame = frame.drop(columns="size").reset_index(drop=True)
-    most = int(frame["measure"].value_counts().max())
     drawn = _drawn_rows(frame)
     notes = [
         "A × B: by how much the gain of A changes with B. "
         f"{_examples(drawn)}Means over n matched quadruples of configurations with their 95% intervals, the largest first. "
         f"{methods_note(methods, 'all tests of its number and axes')}"
     ]
+    notes += [*_mark_notes(data, frame, drawn), *missing_interval_note(rows, "quadruples")]
+    shown_axes = {axis for axes in drawn["axes"] for axis in axes.split(" x ")}
+    return collected(
+        store,
+        data,
+        "interactions",
+        "Interactions of two factors",
+        frame,
+        origins,
+        notes=notes,
+        explained_axes=shown_axes,
+    )
+
+
+def _mark_notes(data: SweepData, frame: pd.DataFrame, drawn: pd.DataFrame) -> list[str]:
+    """Return the notes on diamonds, rows with a floor, dependent differences and the selection of rows.
+
+    Args:
+        data: The sweep.
+        frame: Rows of all interactions.
+        drawn: Those that are drawn.
+    """
+    notes, most = [], int(frame["measure"].value_counts().max())
     if drawn["mixed"].any():
         notes.append(
             "Diamonds: averages over levels of a third factor that differ, so that they describe none of them."
@@ -106,22 +128,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
             )
     if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
         notes.append("Of three levels each difference is a sum of the other two.")
-    notes += missing_interval_note(rows, "quadruples")
     if most > MAX_ROWS:
         left_out = int(frame["floor"].sum())
         without = f", of needle accuracy without {left_out} at 4/4" if left_out else ""
         notes.append(f"Shown: the {MAX_ROWS} largest of {most} per number{without}, which the selection overstates.")
-    shown_axes = {axis for axes in drawn["axes"] for axis in axes.split(" x ")}
-    return collected(
-        store,
-        data,
-        "interactions",
-        "Interactions of two factors",
-        frame,
-        origins,
-        notes=notes,
-        explained_axes=shown_axes,
-    )
+    return notes
 
 
 def _drawn_rows(frame: pd.DataFrame) -> pd.DataFrame:
