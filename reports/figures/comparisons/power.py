@@ -178,7 +178,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
-    figure = drawing.page(2.5, drawing.PAGE_WIDTH if len(titles) > 1 else 4.6)
+    figure = drawing.page(2.4, drawing.PAGE_WIDTH if len(titles) > 1 else 4.6)
     styles = stratum_styles(strata_of(frame))
     grid = drawing.panel_column(figure, len(titles))
     named = {title: _named_line_ends(frame[frame["measure"] == title]) for title in titles}

@@ -298,7 +298,7 @@ class TestComparisons:
         mine = [row for row in rows(data) if (row["memory"], row["quality"]) == ("on", "Val")]
         assert {row["attn_type"] for row in mine} == {"polar"}
         assert [row["sd"] for row in mine] == pytest.approx([math.sqrt(squares / free) / 2] * len(mine))
-        assert any("one standard error of quality, from the spread between runs" in note for note in data.notes)
+        assert any("one standard error of utilization and quality, from the spread" in note for note in data.notes)
         assert not any(row["front"] for row in rows(data)), "utilization is no cost"
 
     def test_no_front_of_speeds_measured_on_a_shared_gpu(self) -> None:
