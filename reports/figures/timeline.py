@@ -323,11 +323,11 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame, fills: Sequence[dict[str, Any]]) 
         bars: Rows of attempts with y (lane), left and width in units of the axis.
         fills: Style of each bar.
     """
-    crowded, one_kind = len(bars) >= CROWD, bars["kind"].nunique() == 1
+    crowded, is_uniform = len(bars) >= CROWD, bars["kind"].nunique() == 1
     looks = [tuple((look | ({"linewidth": 0, "hatch": ""} if crowded else {})).items()) for look in fills]
     for look in dict.fromkeys(looks):
         part = bars[[own == look for own in looks]]
-        heights = [0.8 if kind == "train" or one_kind else LOW_BAR for kind in part["kind"]]
+        heights = [0.8 if kind == "train" or is_uniform else LOW_BAR for kind in part["kind"]]
         axes.barh(part["y"], part["width"], left=part["left"], height=heights, **dict(look))
     bad = bars[bars["state"].isin(BAD_STATES)]
     if len(bad):

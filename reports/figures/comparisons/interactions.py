@@ -129,8 +129,8 @@ def _mark_notes(data: SweepData, frame: pd.DataFrame, drawn: pd.DataFrame) -> li
     if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
         notes.append("Of three levels each difference is a sum of the other two.")
     if most > MAX_ROWS:
-        left_out = int(frame["floor"].sum())
-        without = f", of needle accuracy without {left_out} at 4/4" if left_out else ""
+        n_at_floor = int(frame["floor"].sum())
+        without = f", of needle accuracy without {n_at_floor} at 4/4" if n_at_floor else ""
         notes.append(f"Shown: the {MAX_ROWS} largest of {most} per number{without}, which the selection overstates.")
     return notes
 
