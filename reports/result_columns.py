@@ -127,14 +127,19 @@ def quality_columns(data: SweepData) -> list[Column]:
 
 
 def speed_column(data: SweepData, heading: str) -> Column:
-    """Return the column of tokens per second under this heading, or the MFU column if no cell has tokens per second.
+    """Return the column of tokens per second under this heading, else that of the seconds of training, else MFU.
 
-    The MFU column keeps its own heading.
+    Seconds count only beside a utilization and if the cells train on equally many tokens. These two columns keep their
+    own headings.
     """
     column = column_of("throughput", "tokens_per_s", heading)
     if data.is_measured(column.probe, column.metric):
         return column
-    return next(column for column in complete_columns(data) if column.metric == "mfu_paper")
+    utilization = next(column for column in complete_columns(data) if column.metric == "mfu_paper")
+    seconds = column_of("throughput", "train_seconds", "Train s")
+    is_fair = len(data.levels("train.tokens")) <= 1 if "train.tokens" in data.extra_axes() else True
+    measured = all(data.is_measured(each.probe, each.metric) for each in (seconds, utilization))
+    return seconds if measured and is_fair else utilization
 
 
 # --- words in place of a number, and names of measures ----------------------------------------------------------------

@@ -44,7 +44,7 @@ FIGURES: SpecRegistry[ReportSpec] = SpecRegistry("figures", {
     "power": ReportSpec("comparisons.power", "detectable difference by sample size"),
     "seeds": ReportSpec("comparisons.seeds", "run-to-run variation between replicates"),
     "items": ReportSpec("comparisons.items", "needle accuracy by trial"),
-    "pareto": ReportSpec("pareto", "quality against training speed, or against utilization", takes=LINES),
+    "pareto": ReportSpec("pareto", "quality against training speed or time", takes=LINES),
     "timeline": ReportSpec("timeline", "attempts over time, by machine", takes=()),
     "history": ReportSpec("studies.history", "trials of a study and the best so far", takes=(), study=True),
     "importance": ReportSpec("studies.importance", "importance of each setting of a study", takes=("evaluator",), study=True),

@@ -72,10 +72,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.concat(measured, ignore_index=True)
     means = line_means(frame)
     note_text = (
-        f"{averaging_note(data, means=means)}{band_note(means)}Clean: the first tokens of the same documents at every length, so "
-        f"that a longer one scores further tokens too{_count_text(store, data, 'documents', 'documents')}. Junk: the "
+        f"{averaging_note(data, means=means)}{band_note(means)}Clean: the first tokens of the same documents, more at a longer "
+        f"length{_count_text(store, data, 'documents', 'documents')}. Junk: the "
         f"validation stream across document boundaries{_count_text(store, data, 'junk_rows', 'rows')}."
     )
+    if frame["probe"].nunique() > 1:
+        note_text += " Their scales differ."
     if (frame["probe"] == PROBES[2]).any():
         note_text += " Same last tokens: the value of additional context, since the scored tokens stay the same."
     panels = [

@@ -340,7 +340,9 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, over: str, log: bool) -> list
             across = "configurations" if sound["configuration"].nunique() > len(units) else "seeds"
             interval = f"half of the {BARS[across].replace('intervals', 'interval', 1)} of a final loss"
             # single cells show the spread themselves, and bands would hide them
-            bands = "" if thin or not _has_visible_bands(sound) else f"Bands: {BARS[across]}. "
+            bands = "" if thin else "Bands would be narrower than the lines. "
+            if not thin and _has_visible_bands(sound):
+                bands = f"Bands: {BARS[across]}. "
             notes.append(f"{bands}±: {interval}.")
         notes.append("A mean ends where the first of its cells ends." if _ends_differ(frame) else "")
         notes.append(_last_validation_note(mean_curves(sound, "val_loss")))

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..number_format import NEEDLE, format_length, format_number
+from ..number_format import NEEDLE, format_number
 from ..stats.effects.needle_baseline import constant_answer_score
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
@@ -45,14 +45,6 @@ from .canvas.line_drawing import (
 
 Y_LIMITS = (-3.0, 103.0)
 """Ends of the y axis in percent."""
-BEST_MARK: dict[str, Any] = {
-    "marker": "*",
-    "color": drawing.GREY,
-    "markersize": 4.0,
-    "markeredgewidth": 0,
-    "zorder": 2.6,
-}
-"""Look of the best cell, which was chosen by its result: less prominent than any mean."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -62,8 +54,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     first, second and line (levels of up to two axes that vary), probe, metric, length (tokens), trained (tokens of a
     training row), ratio of the two, value, n, low and high (95% interval of the trials).
 
-    Notes name the best cell at the longest length, if it is unique, and the constant-digit baseline (the score of the
-    best constant answer on the trials).
+    Notes name the constant-digit baseline (the score of the best constant answer on the trials).
 
     Raises:
         ReportError: No cell has needle accuracies.
@@ -77,15 +68,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     axes = axes_of_lines(data)
     ceilings = {length: constant_answer_score(data, length) for length in sorted(set(frame["length"]))}
     measured_ceilings = {length: value for length, value in ceilings.items() if value is not None}
-    best = _best(frame)
     notes = [
-        f"Share of planted digits that a network repeats at the end of a text, a panel per mixer{_trials_text(frame, data)}. "
+        f"Share of planted digits that a network repeats at the end of a text{_trials_text(frame, data)}. "
         f"{averaging_note(data, means=means)}{band_note(means)}{_ceiling_note(measured_ceilings)}",
-        *_best_note(frame, best, data),
     ]
     return collected(
         store, data, "needle", "Needle accuracy over context length", frame, frame_origins(frame),
-        notes=[*notes, *fewer_cells_note(means)], trained=single_value(list(frame["trained"])), axes=axes, ceilings=measured_ceilings, best=best,
+        notes=[*notes, *fewer_cells_note(means)], trained=single_value(list(frame["trained"])), axes=axes, ceilings=measured_ceilings,
         names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
@@ -99,36 +88,6 @@ def _trials_text(frame: pd.DataFrame, data: SweepData) -> str:
     ends = sorted({max(1, round(count / digits)) for count in answers})
     count = str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
     return f", {count} trials of {digits} digits per cell and length"
-
-
-def _best(frame: pd.DataFrame) -> str | None:
-    """Return the id of the cell with the highest accuracy at the longest length.
-
-    None if several share it, or if a single cell is measured there.
-    """
-    ends = frame[frame["length"] == frame["length"].max()]
-    top = ends[ends["value"] == ends["value"].max()]
-    return str(top["cell"].iloc[0]) if len(top) == 1 and len(ends) > 1 else None
-
-
-def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[str]:
-    """Return the note on the best cell and the number of runs it is the best of, as a list; empty without one.
-
-    Args:
-        frame: Rows of the figure.
-        best: Id of the best cell; None without one.
-        data: The sweep.
-    """
-    if best is None:
-        return []
-    ends = frame[frame["length"] == frame["length"].max()]
-    cell = next(cell for cell in data.cells if cell.cell_id == best)
-    text = ", ".join(filter(None, (drawing.level_label(cell.levels["attn_type"]), cell_labels(data)[best])))
-    if len(data.levels("attn_type")) > 1:
-        text = cell_labels(data)[best]
-    return [
-        f"Star: the best of {len(ends)} runs at {format_length(int(ends['length'].iloc[0]))} ({text}), chosen by its result."
-    ]
 
 
 def _ceiling_note(ceilings: Mapping[int, float]) -> str:
@@ -147,8 +106,7 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per mixer with a line per group of cells, in %, and the constant-digit baseline.
 
-    The highlighted cells have labelled lines; without any, a small star marks the best cell at the longest length.
-    Where the baseline differs between lengths, the highest is drawn.
+    The highlighted cells have labelled lines. Where the baseline differs between lengths, the highest is drawn.
     """
     frame, trained, ceilings = (
         figure_data.frame,
@@ -162,11 +120,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     group = drawing.panels(figure, [drawing.level_label(name) for name in names], sharex=True, sharey=True)
     for axes, name in zip(group, names, strict=True):
         panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
-        shown = highlighted if look.highlight else {}
-        draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=shown, barred=barred)
-        best = panel_rows[panel_rows["cell"].isin(list(highlighted))].sort_values("length").tail(1)
-        if len(best) and not look.highlight:
-            drawing.points(axes, best["length"], 100 * best["value"], **BEST_MARK)
+        draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=highlighted, barred=barred)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         mark_training_length(axes, trained)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
@@ -178,26 +132,20 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         mark_baseline(group, levels[highest])
         keys.append((f"constant digit ({highest} %)", BASELINE))
     if highlighted:
-        (label, *_) = highlighted.values()
-        name = "highlighted cell" if look.highlight else f"best of {frame['cell'].nunique()} cells{label}"
-        keys.append(
-            (name, HIGHLIGHTED | {"color": drawing.GREY} if look.highlight else BEST_MARK | {"linestyle": "none"})
-        )
+        keys.append(("highlighted cell", HIGHLIGHTED | {"color": drawing.GREY}))
     drawing.outer_labels(figure, length_label(trained), "digits recalled (%)")
     return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *keys, means=means))
 
 
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
-    """Return the labels of the cells that get a line of their own, by cell id: the highlighted ones, else the best.
+    """Return the labels of the highlighted cells by cell id: name and accuracy, in %, at the cell's own longest length.
 
-    A label has the cell's name, which the legend replaces for the best one, and its accuracy, in %, at its own longest
-    length. Cells without any accuracy are left out.
+    Cells without any accuracy are left out.
     """
-    best = figure_data.draw_options["best"]
-    names = figure_data.draw_options["names"] | ({} if look.highlight else {best: ""})
+    names = figure_data.draw_options["names"]
     ends = figure_data.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
     return {
-        cell: f"{names[cell] or ('this cell' if look.highlight else '')}: {format_number(ends[cell], 1, percent=True)} %"
-        for cell in look.highlight or ([best] if best else [])
+        cell: f"{names[cell] or 'this cell'}: {format_number(ends[cell], 1, percent=True)} %"
+        for cell in look.highlight
         if cell in ends.index
     }

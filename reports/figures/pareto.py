@@ -48,8 +48,13 @@ SHORT_LIST, LESS_HEIGHT = 5, 0.5
 LETTER = 0.54  # width of a character of the list relative to its size
 LIST_INDENT = 0.6  # inches from the left of a panel's space to the list below it
 LINE_SPACING = 1.25  # of the list below a panel
-EXPLAINED = 0.4  # least share of the variance of speeds that a factor without a mark explains to be named
+EXPLAINED = 0.4  # least share of the variance of speeds with which a factor is drawn as markers
 MOST_NAMED = 12  # points of a front that the list below a panel has
+TRAIN_TIME = "Train s"
+"""Heading of the training time, which the figure draws in hours."""
+SPEED_NOUNS = {TRAIN_TIME: "training time", "MFU": "utilization"}
+_SPEED_TITLES = {"train_seconds": "training time", "mfu_paper": "hardware utilization"}
+_SPEED_SCALES = {"train_seconds": 1 / 3600, "mfu_paper": 100.0}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -58,12 +63,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Qualities are validation loss and needle accuracy at the longest length. Columns: quality (heading), metric,
     speed_name, speed, value (means over seeds), speed_sd and sd (standard deviations of these means, from the spread
     between runs of the stratum: cells that share mixer and memory; NaN where unknown), front (True if no other
-    configuration is as good in both and better in one, and for needle accuracy only above the constant-digit baseline), seeds (runs behind the means), front_number (1, 2, ... on the front from slow to fast, else 0), p_front (probability of that, NaN where unknown), slug (of its
-    first cell), the five axes (attn_type, reg_mode, distractor, memory, window), `name` (mixer and levels that are not
+    configuration is as good in both and better in one, and for needle accuracy only above the constant-digit baseline;
+    False for all where the speed is no cost), seeds (runs behind the means), front_number (1, 2, ... on the front by
+    ascending speed, else 0), p_front (probability of that, NaN where unknown), slug (of its first cell), the five axes (attn_type, reg_mode, distractor, memory, window), `name` (mixer and levels that are not
     off), `rest` (these levels except mixer and memory; "baseline" for none of them, if several axes besides the mixer
     vary).
 
-    Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values are nats per token, or %.
+    Speed is tokens/s, else the hours of training, of which fewer are better, else MFU (in %). MFU is no cost, nor is any
+    speed of attempts that shared a GPU. Values are nats per token, or %.
 
     Raises:
         ReportError: No cell has both a speed and a quality.
@@ -72,15 +79,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
     fewer: dict[tuple[str, str], str] = {}
+    reasons: set[str] = set()
     for quality in quality_columns(data):
         least = recall_threshold(data, quality)
         points_of_quality, origins_of_quality, lacking = _points(data, speed, quality, least)
         scale = 100 if quality.percent else 1
-        candidates = [index for index, point in enumerate(points_of_quality) if point["value"] > scale * least]
+        reason = _no_cost_reason(store, speed, origins_of_quality)
+        candidates = [
+            index for index, point in enumerate(points_of_quality) if not reason and point["value"] > scale * least
+        ]
         points = [(points_of_quality[index]["speed"], points_of_quality[index]["value"]) for index in candidates]
-        on_front = dict(zip(candidates, pareto(points, (1, quality.direction)), strict=True))
+        directions = (speed.direction or 1, quality.direction)
+        on_front = dict(zip(candidates, pareto(points, directions), strict=True))
         fronts = [on_front.get(index, False) for index in range(len(points_of_quality))]
-        # fastest last, as the step line meets them
         order = sorted((point["speed"], index) for index, point in enumerate(points_of_quality) if fronts[index])
         numbers = {index: number for number, (_, index) in enumerate(order, 1)}
         rows += [
@@ -89,6 +100,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ]
         origins += origins_of_quality
         fewer |= lacking
+        reasons |= {reason} - {""}
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has both a speed and a quality; finish it")
     frame = pd.DataFrame(rows)
@@ -97,7 +109,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
     shown_levels = {names[cell]: label for cell, label in _configuration_labels(data).items()}
     nouns = {quality.heading: plain_name(quality) for quality in quality_columns(data)}
-    notes = _notes(frame, fewer, nouns)
+    notes = _notes(frame, fewer, sorted(reasons))
     if needle:
         notes.append(needle_caption(data, needle.values()))
     constant = {
@@ -106,12 +118,27 @@ def collect(store: Store, data: SweepData) -> FigureData:
         if (level := constant_answer_score(data, length)) is not None
     }
     notes += _recall_notes(frame, constant)
-    title = "Quality against speed"
-    if speed.heading == "MFU":
-        title = "Quality against hardware utilization"
+    title = f"Quality against {_SPEED_TITLES.get(speed.metric, 'speed')}"
     return collected(
         store, data, "pareto", title, frame, origins, notes=notes, constant=constant, names=names, labels=shown_levels, nouns=nouns,
     )  # fmt: skip
+
+
+def _no_cost_reason(store: Store, speed: Column, origins: Sequence[tuple[str, int | None]]) -> str:
+    """Return why a speed is no cost by which configurations can be ranked, as a sentence; "" if it is one.
+
+    Args:
+        store: The database, which knows the attempts that shared a GPU.
+        speed: The speed.
+        origins: (cell id, attempt id) pairs behind the points.
+    """
+    if speed.metric == "mfu_paper":
+        return "No Pareto front: utilization is no cost, since networks differ in operations per token."
+    attempts = sorted({attempt for _, attempt in origins if attempt is not None})
+    neighbours = [provenance.co_tenants or 0 for provenance in store.provenances(attempts).values()]
+    if any(neighbours):
+        return f"No Pareto front: the runs shared their GPU with up to {max(neighbours)} others, so that speeds depend on those."
+    return ""
 
 
 def _points(
@@ -142,7 +169,7 @@ def _points(
             continue
         levels = dict(zip((*AXES, *extra), key, strict=True))
         level_texts = {axis: _level_text(axis, levels[axis]) for axis in (*varying_axes, *extra)}
-        scales = [100 if column.percent else 1 for column in (speed, quality)]
+        scales = [_SPEED_SCALES.get(speed.metric, 1.0), 100.0 if quality.percent else 1.0]
         sds = [
             scale * spread[key].sd / math.sqrt(spread[key].seeds) if key in spread else math.nan
             for spread, scale in zip(spreads, scales, strict=True)
@@ -176,80 +203,85 @@ def _configuration_labels(data: SweepData) -> dict[str, str]:
     return labels_by_cell
 
 
-def _notes(
-    frame: pd.DataFrame,
-    fewer: Mapping[tuple[str, str], str],
-    nouns: Mapping[str, str],
-) -> list[str]:
-    """Return the notes on points, bars and means over fewer seeds.
+def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], reasons: Sequence[str]) -> list[str]:
+    """Return the notes on points, the front, bars and means over fewer seeds.
 
     Args:
         frame: Rows of the figure, with quality, front, p_front, speed_sd and sd.
         fewer: Text "n=k" of the means over fewer seeds than their configuration has.
-        nouns: Plain name by quality.
+        reasons: Sentences that say why there is no front; empty if there is one.
     """
     low, high = int(frame["seeds"].min()), int(frame["seeds"].max())
     runs = f"{low} run" if high == 1 else f"mean over {low} runs" if low == high else f"mean over {low} to {high} runs"
     counts = list(dict.fromkeys(map(int, frame.groupby("quality", sort=False).size())))
     each = f"{counts[0]} per panel" if len(counts) == 1 else " and ".join(map(str, counts))
-    fronts = " and ".join(map(str, frame.groupby("quality", sort=False)["front"].sum()))
-    notes = [
-        f"One point per configuration ({each}, {runs} each). Ringed, numbered and listed below each panel: the Pareto front "
-        f"({fronts} configurations). Shaded: dominated, since one of the front is as good in both and better in one."
-    ]
-    has_error = bool((frame["speed_sd"] > 0).any())
-    measured = "speed" if frame["speed_name"].iloc[0] == "tokens/s" else "utilization"
-    if frame["p_front"].notna().any():
-        exact = "" if has_error else f"; {measured} has no estimate of its error and counts as exact"
-        notes.append(
-            f"P(on front): probability that a configuration is on the front if all are drawn anew with the spread between "
-            f"runs{exact}."
-        )
-    barred = [word for word, name in ((measured, "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
+    notes = [f"One point per configuration ({each}, {runs} each).", *reasons]
+    if frame["front"].any():
+        notes.append("Ringed, numbered and listed below: the Pareto front; shaded: dominated by it.")
+    notes += _variance_note(frame)
+    measured = SPEED_NOUNS.get(frame["speed_name"].iloc[0], "speed")
+    if _shows_probabilities(frame):
+        notes.append("In brackets: probability to be on the front if all were drawn anew with the spread between runs.")
+    barred = [noun for noun, name in ((measured, "speed_sd"), ("quality", "sd")) if (frame[name] > 0).any()]
     if barred:
-        medians = [(str(quality), rows["sd"].median()) for quality, rows in frame.groupby("quality", sort=False)]
-        texts = [f"{error:.2g} ({nouns[quality]})" for quality, error in medians if error > 0]
+        exact = "" if measured in barred else f"; of {measured} none is known"
         notes.append(
-            f"Bars, of the front only: one standard error of the mean {' and '.join(barred)}, from the spread between runs of "
-            f"that mixer and memory; one that is not seen is shorter than its mark."
-            + (f" Median of all points: {', '.join(texts)}." if texts else "")
+            f"Bars{' (front only)' * bool(frame['front'].any())}: one standard error of {' and '.join(barred)}, from the "
+            f"spread between runs of that mixer and memory{exact}."
         )
     else:
         notes.append("No bars: the spread between runs is unknown.")
-    notes += _unseen_factor_note(frame, measured)
     if fewer:
         notes.append(f"{counted(len(fewer), 'mean')} are over fewer seeds than the configuration has.")
     return notes
 
 
-def _unseen_factor_note(frame: pd.DataFrame, measured: str) -> list[str]:
-    """Return the note on the factor that no mark shows and that explains most of the speeds, as a list; empty if none does.
+def _shows_probabilities(frame: pd.DataFrame) -> bool:
+    """Return True if probabilities of the front are printed: the errors of both speed and quality are known."""
+    return bool(frame["front"].any() and frame["p_front"].notna().any() and (frame["speed_sd"] > 0).any())
+
+
+def _variance_shares(frame: pd.DataFrame) -> dict[str, float]:
+    """Return the share of the variance of speeds between the levels of each axis that varies, besides mixer and memory.
 
     Args:
         frame: Rows of the figure, with the axes and speed.
-        measured: Word for the speed.
     """
     points = frame.drop_duplicates("slug")
-    total = float(((points["speed"] - points["speed"].mean()) ** 2).sum())
-    explained_shares = []
-    for axis in (axis for axis in AXES if axis not in LOOKS and points[axis].nunique() > 1):
-        means = points.groupby(axis, sort=False)["speed"].transform("mean")
-        explained = float(((means - points["speed"].mean()) ** 2).sum()) / total if total else 0.0
-        explained_shares.append((explained, axis))
-    if not explained_shares or max(explained_shares)[0] < EXPLAINED:
+    mean = points["speed"].mean()
+    total = float(((points["speed"] - mean) ** 2).sum())
+    axes = [axis for axis in AXES if axis not in LOOKS and points[axis].nunique() > 1]
+    between = {axis: points.groupby(axis, sort=False)["speed"].transform("mean") - mean for axis in axes}
+    return {axis: float((between[axis] ** 2).sum()) / total if total else 0.0 for axis in axes}
+
+
+def marker_axis(frame: pd.DataFrame) -> str:
+    """Return the axis whose levels are markers: that with most of the variance of speeds if it is much, else window.
+
+    Args:
+        frame: Rows of the figure, with the axes and speed.
+    """
+    shares = _variance_shares(frame)
+    axis = max(shares, key=shares.__getitem__, default="window")
+    is_shown = shares.get(axis, 0.0) >= EXPLAINED and frame[axis].nunique() <= len(style.MARKERS)
+    return axis if is_shown else "window"
+
+
+def _variance_note(frame: pd.DataFrame) -> list[str]:
+    """Return the note on the axis that explains most of the speeds and those without a mark, as a list; may be empty.
+
+    Args:
+        frame: Rows of the figure, with the axes and speed.
+    """
+    shares, axis = _variance_shares(frame), marker_axis(frame)
+    if shares.get(axis, 0.0) < EXPLAINED:
         return []
-    share, axis = max(explained_shares)
-    means = points.groupby(axis, sort=False)["speed"].mean()
-    texts = [f"{drawing.level_label(str(level), axis)} {_rounded_speed(mean, points)}" for level, mean in means.items()]
+    measured = SPEED_NOUNS.get(frame["speed_name"].iloc[0], "speed")
+    unmarked = " and ".join(style.axis_label(name) for name in shares if name != axis)
     return [
-        f"Groups of points side by side: {100 * share:.0f} % of the variance of {measured} is that of the {style.axis_label(axis)}, "
-        f"which no mark shows (mean {', '.join(texts)})."
+        f"{100 * shares[axis]:.0f} % of the variance of {measured} is that of the {style.axis_label(axis)}"
+        f"{f'; {unmarked} not marked' if unmarked else ''}."
     ]
-
-
-def _rounded_speed(mean: float, points: pd.DataFrame) -> str:
-    """Return a mean speed as text, in the unit of the points."""
-    return _speed_text({"speed_name": points["speed_name"].iloc[0], "speed": mean})
 
 
 def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[str]:
@@ -264,7 +296,7 @@ def _recall_notes(frame: pd.DataFrame, constant: Mapping[str, float]) -> list[st
         low = frame[(frame["quality"] == quality) & (frame["value"] <= 100 * level)]
         if low.empty:
             continue
-        notes.append(f"No recall: {len(low)} configurations at or below the baseline, on no front.")
+        notes.append(f"No recall: {len(low)} at or below the baseline, on no front.")
     return notes
 
 
@@ -276,15 +308,23 @@ def _level_text(axis: str, level: str) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per quality: a point per configuration, ink by mixer, filled with memory, a square with a window.
+    """Draw a panel per quality: a point per configuration, ink by mixer, filled with memory, marker by `marker_axis`.
 
     The front is stepped, ringed, numbered and listed below its panel. Highlighted cells of `look` have a diamond around
     their configuration and a label. The constant-digit baseline is a line.
     """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["quality"]))
-    styles = _point_styles(frame)
-    lists = {name: _front_list(frame[frame["quality"] == name], figure_data.draw_options["labels"]) for name in names}
+    looks = (*LOOKS, marker_axis(frame))
+    styles, has_front = _point_styles(frame, looks), bool(frame["front"].any())
+    x_sign = -1 if frame["speed_name"].iloc[0] == TRAIN_TIME else 1
+    lists = {
+        name: _front_list(
+            frame[frame["quality"] == name], figure_data.draw_options["labels"], chances=_shows_probabilities(frame)
+        )
+        for name in names
+        if has_front
+    }
     figure = drawing.page(2.9, drawing.width_of(len(names), 3.6))
     width = figure.get_size_inches()[0]
     across = 2 if width / look.scale >= MIN_SIDE_BY_SIDE_WIDTH else 1
@@ -297,67 +337,102 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         for name, entries in lists.items()
     }
     lines = [text.count("\n") + 1 if text else 0 for text in texts.values()]
-    if across > 1 and max(lines) <= SHORT_LIST:
+    if across > 1 and max(lines, default=0) <= SHORT_LIST:
         figure.set_figheight(figure.get_figheight() - LESS_HEIGHT * look.scale)
-    figure.set_figheight(
-        figure.get_figheight()
-        + LINE_SPACING * drawing.size("small") / 72 * (sum(lines) + len(lines) if across == 1 else max(lines) + 1)
-    )
+    if lines:
+        listed = sum(lines) + len(lines) if across == 1 else max(lines) + 1
+        figure.set_figheight(figure.get_figheight() + LINE_SPACING * drawing.size("small") / 72 * listed)
     for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):
         panel_rows = frame[frame["quality"] == quality]
         level = figure_data.draw_options["constant"].get(quality)
-        _draw_points(axes, panel_rows, styles, -math.inf if level is None else 100 * level)
+        baseline = -math.inf if level is None else 100 * level
+        _draw_points(axes, panel_rows, looks, styles, baseline, has_front=has_front)
         front = panel_rows[panel_rows["front"]].sort_values("speed")
-        axes.step(front["speed"], front["value"], **_front_line())
+        if len(front):
+            axes.step(front["speed"], front["value"], where="pre" if x_sign > 0 else "post", **_front_line())
         _draw_rings(axes, front, "o", RING, style.INK, 0.9, 2.8)
         if level is not None:
             mark_baseline([axes], 100 * level)
         _set_axes(axes, panel_rows, quality, figure_data.draw_options["nouns"][quality], 100 * (level or 0.0))
         reached = list(zip(front["speed"], front["value"], strict=True))
-        labels.shade_dominated(axes, reached, 1, 1 if quality.startswith("Ndl") else -1)
+        labels.shade_dominated(axes, reached, x_sign, 1 if quality.startswith("Ndl") else -1)
         # below the axis label, wherever the layout puts it
         below = ("axes fraction", axes.xaxis.label)
-        drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
-        highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
-        marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
-        _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
-        labels_by_point: dict[tuple[float, float], list[str]] = {}
-        for row in front.to_dict("records"):
-            labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(str(row["front_number"]))
-        for row in marked.to_dict("records"):
-            label = figure_data.draw_options["labels"][row["slug"]]
-            labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(label)
-        _label_after_layout(
-            axes,
-            [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
-            panel_rows,
-        )
-    handles = legend_of_points(frame) | {"Pareto front": drawing.key(**_front_line())} | labels.dominated_key()
-    if (frame.loc[frame["front"], ["speed_sd", "sd"]] > 0).any(axis=None):
-        handles["± standard error"] = _bar_key()
-    for level in list(figure_data.draw_options["constant"].values())[:1]:
-        if (frame["quality"].isin(figure_data.draw_options["constant"]) & (frame["value"] <= 100 * level)).any():
-            handles["no recall"] = drawing.key(color=style.GREY, linestyle="none", **_low_mark(style.GREY))
-        handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
+        if has_front:
+            drawing.note(axes, texts[quality], (0, 0), (0, -3), xycoords=below, va="top", linespacing=LINE_SPACING)
+        _label_points(axes, panel_rows, figure_data, look, x_sign)
+    handles = _legend_handles(frame, looks, figure_data.draw_options["constant"])
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=4)
 
 
-def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str]) -> list[str]:
+def _label_points(
+    axes: Axes, panel_rows: pd.DataFrame, figure_data: FigureData, look: FigureOptions, x_sign: int
+) -> None:
+    """Mark the highlighted cells of a panel, and label them and the front.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of its quality.
+        figure_data: The figure.
+        look: Figure options.
+        x_sign: 1 if more speed is better, else -1.
+    """
+    front = panel_rows[panel_rows["front"]].sort_values("speed")
+    highlighted_slugs = {figure_data.draw_options["names"].get(cell) for cell in look.highlight}
+    marked = panel_rows[panel_rows["slug"].isin(highlighted_slugs)]
+    _draw_rings(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
+    labels_by_point: dict[tuple[float, float], list[str]] = {}
+    for row in front.to_dict("records"):
+        labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(str(row["front_number"]))
+    for row in marked.to_dict("records"):
+        label = figure_data.draw_options["labels"][row["slug"]]
+        labels_by_point.setdefault((float(row["speed"]), float(row["value"])), []).append(label)
+    _label_after_layout(
+        axes,
+        [(*point, ", ".join(labels_at_point)) for point, labels_at_point in labels_by_point.items()],
+        panel_rows,
+        x_sign,
+    )
+
+
+def _legend_handles(frame: pd.DataFrame, looks: Sequence[str], constant: Mapping[str, float]) -> dict[str, Any]:
+    """Return the legend handles by label: points, the front, bars, and the constant-digit baseline, as they occur.
+
+    Args:
+        frame: Rows of the figure.
+        looks: The axes that points show: mixer, memory and `marker_axis`.
+        constant: Score of the best constant answer as a fraction, by quality.
+    """
+    has_front = bool(frame["front"].any())
+    handles = legend_of_points(frame, looks)
+    if has_front:
+        handles |= {"Pareto front": drawing.key(**_front_line())} | labels.dominated_key()
+    barred = frame["front"] if has_front else frame["front"] | True
+    if (frame.loc[barred, ["speed_sd", "sd"]] > 0).any(axis=None):
+        handles["± standard error"] = _bar_key()
+    for level in list(constant.values())[:1]:
+        if (frame["quality"].isin(constant) & (frame["value"] <= 100 * level)).any():
+            handles["no recall"] = drawing.key(color=style.GREY, linestyle="none", **_low_mark(style.GREY))
+        handles[f"constant digit ({format_number(level, 1, percent=True)} %)"] = drawing.key(**BASELINE)
+    return handles
+
+
+def _front_list(panel_rows: pd.DataFrame, labels_by_slug: Mapping[str, str], *, chances: bool) -> list[str]:
     """Return "number levels: quality at speed (p)" of each configuration of a front below a head, at most twelve and how many follow.
 
     Args:
         panel_rows: Rows of one quality, with front, front_number, slug, speed, value and p_front.
         labels_by_slug: Levels of each configuration as text.
+        chances: Whether the probabilities of being on the front are printed.
     """
     front = panel_rows[panel_rows["front"]].sort_values("front_number")
     entries = [
         f"{row['front_number']} {round_long_numbers(labels_by_slug[row['slug']])}"
         + f": {_quality_text(row)} at {_speed_text(row)}"
-        + ("" if math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
+        + ("" if not chances or math.isnan(row["p_front"]) else f" ({format_probability(row['p_front'])})")
         for row in front.to_dict("records")
     ]
-    chances = " (P(on front))" if front["p_front"].notna().any() else ""
-    head = [f"Pareto front, from left to right{chances}:" if entries else "no configuration exceeds the constant digit"]
+    head = ["Pareto front:" if entries else "no configuration exceeds the constant digit"]
     return head + entries[:MOST_NAMED] + [f"and {len(entries) - MOST_NAMED} more"] * (len(entries) > MOST_NAMED)
 
 
@@ -367,9 +442,9 @@ def _quality_text(row: Mapping[Any, Any]) -> str:
 
 
 def _speed_text(row: Mapping[Any, Any]) -> str:
-    """Return the speed of a configuration as text: a utilization in percent, or tokens per second with a K or M."""
-    if row["speed_name"] == "MFU":
-        return f"{row['speed']:.1f}\u00a0%"
+    """Return the speed of a configuration as text: hours, or tokens per second with a K or M."""
+    if row["speed_name"] == TRAIN_TIME:
+        return f"{row['speed']:.1f}\u00a0h"
     size, letter = (1e6, "M") if row["speed"] >= 1e6 else (1e3, "K")
     return f"{row['speed'] / size:.3g}{letter}\u00a0tokens/s"
 
@@ -388,61 +463,78 @@ def _bar_key() -> Any:
 
 
 PointStyles = Mapping[tuple[str, str, str], dict[str, Any]]
-"""Marker style by (mixer, memory, window)."""
-LOOKS = ("attn_type", "memory", "window")
-"""Axes that a point shows; the list below a panel names the other levels of the front."""
+"""Marker style by the levels of mixer, memory and `marker_axis`."""
+LOOKS = ("attn_type", "memory")
+"""Axes that a point shows besides `marker_axis`; the list below a panel names the other levels of the front."""
 
 
-def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Return the marker style of each (mixer, memory, window) that occurs; no point is hollow if no memory varies."""
+def _marker(frame: pd.DataFrame, axis: str, level: str) -> str:
+    """Return the marker of a level of `marker_axis`: that of windows if it is on or off, else by its rank in the frame."""
+    levels = list(dict.fromkeys(frame[axis]))
+    return style.MARKERS[style.WINDOW_MARKERS[level] if level in style.WINDOW_MARKERS else levels.index(level)]
+
+
+def _point_styles(frame: pd.DataFrame, looks: Sequence[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the marker style of each combination of levels that occurs; no point is hollow if no memory varies.
+
+    Args:
+        frame: Rows of the figure.
+        looks: The axes that points show: mixer, memory and `marker_axis`.
+    """
     inks, varies = style.mixer_inks(frame["attn_type"]), frame["memory"].nunique() > 1
     return {
-        (mixer, memory, window): style.memory_look(inks[mixer], memory if varies else "on")
-        | {"marker": style.MARKERS[style.WINDOW_MARKERS.get(window, 0)], "linestyle": "none"}
+        (mixer, memory, level): style.memory_look(inks[mixer], memory if varies else "on")
+        | {"marker": _marker(frame, looks[2], level), "linestyle": "none"}
         | {"markeredgewidth": drawing.line_width(0.8)}
-        for mixer, memory, window in dict.fromkeys(frame[list(LOOKS)].itertuples(index=False, name=None))
+        for mixer, memory, level in dict.fromkeys(frame[list(looks)].itertuples(index=False, name=None))
     }
 
 
-def legend_of_points(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the legend handles by label: mixers by ink, memories by fill, windows by marker, of the last two if they vary.
+def legend_of_points(frame: pd.DataFrame, looks: Sequence[str]) -> dict[str, Any]:
+    """Return the legend handles by label: mixers by ink, memories by fill, levels of the last axis by marker, if they vary.
 
-    A mixer is a patch; a memory has its fill in the markers of all windows, and a window its marker in all fills, so that
-    no two entries look alike.
+    A mixer is a patch; a memory has its fill in all markers, and a marker has all fills, so that no two entries look
+    alike.
+
+    Args:
+        frame: Rows of the figure.
+        looks: The axes that points show: mixer, memory and `marker_axis`.
     """
     inks = style.mixer_inks(frame["attn_type"])
     handles: dict[str, Any] = {
         drawing.level_label(mixer): drawing.patch(facecolor=ink, edgecolor="none") for mixer, ink in inks.items()
     }
-    levels = {axis: sorted(set(frame[axis]), key=drawing.off_first) for axis in LOOKS[1:]}
-    memories = levels["memory"] if len(levels["memory"]) > 1 else ["on"]
-    for axis in (axis for axis, own in levels.items() if len(own) > 1):
-        for level in levels[axis]:
-            looks = (
-                [(level, window) for window in levels["window"]]
-                if axis == "memory"
-                else [(memory, level) for memory in memories]
-            )
-            handles[drawing.level_label(level, axis)] = tuple(_mark_key(memory, window) for memory, window in looks)
+    memories, marked = (sorted(set(frame[axis]), key=drawing.off_first) for axis in looks[1:])
+    markers = [_marker(frame, looks[2], level) for level in marked]
+    fills = memories if len(memories) > 1 else ["on"]
+    for memory in memories if len(memories) > 1 else ():
+        handles[drawing.level_label(memory, "memory")] = tuple(_mark_key(memory, marker) for marker in markers)
+    for level, marker in zip(marked, markers, strict=True) if len(marked) > 1 else ():
+        handles[drawing.level_label(level, looks[2])] = tuple(_mark_key(memory, marker) for memory in fills)
     return handles
 
 
-def _mark_key(memory: str, window: str) -> Any:
-    """Return the legend handle of a grey mark with the fill of a memory and the marker of a window."""
-    look = style.memory_look(style.GREY, memory) | {"linestyle": "none"}
-    return drawing.key(**look | {"marker": style.MARKERS[style.WINDOW_MARKERS.get(window, 0)]})
+def _mark_key(memory: str, marker: str) -> Any:
+    """Return the legend handle of a grey marker with the fill of a memory."""
+    return drawing.key(**style.memory_look(style.GREY, memory) | {"linestyle": "none", "marker": marker})
 
 
-def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, baseline: float) -> None:
-    """Draw every point, those of the front with error bars of one standard error, without caps, which would reshape marks.
+def _draw_points(
+    axes: Axes, panel_rows: pd.DataFrame, looks: Sequence[str], styles: PointStyles, baseline: float, *, has_front: bool
+) -> None:
+    """Draw every point, and error bars of one standard error, without caps, which would reshape marks.
+
+    Points of the front have bars; without any front all points above the baseline have pale ones.
 
     Args:
         axes: The panel.
         panel_rows: Rows of its quality.
-        styles: Marker style by (mixer, memory, window).
+        looks: The axes that points show: mixer, memory and `marker_axis`.
+        styles: Marker style by the levels of these axes.
         baseline: Value up to which points are pale and small, since they show no recall.
+        has_front: Whether any panel has a front.
     """
-    keys = list(panel_rows[list(LOOKS)].itertuples(index=False, name=None))
+    keys = list(panel_rows[list(looks)].itertuples(index=False, name=None))
     for key, look in styles.items():
         mine = panel_rows[[own == key for own in keys]]
         for (on_front, is_low), part in mine.groupby(["front", mine["value"] <= baseline], sort=False):
@@ -452,10 +544,11 @@ def _draw_points(axes: Axes, panel_rows: pd.DataFrame, styles: PointStyles, base
             if is_low and not on_front:
                 state |= _low_mark(look["color"])
             axes.plot(part["speed"], part["value"], **(look | state))
-        front = mine[mine["front"]]
-        bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8), "zorder": 2.4}
-        for axis, ends in _bar_lengths(front).items() if len(front) else ():
-            axes.errorbar(front["speed"], front["value"], **{axis: ends}, fmt="none", **bars)
+        barred = mine[mine["front"] if has_front else mine["value"] > baseline]
+        bars: dict[str, Any] = {"ecolor": look["color"], "elinewidth": drawing.line_width(0.8 if has_front else 0.5)}
+        bars |= {"zorder": 2.4, "alpha": 1.0 if has_front else 0.3}
+        for axis, ends in _bar_lengths(barred).items() if len(barred) else ():
+            axes.errorbar(barred["speed"], barred["value"], **{axis: ends}, fmt="none", **bars)
 
 
 def _low_mark(ink: str) -> dict[str, Any]:
@@ -524,7 +617,8 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str, bas
         axes.set_ylim(LOWEST * min(1.0, top / 50), min(104.0, 1.1 * top))
         axes.spines["left"].set_bounds(0, min(100.0, axes.get_ylim()[1]))
     else:
-        least, most = robust_range(list(panel_rows["value"]), list(panel_rows[panel_rows["front"]]["value"]))
+        values = list(panel_rows["value"])
+        least, most = robust_range(values, list(panel_rows[panel_rows["front"]]["value"]) or [min(values)])
         if (panel_rows["value"] > most).mean() > FEW or (panel_rows["value"] < least).any():
             axes.margins(y=ROOM)
         else:
@@ -535,25 +629,29 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str, bas
         name = f"{name} at {quality.partition('@')[2]}" if "@" in quality else name
     axes.set_ylabel(f"{name}\n({unit}; {'more' if share else 'less'} is better)")
     speed = str(panel_rows["speed_name"].iloc[0])
-    labels_by_speed = {"MFU": "model FLOP/s utilization (%)\nmore is better, but no measure of speed"}
-    labels_by_speed |= {"tokens/s": "training speed (tokens/s)\nmore is better"}
+    labels_by_speed = {"MFU": "model FLOP/s utilization (%)\nno measure of speed"}
+    labels_by_speed |= {"tokens/s": "training speed (tokens/s; more is better)"}
+    labels_by_speed |= {TRAIN_TIME: "training time (hours; less is better)"}
     axes.set_xlabel(labels_by_speed.get(speed, speed))
     axes.locator_params(axis="x", nbins=5)
     short_numbers(axes.xaxis)
 
 
-def _label_after_layout(axes: Axes, label_list: Sequence[tuple[float, float, str]], panel_rows: pd.DataFrame) -> None:
+def _label_after_layout(
+    axes: Axes, label_list: Sequence[tuple[float, float, str]], panel_rows: pd.DataFrame, x_sign: int
+) -> None:
     """Register the labelling of ringed points for the end of the layout, off all points, bars and the front's line.
 
     Args:
         axes: The panel.
         label_list: (x, y, text) of each label, in data.
         panel_rows: Rows of the panel.
+        x_sign: 1 if more speed is better, else -1.
     """
     points = list(zip(panel_rows["speed"], panel_rows["value"], strict=True))
     front = panel_rows[panel_rows["front"]].sort_values("speed")
     steps = list(zip(front["speed"], front["value"], strict=True))
-    lines = [[start, (start[0], end[1]), end] for start, end in pairwise(steps)]
+    lines = [[start, (start[0], end[1]) if x_sign > 0 else (end[0], start[1]), end] for start, end in pairwise(steps)]
     for (x, y), across, up in zip(steps, front["speed_sd"].fillna(0), front["sd"].fillna(0), strict=True):
         lines += [[(x - across, y), (x + across, y)], [(x, y - up), (x, y + up)]]
     radii = {"ring": drawing.line_width(RING) / 2, "mark": drawing.line_width(MARK) / 2}

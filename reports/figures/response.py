@@ -54,6 +54,10 @@ MOST_LABELLED = 8
 """Largest number of lines that are labelled at their ends, in a figure of a single panel."""
 BETTER_SIDES = {1: "more is better", -1: "less is better", 0: ""}
 """Text by the better side of a number."""
+BEST_RING: dict[str, Any] = {
+    "marker": "o", "markersize": 7.5, "markerfacecolor": "none", "markeredgewidth": 0.8,
+}  # fmt: skip
+"""Look of the ring around the best mean of a line."""
 MIN_LEVELS = 2
 """Least number of different levels of a numeric axis."""
 
@@ -227,7 +231,7 @@ def _setting_notes(store: Store, data: SweepData, axes: Sequence[str]) -> list[s
         texts = [
             f"{path.rpartition('.')[2].replace('_', ' ')} {_value_text(first)} against {_value_text(second)}"
             for path, (first, second) in common.items()
-        ] + ["settings of the mixers"] * (len(common) < len(differing))
+        ] + [f"{len(differing) - len(common)} settings of single mixers"] * (len(common) < len(differing))
         if texts:
             names = " against ".join(drawing.level_label(level, axis).removeprefix(axis).strip() for level in levels)
             notes.append(f"{drawing.axis_label(axis).capitalize()} {names}: {', '.join(texts)}.")
@@ -433,7 +437,17 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         if title in constant:
             mark_baseline([axes], 100 * constant[title])
     more = [("constant digit", BASELINE)] if constant else []
-    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(styles, *more, means=means))
+    handles = legend(styles, *more, means=means)
+    if len(titles) == 1 and 1 < means["line"].nunique() <= MOST_LABELLED:
+        # labels at the ends of lines say what the entries of lines would
+        named = {line_style.label for line_style in styles.values()}
+        named |= {
+            drawing.level_label(level, axis) for line_style in styles.values() for axis, level in line_style.levels
+        }
+        handles = {name: handle for name, handle in handles.items() if name not in named}
+    if (frame["better"] != 0).any():
+        handles["best of a line"] = drawing.key(color=drawing.GREY, linestyle="none", **BEST_RING)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
 def is_geometric(levels: Sequence[float]) -> bool:
@@ -442,6 +456,23 @@ def is_geometric(levels: Sequence[float]) -> bool:
         return False
     steps, ratios = ([b - a for a, b in pairwise(row)] for row in (levels, [math.log(level) for level in levels]))
     return max(ratios) / min(ratios) < max(steps) / min(steps)
+
+
+def _ring_best(axes: Axes, mean: pd.DataFrame, styles: LineStyles, panel: str, better: int, factor: float) -> None:
+    """Ring the best mean of each line, unless its number has no better side.
+
+    Args:
+        axes: The panel.
+        mean: Means of its lines.
+        styles: Style by line.
+        panel: Name of the panel.
+        better: 1 if more is better, -1 if less, 0 for neither.
+        factor: Factor from values to units of the y axis.
+    """
+    for name, line in mean.groupby("line", sort=False) if better else ():
+        best = line.iloc[int((better * line["value"]).to_numpy().argmax())]
+        ring = BEST_RING | {"markeredgecolor": styles[str(name)].inks[panel], "zorder": 4}
+        drawing.points(axes, best["length"], factor * best["value"], **ring)
 
 
 def _draw_panel(
@@ -482,6 +513,7 @@ def _draw_panel(
         }
         drawing.points(axes, dots["length"], factor * dots["value"], **style)
     draw_lines_with_means(axes, panel_rows, mean, styles, factor, highlighted=highlighted, barred=barred)
+    _ring_best(axes, mean, styles, str(panel_rows["panel"].iloc[0]), int(panel_rows["better"].iloc[0]), factor)
     if percent:
         axes.set_ylim(-3, 104)
     else:
@@ -512,5 +544,7 @@ def _draw_panel(
         names = {name: _end_label(line_style.levels) for name, line_style in styles.items()}
         inks = {name: line_style.inks[str(panel_rows["panel"].iloc[0])] for name, line_style in styles.items()}
         label_ends(
-            axes, [(names[end["line"]], factor * end["value"], inks[end["line"]]) for end in ends.to_dict("records")]
+            axes,
+            [(names[end["line"]], factor * end["value"], inks[end["line"]]) for end in ends.to_dict("records")],
+            leaders=True,
         )

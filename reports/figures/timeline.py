@@ -22,6 +22,8 @@ STATES = ("done", "running", "interrupted", "failed", "diverged")
 FILL_SHARE = 0.75  # share of white in the ink of a state that fills bars, so that text on them can be read
 NAMES_SHARE = 0.45  # share of the figure's width that names of rows may take
 LINES_OF_NAMES = 2.4  # least distance of rows, in sizes of text, at which names may have two lines
+LOW_BAR = 0.45
+"""Height of the bar of an evaluation beside trainings, in lanes."""
 CROWD = 100
 """Number of attempts from which on bars have neither names nor edges."""
 BAD_STATES = ("failed", "diverged")
@@ -87,7 +89,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(numbers) > MAX_KEY_ENTRIES and len(rows) < CROWD:
         notes.append(f"Cells are numbered by their first start; there are {len(numbers)}.")
     return collected(
-        store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes, shared=bool(tenants),
+        store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes,
         levels=levels,
     )  # fmt: skip
 
@@ -128,20 +130,21 @@ def _notes(frame: pd.DataFrame, tenants: Sequence[int]) -> list[str]:
     """
     states = frame["state"].value_counts()
     notes = [
-        "A bar per attempt (a training or evaluation of a cell), from its start to its end; attempts at the same time lie one above the other, in an order without meaning."
+        "A bar per attempt, from start to end: a training with its evaluation"
+        + (
+            ", or (low) an evaluation alone."
+            if frame["kind"].nunique() > 1
+            else f" ({counted(len(frame), 'attempt')})."
+        )
     ]
-    notes += (
-        [f"{counted(len(frame), 'attempt')}, {'all ' if len(frame) > 1 else ''}{states.index[0]}."]
-        if len(states) == 1
-        else []
-    )
+    notes += [f"{'All' if len(frame) > 1 else 'It'} {states.index[0]}."] if len(states) == 1 else []
     if frame["state"].isin(BAD_STATES).any():
         notes.append("A cross marks an attempt that failed or diverged.")
     at_once = int(frame["lane"].max()) + 1
     if tenants:
         company = f", up to {at_once} of this sweep at one time" if at_once > 1 else " with those of other sweeps"
         notes.append(f"{counted(len(tenants), 'attempt')} shared a GPU{company}.")
-        notes[-1] += " The length of a bar is therefore no cost of its cell alone."
+        notes[-1] += " Lengths are therefore no costs."
     elif at_once > 1:
         notes.append(f"Up to {at_once} attempts ran at the same time on a machine.")
     return notes
@@ -166,6 +169,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     Colours are states; if all attempts have the same state, they are mixers, filled with memory. A key below the axes
     explains numbers and bad ends. `look` is not used.
     """
+    from matplotlib.ticker import MaxNLocator
+
     frame = figure_data.frame
     unit, seconds_per_unit = drawing.time_unit(float(frame["end"].max()))
     machines = frame.groupby(["host", "gpu"], sort=False)["lane"].max() + 1
@@ -206,11 +211,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     for start in list(first_lane.values())[1:]:
         axes.axhline(start - 0.5, color=drawing.GREY, linewidth=drawing.line_width(0.6))
     axes.set_ylim(total - 0.4, -0.75)
-    axes.set_xlim(-0.01 * total_width, 1.03 * total_width)
-    axes.locator_params(axis="x", nbins=5, min_n_ticks=3)
+    ticks = MaxNLocator(drawing.ticks_that_fit(axes, most=8), min_n_ticks=3).tick_values(0, total_width)
+    end = min(tick for tick in ticks if tick >= total_width)
+    axes.set_xticks([tick for tick in ticks if 0 <= tick <= end])
+    axes.set_xlim(-0.01 * total_width, max(end * 1.005, 1.03 * total_width))
     axes.grid(axis="y", visible=False)
-    shared = "\n(attempts shared a GPU)" if figure_data.draw_options["shared"] else ""
-    axes.set_xlabel(f"{unit} since the first start{shared}")
+    axes.set_xlabel(f"{unit} since the first start")
     numbered = _write_names(figure, axes, bars) if len(bars) < CROWD and not named_lanes else set()
     _write_key(figure, axes, _key_entries(bars, numbered))
     if (
@@ -317,11 +323,12 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame, fills: Sequence[dict[str, Any]]) 
         bars: Rows of attempts with y (lane), left and width in units of the axis.
         fills: Style of each bar.
     """
-    crowded = len(bars) >= CROWD
+    crowded, is_uniform = len(bars) >= CROWD, bars["kind"].nunique() == 1
     looks = [tuple((look | ({"linewidth": 0, "hatch": ""} if crowded else {})).items()) for look in fills]
     for look in dict.fromkeys(looks):
         part = bars[[own == look for own in looks]]
-        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **dict(look))
+        heights = [0.8 if kind == "train" or is_uniform else LOW_BAR for kind in part["kind"]]
+        axes.barh(part["y"], part["width"], left=part["left"], height=heights, **dict(look))
     bad = bars[bars["state"].isin(BAD_STATES)]
     if len(bad):
         style: dict[str, Any] = {

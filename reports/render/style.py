@@ -146,7 +146,7 @@ AXIS_NAMES: Mapping[str, str] = {
 """Name of an axis; others lose what stands before the last dot ("train.warmup" -> "warmup")."""
 
 LONG_NAMES: Mapping[str, str] = {
-    "PoLAR": "polar attention (direction and magnitude are separate outputs)",
+    "PoLAR": "polar attention (separate direction and magnitude)",
     "NoPE": "softmax attention without positions",
     "RoPE": "rotary positions",
     "Wall": "attention with a forget gate per channel",
@@ -170,13 +170,13 @@ LONG_NAMES: Mapping[str, str] = {
     "fANOVA": "functional analysis of variance",
     "memory": "a recurrent state beside attention",
     "window": "attention to the last tokens only, in training",
-    "distractor loss": "an auxiliary loss on attention to random keys",
-    "regularizer": "none, or a penalty on the distribution of activations (weak, strong, discrete, Zipfian)",
+    "distractor loss": "auxiliary loss on attention to random keys",
+    "regularizer": "penalty on the distribution of activations (weak, strong, discrete, Zipfian)",
     "needle": "digits planted in a long text, to be repeated at its end",
     "passkey": "digits planted at a depth of a long text, to be repeated at its end",
-    "near-replicates": "runs that differ only in a regularizer of negligible weight, so that they stand in for seeds",
+    "near-replicates": "runs that differ only in a regularizer of negligible weight, in place of seeds",
     "utilization": "operations of the network per second over the device's peak",
-    "constant-digit baseline": "score of always answering the digit that is right most often",
+    "constant-digit baseline": "score of always answering the most frequent digit",
 }
 """Long form of an abbreviated or technical name, for captions (`glossary`)."""
 

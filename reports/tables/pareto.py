@@ -23,7 +23,7 @@ def pareto_table(store: Store, data: SweepData) -> Table:
     """Return the table `pareto`: the configurations on a Pareto front of speed and a quality, fastest first.
 
     There are two fronts, one per quality: validation loss, and needle accuracy at the longest length. The label column
-    Front names those that a configuration is on. Speed is tokens/s, or MFU where the sweep has no tokens/s. P(front) is
+    Front names those that a configuration is on. Speed is tokens/s, else the seconds of training, else MFU. P(front) is
     the probability of being on a front, given the spread between runs; "-" where unknown. `store` is not used.
     """
     speed, (loss, needle) = speed_column(data, "Tokens/s"), quality_columns(data)
@@ -33,8 +33,9 @@ def pareto_table(store: Store, data: SweepData) -> Table:
     chances = [
         front_probabilities(data, speed, quality, least) for quality, least in zip((loss, needle), above, strict=True)
     ]
-    fronts = _fronts(grid, (loss, needle), above)
-    ranked = sorted(fronts, key=lambda r: -(grid[r][0].value or 0.0))
+    direction = speed.direction or 1
+    fronts = _fronts(grid, (loss, needle), above, direction)
+    ranked = sorted(fronts, key=lambda r: -direction * (grid[r][0].value or 0.0))
     probable = [f"P(front) {quality.heading}" for quality in (loss, needle)]
     lines = []
     for r in ranked:
@@ -59,7 +60,7 @@ def pareto_table(store: Store, data: SweepData) -> Table:
 
 
 def _fronts(
-    grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column], above: Sequence[float]
+    grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column], above: Sequence[float], direction: int
 ) -> dict[int, list[str]]:
     """Return, by index of each row that is on a front, the headings of the qualities whose fronts it is on.
 
@@ -69,6 +70,7 @@ def _fronts(
         grid: Entries by row; the first is the speed, the qualities follow.
         qualities: The qualities in the order of the entries.
         above: Number that each quality must exceed.
+        direction: 1 if more speed is better, -1 if less.
     """
     headings_by_row: dict[int, list[str]] = {}
     for index, (quality, least) in enumerate(zip(qualities, above, strict=True), start=1):
@@ -78,7 +80,7 @@ def _fronts(
             if row[0].value is not None and (value := row[index].value) is not None and value > least
         ]
         points = [(grid[r][0].value or 0.0, grid[r][index].value or 0.0) for r in complete_rows]
-        for r, is_on_front in zip(complete_rows, pareto(points, (1, quality.direction)), strict=True):
+        for r, is_on_front in zip(complete_rows, pareto(points, (direction, quality.direction)), strict=True):
             if is_on_front:
                 headings_by_row.setdefault(r, []).append(quality.heading)
     return headings_by_row

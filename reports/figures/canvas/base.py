@@ -101,6 +101,7 @@ def collected(
     notes: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
     has_glossary: bool = True,
+    explained_axes: Collection[str] | None = None,
     **draw_options: Any,
 ) -> FigureData:
     """Return the figure of a frame, with its trace; the last note gets the sweep, its revision and cell filters.
@@ -115,6 +116,7 @@ def collected(
         notes: Notes below the figure.
         options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
         has_glossary: The caption explains technical names: those of the title, the notes, and the levels of the cells.
+        explained_axes: Axes that the figure shows, whose levels the caption explains; None: all that vary.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)
@@ -127,7 +129,7 @@ def collected(
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     notes = tuple(notes)
-    names = glossary(" ".join([title, *notes, *_level_names(data, set(cells))])) if has_glossary else {}
+    names = glossary(" ".join([title, *notes, *_level_names(data, set(cells), explained_axes)])) if has_glossary else {}
     source = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}."
     return FigureData(
         name=name,
@@ -140,11 +142,19 @@ def collected(
     )
 
 
-def _level_names(data: SweepData, cells: Collection[str]) -> list[str]:
-    """Return the names of the mixers of these cells, and of the other axes that vary among them with their levels."""
+def _level_names(data: SweepData, cells: Collection[str], axes: Collection[str] | None) -> list[str]:
+    """Return the names of the mixers of these cells, and of the other axes that vary among them with their levels.
+
+    Args:
+        data: The sweep.
+        cells: Ids of the cells.
+        axes: Axes that count; None for all.
+    """
     drawn = [cell for cell in data.cells if cell.cell_id in cells]
     names: list[str] = []
     for axis in (*AXES, *data.extra_axes()):
+        if axes is not None and axis not in axes:
+            continue
         levels = dict.fromkeys(cell_level(cell, axis) for cell in drawn)
         if axis == "attn_type" or len(levels) > 1:
             names += [drawing.axis_label(axis), *(drawing.level_label(level, axis) for level in levels)]

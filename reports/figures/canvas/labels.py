@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 DOMINATED = "#f1f1f1"
 """Shade of what a front dominates."""
+LEADER = 8.0
+"""Points that a line between the end of a line and its label takes."""
 AIR = 1.12
 """Distance between the centres of two labels, in heights of a line of text."""
 
@@ -93,7 +95,9 @@ def dominated_key() -> dict[str, Any]:
     return {"dominated": drawing.patch(facecolor=DOMINATED, edgecolor="none")}
 
 
-def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | None = None) -> None:
+def label_ends(
+    axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | None = None, *, leaders: bool = False
+) -> None:
     """Write labels at the right of the axes or of the ends of lines. The axes must have their scales and limits.
 
     Labels of one call do not overlap.
@@ -104,6 +108,7 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | 
         axes: The axes.
         labels: (text, y of the line's end in data, colour) of each label.
         x: x of the ends in data, right of which the labels stand; None: they stand at the right of the axes.
+        leaders: Whether a thin line joins each label to its end, for ends that lie closer than their labels.
     """
     figure: Any = axes.figure
     figure.draw_without_rendering()
@@ -115,8 +120,19 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | 
     )
     for (text, y, colour), current, target in zip(labels, dots, moved, strict=True):
         side, gap = ("axes fraction", 4.0) if x is None else ("data", 3.0 + drawing.line_width(MARK_RADIUS))
+        look: dict[str, Any] = {"va": "center", "color": colour, "annotation_clip": False}
+        if leaders:
+            gap += LEADER
+            line = {
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": drawing.line_width(0.5),
+                "shrinkA": 1,
+                "shrinkB": 0,
+            }
+            look |= {"arrowprops": line | {"relpos": (0, 0.5)}}
         at, shift = (1.0 if x is None else x, y), (gap, (target - current) * 72 / figure.dpi)
-        drawing.note(axes, text, at, shift, xycoords=(side, "data"), va="center", color=colour, annotation_clip=False)
+        drawing.note(axes, text, at, shift, xycoords=(side, "data"), **look)
 
 
 MARK_RADIUS = 2.1  # points in the style `paper`, half the size of a mark at the end of a line

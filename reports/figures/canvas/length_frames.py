@@ -222,9 +222,7 @@ def band_note(means: pd.DataFrame, trials: str = BARS["trials"]) -> str:
     notes = [bar_note(means[shown], mark, trials)]
     notes += [f"No {mark.lower()[:-1]} over fewer than three configurations or seeds. "] if few else []
     if mark == "Bars" and notes[0]:
-        notes += [
-            "A bar that is not seen is shorter than its mark. Lines are offset sideways so that bars stand apart. "
-        ]
+        notes += ["Lines are offset sideways; bars may be shorter than marks. "]
     return "".join(notes)
 
 

@@ -248,7 +248,7 @@ def _draw_bars(axes: Axes, points: pd.DataFrame, scale: float, colour: str, tran
 
     numbers = points[["length", "low", "high"]].to_numpy(dtype=float).tolist()
     ends = [[(length, scale * low), (length, scale * high)] for length, low, high in numbers]
-    bars: dict[str, Any] = {"linewidths": drawing.line_width(1.0), "alpha": 0.6, "zorder": 2, "transform": transform}
+    bars: dict[str, Any] = {"linewidths": drawing.line_width(1.0), "alpha": 0.8, "zorder": 2, "transform": transform}
     axes.add_collection(LineCollection(ends, colors=colour, **bars))
     axes.update_datalim([point for bar in ends for point in bar])
 

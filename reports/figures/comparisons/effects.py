@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
 
 from ....results.store.store import Store
-from ...number_format import Column
+from ...number_format import Column, format_length
 from ...stats.effects.effect_types import Effect
 from ...stats.effects.effects import contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import lacks_recall, needle_caption
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, training_lengths
+from ..canvas.length_frames import single_value
 from . import forest
 
 MAX_COMPARED_LEVELS = 3
@@ -25,7 +27,13 @@ are.
 MIN_PAIRS = 2  # pairs that an interval takes
 MIN_PANEL = 0.76  # inches, least width of a panel at the font size of the style `paper`
 LETTER_WIDTH = 0.2  # inches, panel letter and its distance from the title
-STRATUM_SIZE = 0.8  # size of the marks of a stratum relative to those of the average
+LABEL_SHARE, FOLDED_PITCH = (
+    0.36,
+    1.5,
+)  # share of the width that a label may take unbroken; height of rows with broken ones
+AVERAGE_SIZE = 0.8  # size of the marks of an average relative to those of the strata below it
+INDENT = "\u00a0" * 4  # of the label of a stratum
+COUNT_GAP = 8.0  # points beside the sample sizes, half of them on either side
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -82,11 +90,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
     headings = {column.heading for column in columns}
     elsewhere = sum(contrast.measure.heading not in headings for contrast in contrasts(data))
     notes = [
-        f"Mean gain over {forest.unit_range([row['pairs'] for row in drawn])} matched pairs of configurations "
-        "(n: pairs of the row) that agree in all other factors, with its 95% interval; right of the line is better. "
-        "A vs B: gain of A over B; a name alone: gain with it over without it (of a regularizer: over none). "
+        "Mean gain over n matched pairs of configurations that agree in all other factors, with its 95% interval. "
+        "A vs B: gain of A over B; a name alone: over none. "
         f"{_example(drawn)}{forest.methods_note(methods, 'all tests of its number and axis')}",
     ]
+    if any(column.probe == "clean" for column in columns):
+        trained = single_value(list(training_lengths(store, data).values()))
+        length = f" (trained at {format_length(trained)})" if trained else ""
+        notes.append(f"Clean loss: on the first tokens of long documents{length}.")
     notes += _mark_notes(data, drawn, columns, has_strata=any(row.is_stratum for row in shown))
     if any(row["confirmatory"] for row in rows):
         notes.append("*: a contrast declared in the grid, corrected together with the other declared ones.")
@@ -119,16 +130,14 @@ def _mark_notes(
     notes = []
     if any(row["mixed"] for row in drawn):
         notes.append(
-            "Diamonds: an average over strata (levels of another factor) that differ, so that it describes none of them"
-            f"{' (at a grey name: without and with memory)' if any(row['mixed'] and row['where'] for row in drawn) else ''}."
+            "Hollow: averages over levels of another factor that differ, so that they describe none of them"
+            f"{'; indented: these levels' if has_strata else ''}."
         )
-    if has_strata:
-        notes.append("Grey names: strata of the average above them, in the panels in which they differ.")
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
     if any(row["floor"] for row in drawn):
         notes.append(
-            "No recall: neither level is on average above the constant-digit baseline with any mixer, with or without memory."
+            "No recall: neither level is above the constant-digit baseline with any mixer, with or without memory."
         )
     return notes
 
@@ -160,17 +169,25 @@ Key = tuple[bool, str, str, str, str]
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per number and a row per level, in groups by axis; declared contrasts come first, under headings.
 
-    Where the strata of an average differ for any number, they follow it as rows of their own, and the average is pale.
+    Where the strata of an average differ for any number, they follow it as indented rows, and the average is small.
     Panels stand side by side as far as the labels leave space for them. `look` is not used.
     """
     frame = figure_data.frame
     keys = [_key(row) for _, row in frame.iterrows()]
     measures = list(dict.fromkeys(frame["measure"][~frame["confirmatory"]])) or list(dict.fromkeys(frame["measure"]))
     measures += [name for name in dict.fromkeys(frame["measure"]) if name not in measures]
-    rows = _rows_of(frame, keys)
     figure = drawing.page(1.0, 7.2 if len(measures) > 2 else 5.2)
-    labels = forest.text_width([row.label for row in rows if row.key], drawing.size("ytick.labelsize")) + 0.1
-    margin = forest.count_space(beyond_floor=bool(frame["floor"].any())) / 72
+    most = int(LABEL_SHARE * figure.get_figwidth() * 72 / (0.56 * drawing.size("ytick.labelsize")))
+    rows = [replace(row, label=_folded(row.label, most) if row.key else row.label) for row in _rows_of(frame, keys)]
+    pitch = forest.ROW * (FOLDED_PITCH if any("\n" in row.label for row in rows) else 1.0)
+    labels = (
+        forest.text_width(
+            [INDENT * row.is_stratum + row.label for row in rows if row.key], drawing.size("ytick.labelsize")
+        )
+        + 0.1
+    )
+    counts_width = forest.text_width([str(int(frame["pairs"].max()))], drawing.size("small")) + COUNT_GAP / 72
+    margin = counts_width + forest.floor_space(frame) / 72
     width = figure.get_figwidth() - labels - margin
     # a panel is as wide as the longest word of its title and the letter beside it
     title_parts = [part for label in frame["words"].unique() for part in label.replace(",", " ").split()]
@@ -180,48 +197,56 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         n for n in range(1, len(measures) + 1) if n >= fitting or -(-len(measures) // n) == -(-len(measures) // fitting)
     )
     bottom = max(row.y for row in rows) + 0.7
-    figure.set_figheight((forest.ROW * bottom + 1.25) * drawing.current_options().scale)
+    figure.set_figheight((pitch * bottom + 1.25) * drawing.current_options().scale)
     grid = drawing.panel_column(figure, len(measures), narrow=columns, wide=columns, sharey=True)
-    each, at_floor = width / columns - 0.12, set()
+    each = width / columns - 0.12
+    with_strata = {row.key for row, below in pairwise(rows) if below.is_stratum and not row.is_stratum}
     for axes, measure in zip(grid, measures, strict=True):
         of_measure = {key: index for index, key in enumerate(keys) if frame["measure"].iloc[index] == measure}
         shown = [row for row in rows if row.key in of_measure]
         panel_rows = frame.iloc[[of_measure[row.key] for row in shown if row.key]]
         heights = [row.y for row in shown]
         forest.set_panel_title(axes, str(panel_rows["words"].iloc[0]), each)
-        for is_stratum, size in ((False, 1.0), (True, STRATUM_SIZE)):
-            chosen = [index for index, row in enumerate(shown) if row.is_stratum == is_stratum]
+        for is_average, size in ((False, 1.0), (True, AVERAGE_SIZE)):
+            chosen = [index for index, row in enumerate(shown) if (row.key in with_strata) == is_average]
             forest.draw_rows(axes, panel_rows.iloc[chosen], [heights[index] for index in chosen], size)
         forest.format_effect_axis(
             axes, panel_rows[~panel_rows["floor"]] if not panel_rows["floor"].all() else panel_rows, each
         )
-        at_floor |= {axes} if panel_rows["floor"].any() else set()
         axes.set_ylim(bottom, -0.7)
-    for axes in grid[::columns]:
-        _label_rows(axes, rows)
     pairs: dict[Key, list[int]] = {}
     for key, count in zip(keys, frame["pairs"], strict=True):
         pairs.setdefault(key, []).append(int(count))
-    for axes in {*grid[columns - 1 :: columns], grid[-1]}:
-        forest.write_counts(axes, {row.y: pairs[row.key] for row in rows if row.key}, beyond_floor=axes in at_floor)
+    counts = forest.count_texts({row.y: pairs[row.key] for row in rows if row.key})
+    for axes in grid[::columns]:
+        _label_rows(axes, rows, 72 * counts_width)
+        forest.write_column(axes, counts, "n", -COUNT_GAP / 2, 0)
     handles = forest.legend_handles(
         frame.iloc[[index for index, key in enumerate(keys) if key in {row.key for row in rows}]]
     )
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
 
-def _label_rows(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Write the labels of the rows at the left of a panel; headings begin at the left of the labels and may enter it.
+def _folded(label: str, most: int) -> str:
+    """Return a label of a row, broken before its bracket if it has more than `most` characters."""
+    return label.replace(" (", "\n(", 1) if len(label) > most else label
+
+
+def _label_rows(axes: Axes, rows: Sequence[_Row], points: float) -> None:
+    """Write the labels of the rows at the left of a panel, aligned left, strata indented; headings may enter the panel.
 
     Args:
         axes: A panel of the first column.
         rows: Rows of the picture.
+        points: Points between the labels and the panel, for the sample sizes.
     """
     axes.tick_params(labelleft=True)
     labelled = [row for row in rows if row.key]
-    axes.set_yticks([row.y for row in labelled], [row.label for row in labelled])
-    for row, label in zip(labelled, axes.get_yticklabels(), strict=True):
-        label.set_color(drawing.GREY if row.is_stratum else drawing.INK)
+    texts = [INDENT * row.is_stratum + row.label for row in labelled]
+    axes.set_yticks([row.y for row in labelled], texts, ha="left", linespacing=1.0)
+    renderer = axes.figure.canvas.get_renderer()  # type: ignore[union-attr]
+    widest = max(label.get_window_extent(renderer).width for label in axes.get_yticklabels())
+    axes.tick_params(axis="y", pad=widest * 72 / axes.figure.dpi + points)
 
     def write_headings() -> None:
         """Write the headings, once the layout is final."""

@@ -2,7 +2,7 @@
 
 Better is right, whether more of the number is better or less: the axis of a loss shows its decrease. All marks are black or
 grey, since the hues of figures are those of mixers. A dot is a difference that is significant after the correction for
-its family, an upright tick one that is not, a diamond an average over strata that differ.
+its family, an upright tick one that is not, a hollow diamond an average over strata that differ.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...number_format import CLEAN, NEEDLE, Column, format_length
+from ...render.style import BACKGROUND
 from ...result_columns import extra_metrics, plain_name
 from ...stats.effects.effects import EffectEstimate, measures
 from ...sweep_data import SweepData
@@ -31,7 +32,7 @@ SLACK = 0.12  # share of its range by which an axis may grow to end at a round n
 ROW = 0.15  # inches, height of a row in the style `paper`
 POINTS = ("points", "percentage points")
 """Unit of differences of shares in the data, and on an axis."""
-COUNT_SPACE = 14.0  # points from a panel, or from the text FLOOR beside it, to the right end of the sample sizes
+COUNT_SPACE = 14.0  # points from a panel to the right end of the sample sizes at its right
 BETTER = "better"
 VERSUS = " vs "
 """Between both levels of a difference, in figures: they show gains, whose sign is not that of a difference of losses."""
@@ -39,6 +40,8 @@ SIGNIFICANT, NOT_SIGNIFICANT = "significant", "not significant"
 MIXED, MIXED_NOT_SIGNIFICANT = "average of strata that differ", "the same, not significant"
 FLOOR = "no recall"
 """Text in place of a difference in needle accuracy between levels that are all at the constant-digit baseline."""
+AT_FLOOR_DOTS = (0, (1, 1))  # dashes of the bar of an interaction of which a combination of levels has no recall
+MIXED_WIDTH = 0.6  # points in the style `paper`, width of the bar of an average over strata that differ
 FLOOR_SPACE = 2.0  # points from a panel to this text
 
 
@@ -118,36 +121,38 @@ def methods_note(methods: Iterable[str], family: str) -> str:
     corrections = {"sign-flip": "step-down maxT"}
     used = list(dict.fromkeys(corrections.get(method, "Holm") for method in methods if method in INTERVAL_NAMES))
     intervals = (
-        f"Intervals: {' or '.join(names)}, not corrected, so that a bar clear of zero may be grey; not seen where shorter "
-        "than the mark. "
-        if names
-        else ""
+        f"Intervals: {' or '.join(names)}, not corrected, so that a bar clear of zero may be grey. " if names else ""
     )
     corrected = f"p < 0.05 after correction for {family} ({' or '.join(used) or 'Holm'})"
-    return f"{intervals}Black: significant, {corrected}; grey: not significant."
+    return f"{intervals}Black: {corrected}."
 
 
-def count_space(*, beyond_floor: bool) -> float:
-    """Return the points from a panel to the right end of its sample sizes, with `beyond_floor` as for `write_counts`."""
-    return COUNT_SPACE + (72 * text_width([FLOOR], drawing.size("small")) if beyond_floor else 0.0)
+def floor_space(rows: pd.DataFrame) -> float:
+    """Return the points that the text FLOOR takes at the right of a panel; 0 if all rows have recall."""
+    return 72 * text_width([FLOOR], drawing.size("small")) if rows["floor"].any() else 0.0
 
 
-def write_counts(axes: Axes, counts: Mapping[float, Sequence[int]], *, beyond_floor: bool = False) -> None:
-    """Write the sample size of each row at the right of a panel, in grey, under the head "n".
+def write_column(axes: Axes, texts: Mapping[float, str], head: str, points: float, side: int = 1) -> None:
+    """Write a text per row beside a panel, in grey, right-aligned under a head.
 
     Args:
         axes: The panel, with its limits.
-        counts: Sample sizes of the row's numbers, by its height in data.
-        beyond_floor: Whether rows without recall have their text between the panel and the sample sizes.
+        texts: Text of each row by its height in data.
+        head: Head of the column.
+        points: Points from the side of the panel to the right end of the texts.
+        side: 1 for the right side of the panel, 0 for the left.
     """
-    space = count_space(beyond_floor=beyond_floor)
     style: dict[str, Any] = {"color": drawing.GREY, "va": "center", "ha": "right", "annotation_clip": False}
-    for height, own in counts.items():
-        text = unit_range(own).replace(" to ", "–")
-        drawing.note(axes, text, (1, height), (space, 0), xycoords=("axes fraction", "data"), **style)
+    for height, text in texts.items():
+        drawing.note(axes, text, (side, height), (points, 0), xycoords=("axes fraction", "data"), **style)
     # the head stands beside the title, which reserves its height
-    head = style | {"va": "bottom", "xycoords": "axes fraction"}
-    drawing.note(axes, "n", (1, 1), (space, 2), **head).set_in_layout(False)
+    look = style | {"va": "bottom", "xycoords": "axes fraction"}
+    drawing.note(axes, head, (side, 1), (points, 2), **look).set_in_layout(False)
+
+
+def count_texts(counts: Mapping[float, Sequence[int]]) -> dict[float, str]:
+    """Return the range of each row's sample sizes as text, by the height of the row."""
+    return {height: unit_range(own).replace(" to ", "–") for height, own in counts.items()}
 
 
 def unit_range(counts: Sequence[int]) -> str:
@@ -196,8 +201,8 @@ def gain_text(row: Mapping[str, Any]) -> str:
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: float = 1.0) -> None:
     """Draw a marker and an interval for every row at its height, black if it is significant, else grey.
 
-    The marker is a diamond for an average over strata that differ, a dot for another significant difference, and a tick
-    for others. A row without an interval has the marker alone, one whose levels all lack recall a word in the margin.
+    The marker is a hollow diamond for an average over strata that differ, whose bar is thin, a dot for another
+    significant difference, and a tick for others. A row without an interval has the marker alone, one whose levels all lack recall a word in the margin.
 
     Args:
         axes: The panel.
@@ -205,15 +210,19 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], size: fl
         heights: Height of each row in data.
         size: Factor for the size of markers and lines.
     """
+    look: dict[str, Any]
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         if row.get("floor", False):
             _write_floor(axes, y)
             continue
         colour = drawing.INK if row["sure"] else drawing.GREY
         if not np.isnan(row["low"]):
-            axes.hlines(y, row["low"], row["high"], color=colour, linewidth=drawing.line_width(1.3 * size))
+            look = {"linewidth": drawing.line_width((MIXED_WIDTH if row["mixed"] else 1.3) * size)}
+            look |= {"linestyle": AT_FLOOR_DOTS} if row.get("unrecalled", 0) else {}
+            axes.hlines(y, row["low"], row["high"], color=colour, **look)
         marker, scale = _marker(bool(row["mixed"]), bool(row["sure"]))
-        drawing.points(axes, row["mean"], y, marker, color=colour, zorder=3, markersize=scale * size)
+        fill = {"markerfacecolor": BACKGROUND, "markeredgewidth": drawing.line_width(0.8)} if row["mixed"] else {}
+        drawing.points(axes, row["mean"], y, marker, color=colour, zorder=3, markersize=scale * size, **fill)
 
 
 def _marker(is_mixed: bool, is_significant: bool) -> tuple[str, float]:
@@ -241,7 +250,9 @@ def text_width(texts: Sequence[str], size: float) -> float:
     return max((len(line) for text in texts for line in text.split("\n")), default=0) * 0.56 * size / 72
 
 
-def format_effect_axis(axes: Axes, rows: pd.DataFrame, width: float, side: str = BETTER) -> None:
+def format_effect_axis(
+    axes: Axes, rows: pd.DataFrame, width: float, side: str = BETTER, change: str | None = None
+) -> None:
     """Set limits and ticks of the x axis, draw the zero line, and label the unit and the better side.
 
     The axis covers zero and all intervals, with at least three ticks. Where less is better it shows the decrease, so that
@@ -252,6 +263,7 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, width: float, side: str =
         rows: Rows of one number with mean, low, high, better and unit, as `effect_fields` gives them; at least one.
         width: Width of the panel in inches, for line breaks in the label.
         side: Label of the better side, which is left out for a number without one.
+        change: Name of what the axis shows; None: increase, decrease or difference.
     """
     ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
     low, high = min(0.0, float(np.nanmin(ends))), max(0.0, float(np.nanmax(ends)))
@@ -266,7 +278,7 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, width: float, side: str =
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
     unit = str(rows["unit"].iloc[0]).replace(*POINTS)
-    change = {1: "increase", -1: "decrease", 0: "difference"}[better] if side == BETTER else "change of the gain"
+    change = change or {1: "increase", -1: "decrease", 0: "difference"}[better]
     label = f"{change}, {unit}"
     if text_width([label], drawing.size("axes.labelsize")) > width:
         label = (
@@ -329,5 +341,8 @@ def legend_handles(rows: pd.DataFrame) -> dict[str, Any]:
         ),
     ):
         if is_shown:
-            handles[label] = drawing.key(color=ink, marker=marker)
+            look = (
+                {"markerfacecolor": BACKGROUND, "linewidth": drawing.line_width(MIXED_WIDTH)} if marker == "D" else {}
+            )
+            handles[label] = drawing.key(color=ink, marker=marker, **look)
     return handles

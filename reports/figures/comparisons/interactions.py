@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -17,9 +18,11 @@ from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
 from .forest import (
+    COUNT_SPACE,
     POINTS,
     ROW,
     VERSUS,
+    count_texts,
     difference_label,
     draw_rows,
     effect_fields,
@@ -29,14 +32,14 @@ from .forest import (
     missing_interval_note,
     set_panel_title,
     text_width,
-    unit_range,
-    write_counts,
+    write_column,
 )
 
 MAX_ROWS = 6
 LEAST_HEIGHT = 4  # rows for which a panel has space, so that its axis fits beside few
 MAX_LABEL = 0.42  # share of the width of a panel that its labels may take
-BETTER_SIDE = "more gain together"
+CHANGE, BETTER_SIDE = "change of A's gain by B", "A gains more with B"
+AT_FLOOR_SPACE = 30.0  # points from a panel to the right end of the shares of combinations without recall
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -48,7 +51,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     One row per interaction: axes, levels, references (two each, joined by " x "), fours (number of them), measure
     (heading), words (label), unit, better (1, -1 or 0), where (stratum), mean, low, high, p (corrected), sure (True if
-    significant), i2, mixed, confirmatory, floor (no combination of levels recalls); then words_row (label). Means and bounds of shares are percentage points.
+    significant), i2, mixed, confirmatory, floor (no combination of levels recalls), unrecalled (number of the four
+    combinations without recall); then words_row (label). Means and bounds of shares are percentage points.
 
     Raises:
         ReportError: Fewer than two axes vary, or there are no four matched cells.
@@ -68,7 +72,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "fours": interaction.fours,
             "words_row": _interaction_label(pairs),
         }
-        rows.append(fields | effect_fields(interaction) | {"floor": _is_at_floor(data, interaction)})
+        unrecalled = _combinations_without_recall(data, interaction)
+        rows.append(fields | effect_fields(interaction) | {"floor": unrecalled == 4, "unrecalled": unrecalled})
         methods.append(interaction.method)
         origins += interaction.origins
     if not rows:
@@ -81,32 +86,53 @@ def collect(store: Store, data: SweepData) -> FigureData:
     order = {name: index for index, name in enumerate(column.heading for column in quality_columns(data))}
     frame = frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
     frame = frame.drop(columns="size").reset_index(drop=True)
-    most = int(frame["measure"].value_counts().max())
     drawn = _drawn_rows(frame)
     notes = [
-        "A × B: by how much the gain of A changes with B; at zero it is the same with and without. Right of the line "
-        "both gain more together than apart. "
-        f"{_example(drawn)}Means over {unit_range(list(drawn['fours']))} matched quadruples of configurations (n: quadruples "
-        "of the row) with their 95% intervals, the largest first. Rows differ between panels. "
+        "A × B: by how much the gain of A changes with B. "
+        f"{_examples(drawn)}Means over n matched quadruples of configurations with their 95% intervals, the largest first. "
         f"{methods_note(methods, 'all tests of its number and axes')}"
     ]
+    notes += [*_mark_notes(data, frame, drawn), *missing_interval_note(rows, "quadruples")]
+    shown_axes = {axis for axes in drawn["axes"] for axis in axes.split(" x ")}
+    return collected(
+        store,
+        data,
+        "interactions",
+        "Interactions of two factors",
+        frame,
+        origins,
+        notes=notes,
+        explained_axes=shown_axes,
+    )
+
+
+def _mark_notes(data: SweepData, frame: pd.DataFrame, drawn: pd.DataFrame) -> list[str]:
+    """Return the notes on diamonds, rows with a floor, dependent differences and the selection of rows.
+
+    Args:
+        data: The sweep.
+        frame: Rows of all interactions.
+        drawn: Those that are drawn.
+    """
+    notes, most = [], int(frame["measure"].value_counts().max())
     if drawn["mixed"].any():
         notes.append(
-            "Diamonds: an average over strata (levels of a third factor) that differ, so that it describes none of them."
+            "Diamonds: averages over levels of a third factor that differ, so that they describe none of them."
         )
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_caption(data))
-        notes.append("An accuracy near 0 % cannot fall further, which by itself makes interactions.")
+        if (drawn["unrecalled"] > 0).any():
+            notes.append(
+                "Dotted, floor k/4: so many of the four combinations have no recall with any mixer, with or without memory; where "
+                "accuracy cannot fall further, that by itself makes an interaction."
+            )
     if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
-        notes.append("Differences between three levels depend on each other: each is a sum of the other two.")
-    if frame["floor"].any():
-        notes.append(
-            f"Left out, since no combination recalls with any mixer, with or without memory: {int(frame['floor'].sum())}."
-        )
-    notes += missing_interval_note(rows, "quadruples")
+        notes.append("Of three levels each difference is a sum of the other two.")
     if most > MAX_ROWS:
-        notes.append(f"The {MAX_ROWS} largest of {most} per number, which the selection overstates.")
-    return collected(store, data, "interactions", "Interactions of two factors", frame, origins, notes=notes)
+        n_at_floor = int(frame["floor"].sum())
+        without = f", of needle accuracy without {n_at_floor} at 4/4" if n_at_floor else ""
+        notes.append(f"Shown: the {MAX_ROWS} largest of {most} per number{without}, which the selection overstates.")
+    return notes
 
 
 def _drawn_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -115,29 +141,36 @@ def _drawn_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return (shown if len(shown) else frame).groupby("measure", sort=False).head(MAX_ROWS)
 
 
-def _example(drawn: pd.DataFrame) -> str:
-    """Return the sentence that reads the first row, with a space at its end; "" for a number without a better side."""
-    row = drawn.iloc[0].to_dict()
-    if not row["better"] or not row["mean"]:
-        return ""
+def _examples(drawn: pd.DataFrame) -> str:
+    """Return the sentence that reads the first row of each number with a better side, with a space at its end; may be ""."""
+    firsts = [row for row in drawn.drop_duplicates("measure").to_dict("records") if row["better"] and row["mean"]]
+    texts = [_reading(row) for row in firsts[:1]]
+    texts += [_amount_text(row) if row["words_row"] == firsts[0]["words_row"] else _reading(row) for row in firsts[1:]]
+    return f"Example{'s' * (len(texts) > 1)}: {'; '.join(texts)}. " if texts else ""
+
+
+def _amount_text(row: Mapping[str, Any]) -> str:
+    """Return the size of an interaction in words, such as "in validation loss by 0.15 nats/token less"."""
+    more = "more" if row["mean"] * row["better"] > 0 else "less"
+    return f"in {row['words']} by {abs(row['mean']):.2g} {row['unit'].replace(*POINTS)} {more}"
+
+
+def _reading(row: Mapping[str, Any]) -> str:
+    """Return an interaction in words, such as "at strong rather than weak, RoPE over NoPE gains in validation loss by 0.01 nats/token less"."""
     first, second = zip(*(str(row[name]).split(" x ") for name in ("axes", "levels", "references")), strict=True)
     gain = difference_label(*first).replace(" − ", " over ")
     names = [drawing.level_label(level, second[0]) for level in second[1:]]
-    names = names if second[1:] == ("on", "off") else [f"with {name}" for name in names]
-    reference = f"without {names[1].removeprefix('no ')}" if second[1:] == ("on", "off") else names[1]
-    more = "more" if row["mean"] * row["better"] > 0 else "less"
-    unit = str(row["unit"]).replace(*POINTS)
-    return f"Example: {names[0]}, the gain of {gain} in {row['words']} is {abs(row['mean']):.2g} {unit} {more} than {reference}. "
+    return f"{'at ' * (not names[0].startswith('with '))}{names[0]} rather than {names[1]}, {gain} gains {_amount_text(row)}"
 
 
-def _is_at_floor(data: SweepData, interaction: Interaction) -> bool:
-    """Return True if all four combinations of levels lack recall (`lacks_recall`)."""
+def _combinations_without_recall(data: SweepData, interaction: Interaction) -> int:
+    """Return how many of the four combinations of levels lack recall (`lacks_recall`)."""
+    count = 0
     for combination in product(*zip(interaction.levels, interaction.references, strict=True)):
         pairs = list(zip(interaction.axes, combination, strict=True))
         cells = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in pairs)]
-        if not lacks_recall(data, interaction.measure, cells):
-            return False
-    return True
+        count += lacks_recall(data, interaction.measure, cells)
+    return count
 
 
 def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
@@ -167,10 +200,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         set_panel_title(axes, str(rows["words"].iloc[0]), each)
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)
-        format_effect_axis(axes, rows, each, BETTER_SIDE)
+        format_effect_axis(axes, rows, each, BETTER_SIDE, CHANGE)
         axes.set_yticks(heights, labels[name], linespacing=1.0)
         axes.set_ylim(tall - 0.4, -0.7)
-        write_counts(axes, {float(y): [int(fours)] for y, fours in zip(heights, rows["fours"], strict=True)})
+        counts = count_texts({float(y): [int(fours)] for y, fours in zip(heights, rows["fours"], strict=True)})
+        write_column(axes, counts, "n", COUNT_SPACE)
+        shares = {float(y): f"{count}/4" for y, count in zip(heights, rows["unrecalled"], strict=True) if count}
+        if shares:
+            write_column(axes, shares, "floor", COUNT_SPACE + AT_FLOOR_SPACE * drawing.current_options().scale)
     handles = legend_handles(pd.concat(list(parts.values())))
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 

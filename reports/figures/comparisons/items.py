@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import ndtri
 
 from ....results.console.text import counted
 from ....results.store.store import Store
@@ -14,20 +15,20 @@ from ...number_format import NEEDLE, format_length, format_number
 from ...stats.effects.needle_baseline import constant_answer_score
 from ...stats.items import answers_frame, items_of
 from ...stats.noise.run_noise import STRATUM_AXES
+from ...stats.significance.paired_tests import ALPHA
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
 from .strata import stratum_label
 
 PROBE, METRIC = NEEDLE
-Z = 1.96  # standard errors to either side in a 95 % interval
 MAX_NAMED_CELLS = 32
 """Largest number of cells that are named one by one; with more, only their mixer and memory are named."""
 MAX_NUMBERED_TRIALS = 24
 """Largest number of trials that are numbered below the map."""
 TALLEST = 8.0  # inches
 GAP = 0.6  # rows between strata
-NONE, ALL, MISSING = "#f1f1f1", drawing.GOOD, "#c9b8a8"
+NONE, ALL, MISSING = "#f4f4f4", drawing.GOOD, "#c9b8a8"
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -68,12 +69,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if ceilings:
         notes.append(
             f"Constant-digit baseline: {format_number(max(ceilings), 1, percent=True)} %; grey means are not "
-            f"significantly above it (within 1.96 standard errors, {counted(frame['cell'].nunique(), 'comparison')}, not corrected)."
+            f"significantly above it (5 % over {counted(_comparisons(frame), 'comparison')}, Bonferroni)."
         )
     return collected(
         store, data, "items", "Needle accuracy by trial", frame, frame_origins(frame), notes=notes,
         constant=max(ceilings, default=None),
     )  # fmt: skip
+
+
+def _comparisons(frame: pd.DataFrame) -> int:
+    """Return how many means are compared with the constant digit: of cells, or of strata if there are many cells."""
+    cells = frame["cell"].nunique()
+    return (cells if cells <= MAX_NAMED_CELLS else frame["stratum"].nunique()) * frame["length"].nunique()
 
 
 def _digits_text(data: SweepData) -> str:
@@ -153,30 +160,49 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         panel_rows = frame[frame["length"] == length]
         bar = _draw_map(axes, panel_rows, cells, heights)
         missing |= len(panel_rows) < len(cells) * panel_rows["trial"].nunique()
-        _write_means(axes, panel_rows, cells, heights, named=named, constant=figure_data.draw_options["constant"])
+        z = float(ndtri(1 - ALPHA / 2 / _comparisons(frame)))
+        _write_means(axes, panel_rows, cells, heights, named=named, constant=figure_data.draw_options["constant"], z=z)
         axes.set_title(f"needle accuracy, {format_length(int(length))} tokens")
     _label_rows(grid[0], cells, heights, named=named)
-    _add_colour_bar(figure, grid, bar)
+    _add_colour_bar(figure, grid, bar, frame)
     keys: dict[str, Any] = {"no answer": drawing.patch(facecolor=MISSING, linewidth=0.5)} if missing else {}
     constant = figure_data.draw_options["constant"]
     if constant is not None:
         baseline = f"the constant digit ({format_number(constant, 1, percent=True)} %)"
-        letters: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": r"$\%$",
-            "markersize": drawing.size("small"),
-            "markeredgewidth": 0,
-        }
-        keys[f"in black: mean significantly above {baseline}"] = drawing.key(color=drawing.INK, **letters)
-        keys["in grey: not significantly"] = drawing.key(color=drawing.GREY, **letters)
+        letters: dict[str, Any] = {"linestyle": "none", "markersize": 2.6 * drawing.size("small"), "markeredgewidth": 0}
+        letters |= {"marker": r"$\mathdefault{39\,\%}$"}
+        keys[f"mean significantly above {baseline}"] = drawing.key(color=drawing.INK, **letters)
+        keys["not significantly"] = drawing.key(color=drawing.GREY, **letters)
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 
-def _add_colour_bar(figure: Figure, grid: list[Axes], image: Any) -> None:
-    """Add a horizontal colour bar of the share of correct digits, in %, below the panels."""
+def _steps(frame: pd.DataFrame) -> int | None:
+    """Return the number of digits of a trial if all shares are multiples of its inverse, at most ten; else None."""
+    shares = frame["value"].to_numpy(dtype=float)
+    return next((steps for steps in range(2, 11) if np.allclose(shares * steps, np.round(shares * steps))), None)
+
+
+def _add_colour_bar(figure: Figure, grid: list[Axes], image: Any, frame: pd.DataFrame) -> None:
+    """Add a horizontal colour bar of the share of correct digits, in %, below the panels, a square per possible share.
+
+    Args:
+        figure: The figure.
+        grid: The panels.
+        image: A map of the figure.
+        frame: Rows of the figure.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    steps = _steps(frame)
+    if steps is not None:
+        edges = (np.arange(steps + 2) - 0.5) / steps
+        shades = ListedColormap(image.cmap(np.linspace(0, 1, steps + 1)))
+        image = ScalarMappable(BoundaryNorm(edges, steps + 1), shades)
     layout = {"orientation": "horizontal", "aspect": 30, "shrink": 0.6, "pad": 0.03}
     bar = drawing.colour_bar(figure, grid, image, "digits correct, %", **layout)
-    drawing.put_ticks(bar.ax.xaxis, {0.0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1.0: "100"})
+    ticks = [step / (steps or 4) for step in range((steps or 4) + 1)]
+    drawing.put_ticks(bar.ax.xaxis, {tick: f"{100 * tick:.0f}" for tick in ticks})
 
 
 def _heights(cells: pd.DataFrame) -> list[float]:
@@ -230,7 +256,7 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
 
 def _write_means(
     axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float], *, named: bool,
-    constant: float | None,
+    constant: float | None, z: float,
 ) -> None:  # fmt: skip
     """Write means and standard errors in % at the right: of every cell if `named`, else of each stratum.
 
@@ -243,6 +269,7 @@ def _write_means(
         heights: Height of each cell's row.
         named: Means of cells rather than of strata.
         constant: Constant-digit baseline as a fraction; means not significantly above it are grey.
+        z: Standard errors by which a significant mean exceeds it.
     """
     height = dict(zip(cells["cell"], heights, strict=True))
     key = "cell" if named else "stratum"
@@ -259,7 +286,7 @@ def _write_means(
         if row["answers"] < row["cells"] * trials:
             text += f" of {counted(int(row['answers']), 'trial' if named else 'answer')}"
         error = errors[name] if np.isfinite(errors[name]) else 0.0
-        if constant is not None and row["value"] - Z * error <= constant:
+        if constant is not None and row["value"] - z * error <= constant:
             style["color"] = drawing.GREY
         drawing.note(axes, text, (1, row["y"]), (4, 0), **style)
 

@@ -10,9 +10,10 @@ from scipy.special import chdtri
 
 from ....results.store.store import Store
 from ...render.style import memory_look
-from ...stats.noise.run_noise import detectable
+from ...stats.effects.needle_baseline import lacks_recall
+from ...stats.noise.run_noise import STRATUM_AXES, detectable
 from ...stats.power_analysis import PowerAnalysis, power_analyses
-from ...sweep_data import ReportError, SweepData
+from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.labels import label_ends
@@ -48,14 +49,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
     and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
     stratum), kind (of the replicates), run_sd (between runs), sd (of a run, at least the floor of an accuracy's trials),
     df, pairs, detectable, design (the most pairs that the grid has there), floor (sampling error of an accuracy's
-    trials). Shares are percentage points. Counts are 3, 4, 5, 6, 8,
+    trials), recalls (False at or below the constant-digit baseline). Strata whose runs all have the same accuracy at or
+    below that baseline are left out. Shares are percentage points. Counts are 3, 4, 5, 6, 8,
     10, 12, 16, 24, ..., 192, 256, and that of the design if it lies between 3 and 256.
 
     Raises:
         ReportError: The spread between runs is unknown or zero.
     """
     analyses = power_analyses(data, noise_columns(data))
-    moving = [plan for plan in analyses if plan.spread.effective_sd > 0]
+    still = [plan for plan in analyses if plan.spread.sd == 0 and not _recalls(data, plan)]
+    moving = [plan for plan in analyses if plan.spread.effective_sd > 0 and plan not in still]
     if not moving:
         why = (
             f"no number of sweep {data.sweep} varies between replicates"
@@ -76,37 +79,45 @@ def collect(store: Store, data: SweepData) -> FigureData:
     kinds = " and ".join(dict.fromkeys(plan.spread.kind for plan in moving))
     notes = [
         "Smallest true difference that a mean over so many matched pairs detects with 80% power at a "
-        f"two-sided 5% (Student's t), from the standard deviation between {kinds} of the same mixer and memory "
-        f"({unit_range([plan.spread.df for plan in moving])} degrees of freedom, so that "
-        f"{_uncertainty_text(min(plan.spread.df for plan in moving))})."
+        f"two-sided 5% (Student's t), from the standard deviation between {kinds} of a mixer and memory "
+        f"({unit_range([plan.spread.df for plan in moving])} degrees of freedom; within the bar, the 95 % range, lines "
+        "are not known to differ)."
     ]
     if any(plan.spread.sd < plan.spread.floor for plan in moving):
-        notes.append(f"{FLOOR_NOTE.removesuffix('.')}, drawn thin.")
+        notes.append(FLOOR_NOTE)
     frame = pd.DataFrame(rows)
     if (frame["pairs"] == frame["design"]).any():
+        notes.append("Dotted: the most pairs that this grid has within one mixer and memory.")
+    if not frame["recalls"].all():
         notes.append(
-            "Dotted: the most pairs that this grid has within one mixer and memory; averages over several have more."
+            "No recall: mean at or below the constant-digit baseline; the floor, not precision, keeps these runs together."
         )
+    if still:
+        names = " and ".join(dict.fromkeys(stratum_label(data, plan.stratum) for plan in still))
+        notes.append(f"Left out, since all runs have one accuracy without recall: {names}.")
     notes += _coinciding_note(frame)
     if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
             f"Labelled: the {MAX_NAMED_LINES // 2} strata with most and the {MAX_NAMED_LINES // 2} with least noise."
         )
-    if len(moving) < len(analyses):
-        still = [
+    if len(moving) + len(still) < len(analyses):
+        fixed = [
             f"{stratum_label(data, p.stratum)} ({measure_label(p.measure)})"
             for p in analyses
-            if p.spread.effective_sd <= 0
+            if p.spread.effective_sd <= 0 and p not in still
         ]
-        notes.append(f"Left out, since no spread was seen between their runs: {', '.join(still)}.")
+        notes.append(f"Left out, since no spread was seen between their runs: {', '.join(fixed)}.")
     origins = [origin for plan in moving for origin in plan.origins]
-    return collected(store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes)
+    return collected(
+        store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes, explained_axes=STRATUM_AXES,
+    )  # fmt: skip
 
 
-def _uncertainty_text(df: int) -> str:
-    """Return the 95 % range of a standard deviation with `df` degrees of freedom as factors, by the chi-square law."""
-    low, high = _range_of_sd(df)
-    return f"a line may be off by factors of {low:.2f} to {high:.2f}, its 95 % range, as the bar shows: lines nearer to each other are not known to differ"
+def _recalls(data: SweepData, plan: PowerAnalysis) -> bool:
+    """Return False for a needle accuracy whose stratum is on average at or below the constant-digit baseline."""
+    levels = dict(zip(STRATUM_AXES, plan.stratum, strict=True))
+    cells = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in levels.items())]
+    return not lacks_recall(data, plan.measure, cells)
 
 
 def _range_of_sd(df: int) -> tuple[float, float]:
@@ -133,8 +144,8 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
     """Return the rows of one analysis: one dict per number of pairs, ascending.
 
     Keys: measure (heading), words, unit, attn_type, memory, stratum (label), kind, run_sd (between runs), sd (the
-    larger of run_sd and floor), df, pairs, detectable, design (the most pairs that the grid has there) and floor
-    (sampling error of an accuracy's trials). Shares are percentage points.
+    larger of run_sd and floor), df, pairs, detectable, design (the most pairs that the grid has there), floor
+    (sampling error of an accuracy's trials) and recalls. Shares are percentage points.
     """
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
     fields: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_label(plan.measure), "unit": unit}
@@ -153,6 +164,7 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
             "detectable": scale * detectable(plan.spread, pairs),
             "design": plan.pairs,
             "floor": scale * plan.spread.floor,
+            "recalls": _recalls(data, plan),
         }
         for pairs in counts
     ]
@@ -166,7 +178,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
-    figure = drawing.page(2.5, drawing.PAGE_WIDTH if len(titles) > 1 else 4.6)
+    figure = drawing.page(2.4, drawing.PAGE_WIDTH if len(titles) > 1 else 4.6)
     styles = stratum_styles(strata_of(frame))
     grid = drawing.panel_column(figure, len(titles))
     named = {title: _named_line_ends(frame[frame["measure"] == title]) for title in titles}
@@ -175,10 +187,12 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     handles: dict[str, Any] = {}
     for memory in sorted(set(frame["memory"]), key=drawing.off_first) if frame["memory"].nunique() > 1 else ():
         handles[drawing.level_label(memory, "memory")] = drawing.key(
-            **memory_look(drawing.GREY, memory) | {"marker": ""}
+            **memory_look(drawing.INK, memory) | {"marker": ""}
         )
     if (frame["pairs"] == frame["design"]).any():
         handles["pairs in this grid"] = drawing.key(**reference_line())
+    if not frame["recalls"].all():
+        handles["no recall"] = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(BOUND_WIDTH))
     if (frame["run_sd"] < frame["floor"]).any():
         handles |= floor_key()
     finished = drawing.finished(figure, figure_data.title, figure_data.notes, handles)
@@ -187,11 +201,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             (
                 row["stratum"] + AT_FLOOR * (row["run_sd"] < row["floor"]),
                 row["detectable"],
-                styles[row["attn_type"], row["memory"]]["color"],
+                _ink(row, styles),
             )
             for _, row in named[title].iterrows()
         ]
-        label_ends(axes, names)
+        label_ends(axes, names, leaders=True)
     return finished
 
 
@@ -229,11 +243,10 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
             )
             continue
         style = styles[line["attn_type"].iloc[0], line["memory"].iloc[0]]
-        is_bound = bool((line["run_sd"] < line["floor"]).iloc[0])
-        look: dict[str, Any] = {"linewidth": drawing.line_width(BOUND_WIDTH if is_bound else LINE_WIDTH)}
-        axes.plot(
-            line["pairs"], line["detectable"], color=style["color"], linestyle=style["linestyle"], zorder=3, **look
-        )
+        is_thin = bool((line["run_sd"] < line["floor"]).iloc[0]) or not line["recalls"].iloc[0]
+        look: dict[str, Any] = {"linewidth": drawing.line_width(BOUND_WIDTH if is_thin else LINE_WIDTH)}
+        look |= {"color": _ink(line.iloc[0], styles), "linestyle": style["linestyle"]}
+        axes.plot(line["pairs"], line["detectable"], zorder=3, **look)
     for pairs in sorted(set(panel_rows["pairs"]) & set(panel_rows["design"])):
         axes.axvline(pairs, **reference_line(), zorder=2.5)
     _write_design_point(axes, panel_rows, unit, styles)
@@ -255,6 +268,11 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
     axes.set_ylabel(f"detectable difference,\n{unit.replace(*POINTS)}")
 
 
+def _ink(row: Any, styles: dict[Stratum, dict[str, Any]]) -> str:
+    """Return the ink of a line: that of its mixer, or grey without recall."""
+    return str(styles[row["attn_type"], row["memory"]]["color"]) if row["recalls"] else drawing.GREY
+
+
 def _draw_range_bar(axes: Axes, df: int) -> None:
     """Draw the 95 % range of every line as an upright bar in the lower left corner, below the lines.
 
@@ -272,18 +290,19 @@ def _draw_range_bar(axes: Axes, df: int) -> None:
     look |= {"label": "_guide"}
     axes.plot([RANGE_BAR_AT[0]] * 2, [foot, foot + length], marker="_", markersize=drawing.line_width(4), **look)
     side: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "bbox": drawing.BACKING}
-    drawing.note(axes, "95 % range\nof a line", (RANGE_BAR_AT[0], foot + length / 2), (4, 0), linespacing=1.0, **side)
+    drawing.note(axes, "95 %\nrange", (RANGE_BAR_AT[0], foot + length / 2), (4, 0), linespacing=1.0, **side)
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str, styles: dict[Stratum, dict[str, Any]]) -> None:
-    """Write in the upper right corner, in the colour of the highest line, how small a difference the pairs of the design detect, if it has any."""
-    rings = panel_rows[panel_rows["pairs"] == panel_rows["design"]].sort_values("detectable")
+    """Write in the upper right corner how small a difference the pairs of the design detect in the highest line with recall, in its colour."""
+    rings = panel_rows[(panel_rows["pairs"] == panel_rows["design"]) & panel_rows["recalls"]].sort_values("detectable")
     if rings.empty:
         return
-    colour = styles[rings["attn_type"].iloc[-1], rings["memory"].iloc[-1]]["color"]
+    colour = _ink(rings.iloc[-1], styles)
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
     # the lines fall, which leaves the upper right corner free
     style: dict[str, Any] = {"color": colour, "va": "top", "ha": "right", "linespacing": 1.1, "zorder": 5}
     style |= {"bbox": drawing.BACKING, "xycoords": "axes fraction"}
-    text = f"{rings['stratum'].iloc[-1]}:\n{amount:.2g} {unit.replace(*POINTS)}\nwith {pairs:g} pairs"
+    worst = f"worst{' with recall' * (not panel_rows['recalls'].all())}: " if len(rings) > 1 else ""
+    text = f"{worst}{rings['stratum'].iloc[-1]},\n{amount:.2g} {unit.replace(*POINTS)}\nwith {pairs:g} pairs"
     drawing.note(axes, text, (0.98, 0.98), **style)

@@ -38,13 +38,15 @@ SD_WIDTH = 0.55  # inches right of a panel that a standard deviation and the let
 LEAST_WIDTH = 0.55
 """Least width of a panel in inches, below which fewer stand in a row."""
 TALLEST = 8.0  # inches
-EACH = 0.085
+EACH = 0.075
 """Height of a group's line in inches in the style `paper`."""
 CROWD = 12
 """Number of groups of a stratum from which on their runs are drawn without lines between them."""
 MAX_LINES = 5
 """Largest number of groups of a stratum that get a height of their own; more of them lie closer."""
-INSIDE = 0.74
+NUDGE = 0.34
+"""Distance of equal values, as a share of that of neighbouring lines."""
+INSIDE = 0.78
 """Share of a stratum's height that its groups take."""
 KINDS = {
     "seeds": "seeds of one configuration",
@@ -88,18 +90,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if EFFECTIVE_MODE in data.levels(NEAR_REPLICATE_AXIS) and "near-replicates" in set(frame["kind"]):
         kinds += f" (without {EFFECTIVE_MODE}, whose weight is not negligible)"
     notes = [
-        "Each mark is a run, shown as its difference from the mean of its line; a line joins "
-        f"{kinds}. n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one "
-        "standard deviation to either side, pooled over the groups of a row (number at the right). Hollow marks: no memory.",
+        f"Each mark is a run, shown as its difference from the mean of its line; a line joins {kinds}. "
+        f"n = {unit_range(list(frame.groupby(['measure', 'stratum']).size()))} runs per row. Shaded: one standard deviation "
+        f"to either side, pooled over the lines of a row ({unit_range(list(frame['df']))} degrees of freedom). "
+        "Hollow: no memory.",
     ]
     notes += _group_note(data, frame)
     if frame.duplicated(["measure", "stratum", "group", "difference"]).any():
-        notes.append("Marks of equal values of a line coincide.")
+        notes.append("Equal values of a line stand above one another.")
     if (frame["sd"] < frame["floor"]).any():
-        notes.append(FLOOR_NOTE)
+        notes.append(f"Hatched, {FLOOR_NOTE}")
     near = set(frame["kind"]) == {"near-replicates"}
     title = f"Variation between {'near-replicate' if near else 'replicate'} runs"
-    return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes)
+    return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes, explained_axes=STRATUM_AXES)
 
 
 def _group_note(data: SweepData, frame: pd.DataFrame) -> list[str]:
@@ -183,9 +186,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         columns -= 1
     grid = drawing.panel_column(figure, len(titles), narrow=columns, wide=columns, sharey=True)
     for axes, title in zip(grid, titles, strict=True):
-        _draw_panel(axes, frame[frame["measure"] == title], order, styles)
-        title_text = str(frame[frame["measure"] == title]["words"].iloc[0])
-        set_panel_title(axes, title_text, (figure.get_figwidth() - labels) / columns - SD_WIDTH)
+        width = (figure.get_figwidth() - labels) / columns - SD_WIDTH
+        _draw_panel(axes, frame[frame["measure"] == title], order, styles, width)
+        set_panel_title(axes, str(frame[frame["measure"] == title]["words"].iloc[0]), width)
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
     grid[0].set_yticks(range(len(order)), [names[stratum] for stratum in order])
     grid[0].set_ylim(len(order) - 0.45, -0.55)
@@ -199,7 +202,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(
-    axes: Axes, panel_rows: pd.DataFrame, order: list[Stratum], styles: dict[Stratum, dict[str, Any]]
+    axes: Axes, panel_rows: pd.DataFrame, order: list[Stratum], styles: dict[Stratum, dict[str, Any]], width: float
 ) -> None:
     """Draw the strata of a number over the difference from the mean of replicates, with symmetric x limits.
 
@@ -211,6 +214,7 @@ def _draw_panel(
         panel_rows: Rows of the number.
         order: The strata, (mixer, memory), from top to bottom; the index is the height in data.
         styles: Style by stratum.
+        width: Width of the panel in inches, for the label below it.
     """
     largest = (
         max(float(panel_rows["difference"].abs().max()), float(panel_rows[["sd", "floor"]].to_numpy().max())) or 1.0
@@ -227,7 +231,14 @@ def _draw_panel(
     drawing.rows_alone(axes)
     unit = str(panel_rows["unit"].iloc[0]).replace(*POINTS)
     kinds = " and ".join("replicates" if kind == "seeds" else str(kind) for kind in dict.fromkeys(panel_rows["kind"]))
-    axes.set_xlabel(f"{unit} from\nthe mean of {kinds}")
+    label = f"{unit} from the mean of {kinds}"
+    axes.set_xlabel(label if text_width([label], drawing.size("axes.labelsize")) < width else f"{unit} from\nthe mean")
+
+
+def _ranks_of_equal_values(values: pd.Series) -> np.ndarray:
+    """Return the rank of each value among those equal to it, centred: 0 for one alone, ±0.5 for two."""
+    by_value = values.groupby(values.round(9))
+    return (by_value.cumcount() - (by_value.transform("size") - 1) / 2).to_numpy(dtype=float)
 
 
 def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: dict[str, Any]) -> None:
@@ -243,9 +254,11 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
         stratum_style: Style of the stratum.
     """
     used = float(max(part["sd"].iloc[0], part["floor"].iloc[0]))
-    axes.fill_between(
-        [-used, used], position - 0.45, position + 0.45, color=stratum_style["color"], alpha=0.2, linewidth=0, zorder=1
-    )
+    is_bound = bool(part["sd"].iloc[0] < part["floor"].iloc[0])
+    band: dict[str, Any] = {"color": stratum_style["color"], "alpha": 0.2, "linewidth": 0}
+    if is_bound:
+        band = {"facecolor": "none", "edgecolor": drawing.FAINT, "hatch": "//////", "linewidth": 0}
+    axes.fill_between([-used, used], position - 0.45, position + 0.45, zorder=1, **band)
     groups = list(dict.fromkeys(part["group"]))
     heights = position + INSIDE * ((np.arange(len(groups)) + 0.5) / len(groups) - 0.5)
     crowded = len(groups) >= CROWD
@@ -256,15 +269,15 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
             axes.hlines(y, runs.min(), runs.max(), **line)
         drawn = {name: stratum_style[name] for name in ("marker", "color", "markerfacecolor")}
         size, edge = (1.6, 0.45) if crowded else (2.6, 0.7)
-        drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=size, markeredgewidth=edge)
+        nudged = y + NUDGE * INSIDE / len(groups) * _ranks_of_equal_values(runs)
+        drawing.points(axes, runs, nudged, **drawn, zorder=3, markersize=size, markeredgewidth=edge)
     style: dict[str, Any] = {
         "xycoords": ("axes fraction", "data"),
         "va": "center",
         "color": stratum_style["color"],
         "annotation_clip": False,
     }
-    floor = AT_FLOOR * bool(part["sd"].iloc[0] < part["floor"].iloc[0])
-    drawing.note(axes, f"±{used:#.2g}".rstrip(".") + floor, (1, position), (4, 0), **style)
+    drawing.note(axes, f"±{used:#.2g}".rstrip(".") + AT_FLOOR * is_bound, (1, position), (4, 0), **style)
     if not part["difference"].abs().max():
         even: dict[str, Any] = {"va": "center"}
         drawing.note(

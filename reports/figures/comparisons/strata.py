@@ -17,10 +17,7 @@ from .forest import default_columns
 Stratum = tuple[str, ...]
 AT_FLOOR = " *"
 """Mark of a standard deviation that the sampling error of trials sets, not the runs."""
-FLOOR_NOTE = (
-    "*: the runs differ by less than the sampling error of their trials, which is shown (half a right and half a wrong "
-    "trial added, so that 0 % has an error too): a lower bound."
-)
+FLOOR_NOTE = "*: a lower bound, the sampling error of the trials, as the runs differ by less."
 
 
 def floor_key(**look: Any) -> dict[str, Any]:

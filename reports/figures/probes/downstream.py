@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ....results.console.text import counted
@@ -29,6 +30,7 @@ from .panels import row_labels
 
 PROBE = "downstream"
 ROW_HEIGHT = 0.17  # inches, height of a row in the style `paper`
+FAR_CHANCE = 0.5  # share of the range of a task's scores from which on a chance level is named, not drawn
 RUNS_BELOW = 0.32  # rows by which the ticks of single runs stand below their mean
 RUN: dict[str, Any] = {"marker": 2, "markersize": 3.0, "markeredgewidth": 0.8}
 MODEL = "open-weight model"
@@ -39,7 +41,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the main scores of all tasks.
 
     One row per cell and task: cell, attempt, row (configuration, or name of a model), mixer ("open-weight model" for a
-    model), memory (its level), task (heading), probe, metric, unit, chance (NaN if unknown), value, mean (over seeds), seeds, low and high
+    model), memory (its level), task (heading), probe, metric, unit, chance (NaN if unknown), value, questions (their
+    number, NaN if unknown), mean (over seeds), seeds, low and high
     (95 % interval of the row: over the questions for one seed, over seeds for three or more; NaN for none). Shares are
     fractions.
 
@@ -90,7 +93,7 @@ def _rows(
                 "cell": cell.cell_id, "attempt": value.attempt_id, "row": label,
                 "mixer": drawn.levels["attn_type"] if drawn else MODEL, "memory": drawn.levels["memory"] if drawn else "on",
                 "task": column.heading, "probe": PROBE, "metric": column.metric, "unit": column.unit,
-                "chance": math.nan if task.chance is None else task.chance, "value": value.value, "mean": entry.value,
+                "chance": math.nan if task.chance is None else task.chance, "value": value.value, "questions": value.n or math.nan, "mean": entry.value,
                 "seeds": entry.seeds, "low": math.nan if low is None else low, "high": math.nan if high is None else high,
             }  # fmt: skip
 
@@ -100,20 +103,32 @@ def _bar_note(frame: pd.DataFrame) -> str:
     single = frame["seeds"] == 1
     barred = frame["low"].notna()
     bars = [
-        *(["over the questions (one run)"] if (single & barred).any() else []),
-        *(["of the mean over seeds"] if (~single & barred).any() else []),
+        *(["Wilson intervals over the questions (one run)"] if (single & barred).any() else []),
+        *(["t intervals of the mean over seeds"] if (~single & barred).any() else []),
     ]
     parts = [
         f"{counted(frame['row'].nunique(), 'row')}"
-        + (
-            f"; points: means over {_seed_range(frame)} seeds, ticks below them: single runs."
-            if not single.all()
-            else "."
-        ),
-        *([f"Bars: 95 % intervals {' or '.join(bars)}, not seen where shorter than the mark."] if bars else []),
-        *(["Hollow: no memory."] if frame["memory"].nunique() > 1 else []),
+        + (f"; points: means over {_seed_range(frame)} seeds." if not single.all() else "."),
+        *([f"Bars: 95 % {' or '.join(bars)}."] if bars else []),
+        *_question_error_note(frame[~single]),
     ]
     return " ".join(parts)
+
+
+def _question_error_note(frame: pd.DataFrame) -> list[str]:
+    """Return the sentence on the standard error that the sample of questions alone makes, as a list; may be empty.
+
+    It is the binomial one of the mean share of each task.
+
+    Args:
+        frame: Rows of means over seeds.
+    """
+    shares = frame[(frame["unit"] == "fraction") & frame["questions"].notna()]
+    texts = []
+    for task, rows in shares.groupby("task", sort=False):
+        share, questions = float(rows["value"].mean()), float(rows["questions"].min())
+        texts.append(f"{task} {100 * math.sqrt(share * (1 - share) / questions):.1f}")
+    return [f"Not in them: the standard error by the sample of questions ({', '.join(texts)} points)."] if texts else []
 
 
 def _seed_range(frame: pd.DataFrame) -> str:
@@ -154,11 +169,13 @@ def _legend(frame: pd.DataFrame) -> dict[str, Any]:
     """Return the legend handles of the marks that occur: mean, interval, single run and chance level."""
     grey = {"color": drawing.GREY, "linestyle": "none"}
     has_seeds = bool((frame["seeds"] > 1).any())
-    handles = {"mean over seeds" if has_seeds else "score": drawing.key(marker="o", **grey)}
+    noun, memories = "mean over seeds" if has_seeds else "score", frame["memory"].nunique() > 1
+    handles = {noun: drawing.key(marker="o", **grey)}
+    handles |= {"no memory": drawing.key(**style.memory_look(drawing.GREY, "off") | grey)} if memories else {}
     bar = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(1.3))
     handles |= {"95 % interval": bar} if frame["low"].notna().any() else {}
     handles |= {"single run": drawing.key(**RUN | grey)} if has_seeds else {}
-    return handles | ({"chance level": drawing.key(**reference_line())} if frame["chance"].notna().any() else {})
+    return handles
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, labels: Sequence[str], inks: Any) -> None:
@@ -181,9 +198,15 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, labels: Sequence[str], inks: Any
             axes.hlines(y, scale * first["low"], scale * first["high"], color=ink, linewidth=drawing.line_width(1.3))
         look = style.memory_look(ink, str(first["memory"])) | {"linestyle": "none", "zorder": 3}
         axes.plot(scale * first["mean"], y, **look, markersize=drawing.line_width(4.6))
-    if not math.isnan(chance := float(rows["chance"].iloc[0])):
-        axes.axvline(scale * chance, zorder=0.9, **reference_line())
-    axes.set_ylim(len(labels) - 0.4, -0.6)
+    ends = scale * rows[["value", "low", "high"]].to_numpy(dtype=float)
+    low, high, chance = float(np.nanmin(ends)), float(np.nanmax(ends)), scale * float(rows["chance"].iloc[0])
+    if low - FAR_CHANCE * (high - low) <= chance <= high + FAR_CHANCE * (high - low):
+        axes.axvline(chance, zorder=0.9, **reference_line())
+    elif not math.isnan(chance):
+        text = f"← chance {chance:g}" if chance < low else f"chance {chance:g} →"
+        side = {"ha": "left" if chance < low else "right", "va": "bottom", "xycoords": "axes fraction"}
+        drawing.note(axes, text, (0.0 if chance < low else 1.0, 0.0), (1, 1), color=drawing.GREY, **side)
+    axes.set_ylim(len(labels) - 0.1, -0.6)
     drawing.put_ticks(axes.yaxis, {float(y): label for y, label in enumerate(labels)})
     drawing.rows_alone(axes)
     axes.margins(x=0.06)

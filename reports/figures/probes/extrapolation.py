@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ import pandas as pd
 from ....results.console.text import counted
 from ....results.store.store import Store
 from ...number_format import Column, format_length
-from ...render import style
-from ...sweep_data import ReportError, SweepData
+from ...sweep_data import ReportError, SweepData, cell_level
 from ...table_builder import measured_entry
 from ..canvas import drawing
 from ..canvas.base import (
@@ -36,9 +36,10 @@ from ..canvas.length_frames import (
     t_half_width,
 )
 from ..canvas.line_drawing import mark_out_of_range, mark_training_length, robust_range
-from .panels import assign_panels, draw_panels, out_of_range_note, position_table, row_labels
+from .panels import assign_panels, draw_panels, out_of_range_note, row_labels
 
 PROBE, METRIC = "extrapolation", "perplexity"
+CORPUS = "data.corpus"
 LOG_AXIS_RATIO = 3.0
 """Ratio of the highest to the lowest perplexity from which on the axis is logarithmic."""
 ROW_HEIGHT = 0.19
@@ -79,11 +80,24 @@ def collect(store: Store, data: SweepData) -> FigureData:
             *fewer_cells_note(means),
             *out_of_range_note(frame, y_limits(frame, means)[1]),
         ]
-    return collected(
+    own += _corpus_note(data, set(frame["cell"]))
+    figure_data = collected(
         store, data, "extrapolation", title, frame, frame_origins(frame), notes=own,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
-        rows=row_labels(data, set(frame["cell"])), mixers={cell.cell_id: position_table(cell) or cell.levels["attn_type"] for cell in data.cells},
+        rows=row_labels(data, set(frame["cell"])),
     )  # fmt: skip
+    # a table of randomized positions is drawn under this name, not as the level "Label"
+    return replace(figure_data, glossary={name: text for name, text in figure_data.glossary.items() if name != "Label"})
+
+
+def _corpus_note(data: SweepData, cells: set[str]) -> list[str]:
+    """Return the name of the corpus of all drawn cells as a sentence, in a list; empty if it is no axis or they differ."""
+    levels = (
+        {cell_level(cell, CORPUS) for cell in data.cells if cell.cell_id in cells}
+        if CORPUS in data.extra_axes()
+        else set()
+    )
+    return [f"Corpus: {drawing.level_label(levels.pop(), CORPUS).rpartition(' ')[2]}."] if len(levels) == 1 else []
 
 
 def _with_seed_means(data: SweepData, frame: pd.DataFrame) -> pd.DataFrame:
@@ -185,16 +199,14 @@ def _draw_single_length(figure_data: FigureData, look: FigureOptions) -> Figure:
     rows = frame.drop_duplicates("configuration").sort_values("mean", kind="stable", ignore_index=True)
     figure = drawing.page(ROW_HEIGHT * len(rows) + 0.6, 5.2)
     (axes,) = drawing.panels(figure, [""])
-    inks = style.mixer_inks(options["mixers"][cell] for cell in rows["cell"])
     for y, row in enumerate(rows.to_dict("records")):
-        ink = inks[options["mixers"][row["cell"]]]
         runs = frame[frame["configuration"] == row["configuration"]]
         if len(runs) > 1:
-            dots: dict[str, Any] = {"markersize": 2.4, "alpha": 0.5, "color": ink, "markeredgewidth": 0}
+            dots: dict[str, Any] = {"markersize": 2.4, "alpha": 0.5, "color": drawing.INK, "markeredgewidth": 0}
             drawing.points(axes, runs["value"], [y] * len(runs), **dots)
         if row["seeds_low"] == row["seeds_low"]:
-            axes.hlines(y, row["seeds_low"], row["seeds_high"], color=ink, linewidth=drawing.line_width(1.3))
-        drawing.points(axes, row["mean"], y, color=ink, markersize=4.6, zorder=3)
+            axes.hlines(y, row["seeds_low"], row["seeds_high"], color=drawing.INK, linewidth=drawing.line_width(1.3))
+        drawing.points(axes, row["mean"], y, color=drawing.INK, markersize=4.6, zorder=3)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     drawing.put_ticks(axes.yaxis, {float(y): options["rows"][cell] for y, cell in enumerate(rows["cell"])})
     for label, cell in zip(axes.get_yticklabels(), rows["cell"], strict=True):

@@ -16,6 +16,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
+from matplotlib.collections import PolyCollection
 from pictures import check_column, figure_of
 from scipy import stats
 
@@ -86,14 +87,16 @@ class TestPower:
             assert top / foot == pytest.approx(math.sqrt(23.3367 / 4.4038), rel=1e-4)
             drawn_lines = {tuple(line.get_ydata()) for line in data_lines if line.get_linestyle() != "None"}
             assert drawn_lines == {tuple(line["detectable"]) for _, line in measure_rows.groupby("stratum")}
-            assert len(drawn_lines) == 5 + (measure == "Val"), "both strata of rope have the same floor at 64K"
+            assert len(drawn_lines) == (6 if measure == "Val" else 4), "all runs of rope are at 0 % at 64K"
             assert [list(line.get_xdata()) for line in axes.lines].count([10, 10]) == 1
             texts = {text.get_text() for text in axes.texts}
             assert {"PoLAR, with memory", "PoLAR, no memory" + " *" * (measure != "Val")} <= texts
-            # all runs of rope are at 0 % at 64K, so that only their trials have an error
-            assert {"RoPE, with memory" + " *" * (measure != "Val")} <= texts
+            assert ("RoPE, with memory" in texts) == (measure == "Val")
+            recalls = {"PoLAR, with memory"} if measure != "Val" else set(measure_rows["stratum"])
+            assert set(measure_rows[measure_rows["recalls"]]["stratum"]) == recalls
         assert not any(note.startswith("Left out, since no spread was seen") for note in power.notes)
-        assert "PoLAR, with memory:\n28 percentage points\nwith 10 pairs" in texts
+        assert any("all runs have one accuracy without recall: RoPE" in note for note in power.notes)
+        assert "PoLAR, with memory,\n28 percentage points\nwith 10 pairs" in texts
 
     @pytest.mark.thorough
     def test_constant_number_is_omitted(self, replicated: Store) -> None:
@@ -121,7 +124,7 @@ class TestSeeds:
         share = 0.5 / (20 * 16 + 1)  # Jeffreys: none of 16 trials in any of 20 cells
         assert rope["floor"].tolist() == pytest.approx([100 * math.sqrt(share * (1 - share) / 16)] * 16)
         axes = figure_of(seeds).axes[1]
-        bands = [band.get_paths()[0].get_extents() for band in axes.collections if len(band.get_facecolor())]
+        bands = [band.get_paths()[0].get_extents() for band in axes.collections if isinstance(band, PolyCollection)]
         widths = [(band.x1 - band.x0) / 2 for band in bands]
         used = seeds.frame[seeds.frame["measure"] == "Ndl@64K"].drop_duplicates("place").sort_values("place")
         assert widths == pytest.approx(np.maximum(used["sd"], used["floor"]).tolist())
