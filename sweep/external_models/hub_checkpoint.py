@@ -27,6 +27,8 @@ WEIGHTS_HASH = "weights_sha256"
 """Key in an exported cell's config.json: SHA-256 of the file of its weights, until another program saves them."""
 EXPORT_AGAIN = "export the cell again: atma-sweep export CELL --to hf FOLDER"
 """Remedy of messages about half an export."""
+OTHER_FOLDER = "name a folder written by save_pretrained, `hf download --local-dir` or `atma-sweep export --to hf`"
+"""Remedy of messages about a folder that is no checkpoint."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of weights in a format that can run code."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
@@ -266,13 +268,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / "config.json").read_text())
     except OSError as error:
         raise InvalidCheckpoint(
-            f"{folder} has no config.json, so it is not a checkpoint in the hub's format"
+            f"{folder} has no config.json, so it is not a checkpoint in the hub's format; {OTHER_FOLDER}"
         ) from error
     except ValueError as error:
-        raise InvalidCheckpoint(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+        raise InvalidCheckpoint(f"{folder / 'config.json'} is not valid JSON: {error}; {OTHER_FOLDER}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise InvalidCheckpoint(
-            f"{folder / 'config.json'} names no model_type, so it is not a checkpoint in the hub's format"
+            f"{folder / 'config.json'} names no model_type, so it is not a checkpoint in the hub's format; {OTHER_FOLDER}"
         )
     return config
 

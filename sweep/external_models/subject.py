@@ -20,6 +20,7 @@ from ..errors import MachineError, SweepError
 from ..probes.base import GREEDY, Prompt, Sampling
 from ..probes.subject import DEFAULT_WINDOW_TOKENS, Subject, TextExtent, no_pause
 from .config import OpenWeightConfig
+from .hub_checkpoint import read_config
 from .hub_tokenizer import check_lossless, passages, spread_over_tokens
 
 CHUNK_TOKENS = 2048
@@ -42,6 +43,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
+    read_config(folder)
     auto: Any = AutoModelForCausalLM
     transformers_logging.set_verbosity_error()  # its advice does not concern evaluations
     transformers_logging.disable_progress_bar()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.hf import CellForCausalLM
 from atma_sweep.model import registry
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
@@ -216,6 +217,9 @@ def test_half_an_export_is_an_error_with_the_remedy(tmp_path: Path) -> None:
         save_file(changed, weights, metadata={"format": "pt"})
         with pytest.raises(OSError, match=problem):
             transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
+    config.unlink()
+    with pytest.raises(OSError, match=r"has no config\.json, .*; name a folder written by [^\n]*\Z"):
+        CellForCausalLM.from_pretrained(tmp_path / "model")
 
 
 TEXTS = (
