@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -343,6 +343,29 @@ def check_export(folder: Path) -> None:
         raise InvalidCheckpoint(
             f"{folder / EXPORTED_WEIGHTS} is incomplete or was changed: its SHA-256 is not that in config.json; {EXPORT_AGAIN}"
         )
+
+
+def check_loaded_tensors(source: object, loading_info: Mapping[str, Collection[Any]], remedy: str) -> None:
+    """Check that the weights that transformers loaded had exactly the tensors of the network; others would be random.
+
+    Args:
+        source: Name or folder of the weights, for the message.
+        loading_info: What `from_pretrained` returns with `output_loading_info`: collections of names in missing_keys and
+            unexpected_keys, and of tuples that begin with a name in mismatched_keys.
+        remedy: What to do about it, for the message.
+
+    Raises:
+        InvalidCheckpoint: Tensors are missing, have another shape or are surplus; the first by name and their number.
+    """
+    for key, problem in (
+        ("missing_keys", "lack a tensor of the network"),
+        ("mismatched_keys", "have another shape than the network's for tensor"),
+        ("unexpected_keys", "hold a tensor that the network lacks"),
+    ):
+        names = [str(entry if isinstance(entry, str) else entry[0]) for entry in loading_info[key]]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise InvalidCheckpoint(f"the weights of {source} {problem}: {min(names)}{more}; {remedy}")
 
 
 def open_tensors(path: Path) -> Any:

@@ -210,9 +210,10 @@ def test_half_an_export_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     weights.write_bytes(content[:-9])
     assert all("file not fully covered" in message for message in refused())
     for changed, problem in (
-        ({name: state[name] for name in remaining}, f"lack tensor: {first};"),
-        (state | {"network.more": torch.zeros(2)}, "hold an unknown tensor: network.more;"),
-        (state | {first: state[first][:-1].clone()}, f"have another shape for tensor: {first};"),
+        ({name: state[name] for name in remaining[1:]}, f"lack a tensor of the network: {first} and 1 more;"),
+        ({name: state[name] for name in remaining}, f"lack a tensor of the network: {first};"),
+        (state | {"network.more": torch.zeros(2)}, "hold a tensor that the network lacks: network.more;"),
+        (state | {first: state[first][:-1].clone()}, f"have another shape than the network's for tensor: {first};"),
     ):
         save_file(changed, weights, metadata={"format": "pt"})
         with pytest.raises(OSError, match=problem):
