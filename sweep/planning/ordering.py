@@ -231,17 +231,17 @@ def _unpaired_line(contrast: Contrast, cells: Sequence[Cell], names: Sequence[st
     reference = _reference(contrast, cells)
     within = {axis: level for axis, level in contrast.within.items() if axis != contrast.axis}
     inside = [cell for cell in cells if all(level_of(cell, axis) == level for axis, level in within.items())]
-    compared, others = (
+    compared, references = (
         [cell for cell in inside if level_of(cell, contrast.axis) == level] for level in (contrast.level, reference)
     )
     where = "".join(f", {axis}={level}" for axis, level in within.items())
     line = f"warning: contrast {contrast.axis}: {contrast.level} against {reference}{where} compares no pair of cells: "
-    if not compared or not others:
+    if not compared or not references:
         return f"{line}no cell has level {reference if compared else contrast.level}; change exclude, within or the contrast"
     differing = [
         name
         for name in names
-        if name != contrast.axis and not {level_of(c, name) for c in compared} & {level_of(c, name) for c in others}
+        if name != contrast.axis and not {level_of(c, name) for c in compared} & {level_of(c, name) for c in references}
     ]
     if not differing:
         return f"{line}none agree in all other axes and the seed; change exclude, include or the contrast"

@@ -112,7 +112,7 @@ def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
         (path / "config.json").unlink() if content is None else (path / "config.json").write_text(content)
         message = error_text(str(path), InvalidCheckpoint)
         assert problem in message
-        assert message.endswith(hub_checkpoint.OTHER_FOLDER)
+        assert message.endswith(hub_checkpoint.FOLDER_REMEDY)
         with pytest.raises(InvalidCheckpoint, match=problem):  # an attempt on a folder that has changed since
             load_model(path, torch.float32, torch.device("cpu"))
     assert "neither a folder nor a repository" in error_text("hf:a/b/c", InvalidCheckpoint)
