@@ -24,7 +24,7 @@ from .model.config import ModelConfig
 from .model.inference.decode import PagedDecoder
 from .model.resolve import longest_text
 from .sweep.errors import SweepError
-from .sweep.external_models.hub_checkpoint import EXPORT_AGAIN, InvalidCheckpoint, check_export
+from .sweep.external_models.hub_checkpoint import EXPORT_AGAIN, InvalidCheckpoint, check_export, check_loaded_tensors
 from .sweep.grid.plugins import load_plugin
 
 MODEL_TYPE = "atma-sweep"
@@ -147,19 +147,13 @@ class CellForCausalLM(PreTrainedModel, GenerationMixin):
                 source, *arguments, dtype=torch.float32, output_loading_info=True,
                 **{"ignore_mismatched_sizes": True} | options,
             )  # fmt: skip
+            model, info = loaded
+            accepted = {"mismatched_keys": ()} if options.get("ignore_mismatched_sizes") else {}
+            check_loaded_tensors(source, info | accepted, EXPORT_AGAIN)
         except SafetensorError as error:
             raise OSError(f"{source} cannot be loaded: {error}; {EXPORT_AGAIN}") from None
         except InvalidCheckpoint as error:
             raise OSError(str(error)) from None
-        model, info = loaded
-        mismatched = () if options.get("ignore_mismatched_sizes") else [key for key, *_ in info["mismatched_keys"]]
-        for names, problem in (
-            (info["missing_keys"], "lack tensor"), (info["unexpected_keys"], "hold an unknown tensor"),
-            (mismatched, "have another shape for tensor"),
-        ):  # fmt: skip
-            if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise OSError(f"the weights of {source} {problem}: {min(names)}{more}; {EXPORT_AGAIN}")
         wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if wanted not in (None, torch.float32):
             network = Backbone(model.network.config, dtype=wanted)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..results.errors import StoreError
+from ..results.exchange.installed_parts import InstalledPartError
 from ..results.store.store import Store
 from .render import RENDERERS, SUFFIXES, render, trace_path
 from .render.csv_renderer import trace_file_text
@@ -201,7 +202,7 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
             options = {"revision": trace["revision"], **trace["options"]}
             tables_by_request[request_key] = make_table(trace["table"], store, trace["sweep"], **options)
         table: Table = presented(tables_by_request[request_key], **trace.get("shown", {}))
-    except (StoreError, ReportError, TypeError) as error:
+    except (StoreError, ReportError, InstalledPartError, TypeError) as error:
         return [f"{path.name}: the table can no longer be built: {error}"]
     fresh = render(table, format)
     if fresh == text and (format != "csv" or json.loads(trace_file_text(table)) == trace):
@@ -289,7 +290,7 @@ def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: 
             options=trace.get("options"),
             only=trace.get("only", ()),
         )
-    except (StoreError, ReportError) as error:
+    except (StoreError, ReportError, InstalledPartError) as error:
         return [f"the figure can no longer be built: {error}"]
     problems = []
     if figure.trace["data"] != trace["data"]:
@@ -305,7 +306,7 @@ def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: 
         return [f"{error}; draw it again with --figure {figure.name}"]
     try:
         return _picture_problems(content, format, figure, options, drawn_with)
-    except ReportError as error:
+    except (ReportError, InstalledPartError) as error:
         return [f"the figure can no longer be drawn: {error}"]
 
 

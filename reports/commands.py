@@ -141,7 +141,8 @@ def report(**options: Any) -> None:
     Also built in are the sweeps replication, replication-pilot, replication-rates, replication-longer,
     replication-retrieval and headline-370m, which this project ran.
 
-    Exit code 1: --check found a file that differs from the database.
+    Exit code 1: --check found a file that differs from the database, or with --all a table or figure of an installed
+    package failed.
 
     \b
     Example:

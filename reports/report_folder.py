@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from ..results import paper
 from ..results.console.output_files import make_folder, write_file
-from ..results.console.text import counted, markdown_escaped
+from ..results.console.text import counted, markdown_escaped, sanitize_log
 from ..results.errors import StoreError
 from ..results.exchange.installed_parts import InstalledPartError
 from ..results.store.store import Store
@@ -23,7 +24,6 @@ from .figures.files import FORMATS, renderings
 from .render import SUFFIXES, rendered_files
 from .render.appendix import appendix_text, empty_reason, file_name
 from .render.gallery import gallery_text
-from .report_spec import ReportSpec
 from .sweep_data import ExtraLengths, ReportError, SweepData, cached_reads, load_sweep_data
 from .table import Table
 from .tables import TABLES, make_table
@@ -31,6 +31,8 @@ from .tables import TABLES, make_table
 DASHBOARD = "dashboard.html"
 FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", "appendix.pdf", DASHBOARD)
 """Files in the folder that are neither tables nor figures."""
+FAILURES = "failures.log"
+"""File in the folder with the tracebacks of failed tables and figures of installed packages; absent without any."""
 FORMAT_SUFFIXES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 
@@ -42,6 +44,14 @@ class WrittenFiles:
     """Written files, in order."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Reason for each skipped table ("NAME") or figure ("figure NAME")."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Traceback of each skipped table or figure of an installed package that failed, by the same keys."""
+
+    def skip(self, key: str, error: Exception) -> None:
+        """Record why a table or figure could not be made."""
+        self.skipped[key] = str(error)
+        if isinstance(error, InstalledPartError):
+            self.failures[key] = "".join(traceback.format_exception(error))
 
 
 @cached_reads()
@@ -65,7 +75,8 @@ def write_report_folder(
     The index is index.md and index.html, a gallery. The format "tex" adds appendix.tex, a document of them all; "html" adds the
     dashboard. Tables and figures that cannot be made are listed in the index with the reason. Those about studies are
     left out silently for other sweeps, and so is the comparison of the reference with itself. Existing files are
-    replaced, others stay.
+    replaced, others stay. Tables and figures of installed packages that fail are skipped like those that cannot be
+    made; their tracebacks are in failures.log.
 
     Args:
         store: The database.
@@ -83,7 +94,7 @@ def write_report_folder(
         options: Options of figures (by, log, against); each figure gets those that it accepts and that are not empty.
 
     Returns:
-        Written files in order, and the reason of each skipped table ("NAME") or figure ("figure NAME").
+        Written files in order, the reason of each skipped table ("NAME") or figure ("figure NAME"), and tracebacks.
 
     Raises:
         ReportError: Unknown format or figure, a length without a measurement, or an unknown cell to highlight.
@@ -125,6 +136,10 @@ def write_report_folder(
     index = (name, tables, pictures, files, written.skipped, DASHBOARD if "html" in formats else None)
     _write(out / "index.md", _index_markdown(*index), written)
     _write(out / "index.html", gallery_text(*index), written)
+    if written.failures:
+        _write(out / FAILURES, sanitize_log("\n".join(written.failures.values())), written)
+    else:
+        (out / FAILURES).unlink(missing_ok=True)
     return written
 
 
@@ -161,13 +176,8 @@ def _write_tables(
             continue
         try:
             tables[number] = make_table(number, store, data.sweep, **spec.select_options(options))
-        except (ReportError, StoreError) as error:
-            written.skipped[number] = str(error)
-            continue
-        except Exception as error:
-            if not spec.package:
-                raise
-            written.skipped[number] = _failed(spec, error)
+        except (ReportError, StoreError, InstalledPartError) as error:
+            written.skip(number, error)
             continue
         for format in formats:
             for path, text in rendered_files(
@@ -207,25 +217,13 @@ def _write_figures(
         try:
             figure = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
             contents = renderings(figure, FORMATS, look=look)
-        except (ReportError, StoreError) as error:
-            written.skipped[f"figure {name}"] = str(error)
-            continue
-        except Exception as error:
-            if not spec.package:
-                raise
-            written.skipped[f"figure {name}"] = _failed(spec, error)
+        except (ReportError, StoreError, InstalledPartError) as error:
+            written.skip(f"figure {name}", error)
             continue
         figures[figure.name] = figure
         for format, content in contents.items():
             _write(out / f"figure-{figure.name}.{format}", content, written)
     return figures
-
-
-def _failed(spec: ReportSpec, error: Exception) -> str:
-    """Return why the table or figure of an installed package could not be made."""
-    if isinstance(error, InstalledPartError):
-        return str(error)
-    return f"the installed package {spec.package} failed: {type(error).__name__}: {error}"
 
 
 def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:

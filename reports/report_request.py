@@ -109,7 +109,8 @@ def run_report(request: ReportRequest) -> bool:
     looked at: the command handles it. Messages go to stderr. Every sweep is read once, but again for the dashboard.
 
     Returns:
-        False if a checked file differs from the database, else True.
+        False if a checked file differs from the database, or a table or figure of an installed package failed among
+        all; else True.
 
     Raises:
         ReportError: The request is invalid or cannot be fulfilled.
@@ -137,8 +138,8 @@ def _write_or_check(request: ReportRequest) -> bool:
         return True
     store = open_store_with_builtins(request.db, request.sweep)
     if request.all_:
-        _write_all(request, store)
-    elif request.figure:
+        return _write_all(request, store)
+    if request.figure:
         _write_figure(request, store, request.figure)
     elif request.table or (request.compare and request.dashboard is None):
         _write_table(request, store)
@@ -194,15 +195,18 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
     echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser (works offline){more}", err=True)
 
 
-def _write_all(request: ReportRequest, store: Store) -> None:
+def _write_all(request: ReportRequest, store: Store) -> bool:
     """Write all tables and figures into the folder `--out`, and print skipped ones and a summary to stderr.
 
     The comparison is with `--compare`, else with printed-v2. Figures have no titles unless `--title` is given.
 
+    Returns:
+        False if a table or figure of an installed package failed.
+
     Raises:
         ReportError: `--out` is missing.
     """
-    from .report_folder import write_report_folder
+    from .report_folder import FAILURES, write_report_folder
 
     if request.out is None:
         raise ReportError("--all writes many files; name a folder with --out FOLDER")
@@ -225,6 +229,9 @@ def _write_all(request: ReportRequest, store: Store) -> None:
     echo_text(
         f"wrote {counted(len(written.files), 'file')} in {request.out}; start at {request.out / 'index.html'}", err=True
     )
+    if written.failures:
+        echo_text(f"tracebacks of {', '.join(written.failures)}: {request.out / FAILURES}", err=True)
+    return not written.failures
 
 
 def _write_report_file(request: ReportRequest, file: Path) -> None:

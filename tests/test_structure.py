@@ -254,6 +254,7 @@ WRITERS = {
     "reports/figures/files.py",  # into memory
     "sweep/commands/launch.py",  # logs of trackers, into the runs folder
     "reports/report_request.py",  # removes the trace of an older file
+    "reports/report_folder.py",  # removes the tracebacks of an older call
 }
 
 

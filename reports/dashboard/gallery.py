@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...results.errors import StoreError
+from ...results.exchange.installed_parts import InstalledPartError
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..figures import FIGURES, make_figure
@@ -48,6 +49,7 @@ def draw_picture(store: Store, sweep: str, name: str, lengths: ExtraLengths = No
 
     Raises:
         ReportError, StoreError: The sweep has no such figure, or not yet.
+        InstalledPartError: The figure is one of an installed package, and fails.
     """
     from ..figures.canvas.figure_options import (
         FigureOptions,
@@ -65,7 +67,7 @@ def drawn_pictures(store: Store, sweep: str, lengths: ExtraLengths = None) -> It
     for name in figure_titles(store, sweep):
         try:
             yield draw_picture(store, sweep, name, lengths)
-        except (ReportError, StoreError):
+        except (ReportError, StoreError, InstalledPartError):
             continue
 
 
@@ -73,5 +75,5 @@ def block_on_request(store: Store, sweep: str, name: str) -> bytes:
     """Return the block of a figure, drawn now: JSON with title, text and svg, or with `why`, the reason for none."""
     try:
         return draw_picture(store, sweep, name).block()
-    except (ReportError, StoreError) as error:
+    except (ReportError, StoreError, InstalledPartError) as error:
         return json.dumps({"why": str(error)}).encode()

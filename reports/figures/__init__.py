@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...results.exchange.installed_parts import SpecRegistry
+from ...results.exchange.installed_parts import SpecRegistry, running_part
 from ..report_spec import ReportSpec, check_spec
 
 if TYPE_CHECKING:
@@ -99,10 +99,12 @@ def make_figure(
         ReportError: The name is unknown, the figure does not take an option, lengths or filters, a filter is not valid,
             or the data cannot give the figure.
         SweepUnknown, StoreError: The sweep cannot be read.
+        InstalledPartError: The figure is one of an installed package, and fails.
     """
     from ...results.paper import is_published
     from .. import cell_filter
     from ..sweep_data import ReportError, load_sweep_data
+    from .canvas.base import FigureData
 
     figure = figure_name(name)
     line = FIGURES[figure]
@@ -119,7 +121,10 @@ def make_figure(
     try:
         with cell_filter.filtered_cells(store.revision(sweep, revision).sweep, only):
             data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
-            figure_data: FigureData = line.load(__package__).collect(store, data, **set_options)
+            with running_part("figures", figure, line.package):
+                figure_data = line.load(__package__).collect(store, data, **set_options)
+                if not isinstance(figure_data, FigureData):
+                    raise TypeError(f"collect returned a {type(figure_data).__name__}, not FigureData")
     except ReportError as error:
         if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.CellFilterError):
             raise

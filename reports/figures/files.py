@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from ...results.console.text import choices_hint, sanitize_all, sanitize_line
+from ...results.exchange.installed_parts import running_part
 from ..sweep_data import ReportError
 from . import FIGURES
 from .canvas import drawing
@@ -118,14 +119,16 @@ def drawn(figure_data: FigureData, look: FigureOptions | None = None) -> Any:
     Args:
         figure_data: The figure; control characters and dollar signs in its texts are made safe here.
         look: Figure options; None: those of the surrounding `settings`.
+
+    Raises:
+        InstalledPartError: The figure is one of an installed package, and fails.
     """
-    figure = (
-        FIGURES[figure_data.name]
-        .load(str(__package__))
-        .draw(_with_drawable_text(figure_data), look or drawing.current_options())
-    )
-    # once: the layout takes longer than drawing, and every format then has the same one
-    drawing.finalize_layout(figure)
+    spec = FIGURES[figure_data.name]
+    with running_part("figures", figure_data.name, spec.package):
+        draw = spec.load(str(__package__)).draw
+        figure = draw(_with_drawable_text(figure_data), look or drawing.current_options())
+        # once: the layout takes longer than drawing, and every format then has the same one
+        drawing.finalize_layout(figure)
     return figure
 
 

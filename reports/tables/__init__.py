@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...results.exchange.installed_parts import SpecRegistry
+from ...results.exchange.installed_parts import SpecRegistry, running_part
 from ..report_spec import ReportSpec, check_spec
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
         ReportError: The name is unknown, `lengths` are given for a table without context lengths, `only` for one that
             needs all cells of the sweep, or the table's function raises it.
         TypeError: The table's function does not take an option, even if it is None or False.
+        InstalledPartError: The table is one of an installed package, and fails.
         SweepUnknown, StoreError: The sweep cannot be read.
     """
     # imported late: the help of the command line needs TABLES alone, not the modules that read the database
@@ -145,6 +146,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     from .. import cell_filter
     from ..stats.audit import audit_differences
     from ..sweep_data import ReportError, load_sweep_data
+    from ..table import Table
 
     name = table_name(str(number))
     if name not in TABLES:
@@ -167,7 +169,10 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
         options, lengths = {**options, "lengths": lengths}, None
     with cell_filter.filtered_cells(store.revision(sweep, revision).sweep, only):
         data = load_sweep_data(store, sweep, revision=revision, orphans=options.get("orphans", False), lengths=lengths)
-        table: Table = line.load(__package__)(store, data, **options)
+        with running_part("tables", name, line.package):
+            table = line.load(__package__)(store, data, **options)
+            if not isinstance(table, Table):
+                raise TypeError(f"it returned a {type(table).__name__}, not a Table")
         audit = (
             audit_differences(store, data.sweep, revision=data.revision, lengths=data.extra_lengths_option)
             if line.needs_audit_note

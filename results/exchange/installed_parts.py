@@ -8,10 +8,12 @@ Nothing is imported before a part is used, so that a package that fails breaks o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,10 @@ Spec = TypeVar("Spec")
 
 class InstalledPartError(UserError):
     """An installed package cannot provide a part: it fails, has changed, or two packages have one name."""
+
+
+class InstalledPartFailed(InstalledPartError):
+    """A part of an installed package raised an error while it ran; `__cause__` is that error, with its traceback."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,41 @@ def import_target(package: str, target: str) -> Any:
             f"{target} of the installed package {package} cannot be loaded: {type(error).__name__}: {message}; upgrade "
             "or uninstall that package"
         ) from error
+
+
+@contextlib.contextmanager
+def running_part(group: str, name: str, package: str) -> Iterator[None]:
+    """Give an unexpected error of an installed package's part one line; errors for users pass through.
+
+    Args:
+        group: Kind of part, one of GROUPS.
+        name: Name of the part.
+        package: Absolute name of its package; empty for a part of this program, whose errors all pass through.
+
+    Raises:
+        InstalledPartFailed: The part raised an error that is no UserError.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not package:
+            raise
+        message = " ".join(str(error).split())
+        raise InstalledPartFailed(
+            f"{group} {name!r} of the installed package {package} failed: {type(error).__name__}: {message} "
+            f"({_error_location(error, package)}); upgrade or uninstall that package"
+        ) from error
+
+
+def _error_location(error: Exception, package: str) -> str:
+    """Return file:line of the innermost frame in a package's code, or of the innermost frame of all if it has none."""
+    steps = list(traceback.walk_tb(error.__traceback__))
+    top = package.partition(".")[0]
+    own = [step for step in steps if str(step[0].f_globals.get("__name__")).partition(".")[0] == top]
+    frame, line = (own or steps)[-1]
+    return f"{frame.f_code.co_filename}:{line}"
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from statistics import fmean
 
 import psutil
 
+from ...results.console.cores import usable_cores
 from ...results.console.text import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store, open_store
@@ -27,7 +28,6 @@ from ..executors.executor import LocalExecutor
 from ..grid.cell import Cell
 from ..grid.grid import Grid, load_grid
 from ..host import hardware, processes
-from ..host.hardware import cores
 from ..orchestrator import launch
 from ..orchestrator.supervisor import LEASE_S
 from ..planning import admission
@@ -157,10 +157,10 @@ def check(attempts: Sequence[int], cells: Sequence[Cell]) -> None:
         cells: The cells, at least one; the largest `resources.cpus` counts.
     """
     each, max_attempts = max(cell.config.resources.cpus for cell in cells), max(attempts)
-    if each * max_attempts > cores():
+    if each * max_attempts > usable_cores():
         raise SweepError(
-            f"--attempts {max_attempts}: a cell needs {counted(each, 'core')}, and this machine has {cores()}; "
-            f"give at most {max(1, cores() // each)}, or lower resources.cpus with --set"
+            f"--attempts {max_attempts}: a cell needs {counted(each, 'core')}, and this machine has {usable_cores()}; "
+            f"give at most {max(1, usable_cores() // each)}, or lower resources.cpus with --set"
         )
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ...results.console.cores import usable_cores
 from ...results.console.output_files import translate_os_errors
 from ...results.names import NAME_RULE, is_valid_name, quoted_short
 from ..config import DataConfig
-from ..host.hardware import cores
 from . import computed, corpora
 from . import tokenizer as tokenizers
 from .corpora import Corpus, CorpusError
@@ -428,7 +428,7 @@ class Preparation:
     def encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
         """Return the tokens of each document, in order, preceded by the end-of-text token, in the tokenizer's type."""
         eot = np.array([self.tokenizer.eot], dtype=self.tokenizer.dtype)
-        encoded = self.tokenizer.encode_batch([text.text for text in texts], self.threads or cores())
+        encoded = self.tokenizer.encode_batch([text.text for text in texts], self.threads or usable_cores())
         return [np.concatenate([eot, ids]) for ids in encoded]
 
     def _append_document(self, text: Text, ids: np.ndarray) -> None:

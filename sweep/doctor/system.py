@@ -48,9 +48,9 @@ def check_platform(context: Context) -> Check:
     Ok on macOS, on Linux with x86-64, and on WSL 2; WSL 1 is bad.
     """
     system, cpu = platform.system(), platform.machine()
-    finding = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.cores(), 'core')}"
+    finding = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.usable_cores(), 'core')}"
     if system == "Darwin":
-        return ok(f"macOS {platform.mac_ver()[0]} {cpu}, {counted(hardware.cores(), 'core')}; on the CPU only")
+        return ok(f"macOS {platform.mac_ver()[0]} {cpu}, {counted(hardware.usable_cores(), 'core')}; on the CPU only")
     if system != "Linux":
         return bad(finding, "use Linux, macOS, or Windows through WSL")
     release = platform.release().lower()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...renamed import old_names
-from ...results.exchange.installed_parts import SpecRegistry, import_target, load_target
+from ...results.exchange.installed_parts import SpecRegistry, import_target, load_target, running_part
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:
@@ -95,12 +95,15 @@ def open_executor(name: str, context: ExecutorContext) -> Executor:
         KeyError: There is no executor of that name.
         ClusterAddressError: The address is not HOST:PORT.
         MachineError: Its machines cannot be reached.
-        InstalledPartError: An installed package cannot provide it.
+        InstalledPartError: An installed package cannot provide it, or fails.
     """
     spec = EXECUTORS[name]
-    load = load_target if spec.package == __package__ else import_target
-    executor_class: type[Executor] = load(spec.package, spec.target)
-    return executor_class.open(context)
+    if spec.package == __package__:
+        own_class: type[Executor] = load_target(spec.package, spec.target)
+        return own_class.open(context)
+    executor_class: type[Executor] = import_target(spec.package, spec.target)
+    with running_part("executors", name, spec.package):
+        return executor_class.open(context)
 
 
 if not TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,8 @@ class HubWeights:
     folder: Path
     config: Mapping[str, Any]
     """Contents of config.json."""
+    digests: Mapping[Path, str] = field(default_factory=dict)
+    """SHA-256 in hex of files that were hashed when the folder was checked."""
 
     @property
     def is_exported(self) -> bool:
@@ -60,7 +62,7 @@ class HubWeights:
 
     def sha256(self) -> str:
         """Return the SHA-256 in hex over names and contents of the weight files."""
-        return hash_files(self.folder, self._files())
+        return hash_files(self.folder, self._files(), self.digests)
 
     def model_settings(self) -> dict[str, Any]:
         """Return the settings of the model section that the network has, as JSON values.
@@ -118,7 +120,7 @@ def open_hub_weights(folder: Path) -> HubWeights:
             f"{folder}: models of type {config['model_type']!r} cannot be converted; types that can: "
             f"{', '.join((*FAMILIES, EXPORTED))}"
         )
-    check_export(folder)
+    digests = check_export(folder)
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
         if pickled:
@@ -127,7 +129,7 @@ def open_hub_weights(folder: Path) -> HubWeights:
             )
         raise WeightsUnavailable(f"{folder} holds no weights; put the model's *.safetensors next to its config.json")
     check_all_shards(folder)
-    weights = HubWeights(folder, config)
+    weights = HubWeights(folder, config, digests)
     weights.names()  # reads the header of each file
     return weights
 

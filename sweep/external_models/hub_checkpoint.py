@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ WEIGHTS_HASH = "weights_sha256"
 """Key in an exported cell's config.json: SHA-256 of the file of its weights, until another program saves them."""
 EXPORT_AGAIN = "export the cell again: atma-sweep export CELL --to hf FOLDER"
 """Remedy of messages about half an export."""
+FOLDER_REMEDY = "name a folder written by save_pretrained, `hf download --local-dir` or `atma-sweep export --to hf`"
+"""Remedy of messages about a folder that is no checkpoint."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of weights in a format that can run code."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
@@ -266,13 +268,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / "config.json").read_text())
     except OSError as error:
         raise InvalidCheckpoint(
-            f"{folder} has no config.json, so it is not a checkpoint in the hub's format"
+            f"{folder} has no config.json, so it is not a checkpoint in the hub's format; {FOLDER_REMEDY}"
         ) from error
     except ValueError as error:
-        raise InvalidCheckpoint(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+        raise InvalidCheckpoint(f"{folder / 'config.json'} is not valid JSON: {error}; {FOLDER_REMEDY}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise InvalidCheckpoint(
-            f"{folder / 'config.json'} names no model_type, so it is not a checkpoint in the hub's format"
+            f"{folder / 'config.json'} names no model_type, so it is not a checkpoint in the hub's format; {FOLDER_REMEDY}"
         )
     return config
 
@@ -324,8 +326,11 @@ def check_all_shards(folder: Path) -> None:
             )
 
 
-def check_export(folder: Path) -> None:
+def check_export(folder: Path) -> dict[Path, str]:
     """Check that a cell's folder from `export --to hf` holds the weights that were exported; others pass.
+
+    Returns:
+        SHA-256 in hex of the files that were hashed for it, so that they are read once.
 
     Raises:
         InvalidCheckpoint: model.safetensors is missing, incomplete or changed, by the hash in config.json.
@@ -333,14 +338,42 @@ def check_export(folder: Path) -> None:
     """
     config = read_config(folder)
     if config["model_type"] != EXPORTED:
-        return
+        return {}
     check_all_shards(folder)
     if not any(folder.glob("*.safetensors")):
         raise InvalidCheckpoint(f"{folder} holds no weights, so it is half an export; {EXPORT_AGAIN}")
-    if config.get(WEIGHTS_HASH) not in (None, file_sha256(folder / EXPORTED_WEIGHTS)):
+    if config.get(WEIGHTS_HASH) is None:
+        return {}
+    path = folder / EXPORTED_WEIGHTS
+    digest = file_sha256(path)
+    if digest != config[WEIGHTS_HASH]:
         raise InvalidCheckpoint(
-            f"{folder / EXPORTED_WEIGHTS} is incomplete or was changed: its SHA-256 is not that in config.json; {EXPORT_AGAIN}"
+            f"{path} is incomplete or was changed: its SHA-256 is not that in config.json; {EXPORT_AGAIN}"
         )
+    return {path: digest}
+
+
+def check_loaded_tensors(source: object, loading_info: Mapping[str, Collection[Any]], remedy: str) -> None:
+    """Check that the weights that transformers loaded had exactly the tensors of the network; others would be random.
+
+    Args:
+        source: Name or folder of the weights, for the message.
+        loading_info: What `from_pretrained` returns with `output_loading_info`: collections of names in missing_keys and
+            unexpected_keys, and of tuples that begin with a name in mismatched_keys.
+        remedy: What to do about it, for the message.
+
+    Raises:
+        InvalidCheckpoint: Tensors are missing, have another shape or are surplus; the first by name and their number.
+    """
+    for key, problem in (
+        ("missing_keys", "lack a tensor of the network"),
+        ("mismatched_keys", "have another shape than the network's for tensor"),
+        ("unexpected_keys", "hold a tensor that the network lacks"),
+    ):
+        names = [str(entry if isinstance(entry, str) else entry[0]) for entry in loading_info[key]]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise InvalidCheckpoint(f"the weights of {source} {problem}: {min(names)}{more}; {remedy}")
 
 
 def open_tensors(path: Path) -> Any:
@@ -374,15 +407,16 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def hash_files(folder: Path, files: list[Path]) -> str:
+def hash_files(folder: Path, files: list[Path], digests: Mapping[Path, str] | None = None) -> str:
     """Return the SHA-256 in hex over the relative paths and contents of files, in sorted order.
 
     Args:
         folder: Folder to which the paths are relative.
         files: Files below it; a file that is listed twice counts twice.
+        digests: SHA-256 in hex of files whose contents were hashed before; the others are read.
     """
     digest = hashlib.sha256()
     for path in sorted(files):
-        with path.open("rb") as file:
-            digest.update(f"{path.relative_to(folder)}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        content = (digests or {}).get(path) or file_sha256(path)
+        digest.update(f"{path.relative_to(folder)}:{content}\n".encode())
     return digest.hexdigest()

@@ -20,6 +20,7 @@ from ..errors import MachineError, SweepError
 from ..probes.base import GREEDY, Prompt, Sampling
 from ..probes.subject import DEFAULT_WINDOW_TOKENS, Subject, TextExtent, no_pause
 from .config import OpenWeightConfig
+from .hub_checkpoint import check_loaded_tensors, read_config
 from .hub_tokenizer import check_lossless, passages, spread_over_tokens
 
 CHUNK_TOKENS = 2048
@@ -42,6 +43,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
+    read_config(folder)
     auto: Any = AutoModelForCausalLM
     transformers_logging.set_verbosity_error()  # its advice does not concern evaluations
     transformers_logging.disable_progress_bar()
@@ -52,19 +54,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         )  # fmt: skip
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise SweepError(f"{folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    for names, problem, remedy in (
-        (loading_info["missing_keys"], "lacks weights of its model", "download it again"),
-        (
-            [str(key[0]) for key in loading_info["mismatched_keys"]], "has weights of another shape than its model's",
-            "put the config.json next to them that belongs to them",
-        ),
-        (
-            loading_info["unexpected_keys"], "has weights that its model lacks",
-            "put the config.json next to them that belongs to them",
-        ),
-    ):  # fmt: skip
-        if names:
-            raise SweepError(f"{folder} {problem} ({len(names)}, such as {min(names)}); {remedy}")
+    check_loaded_tensors(folder, loading_info, "download it again, with the config.json that belongs to the weights")
     return model.to(device).eval()
 
 

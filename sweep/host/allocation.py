@@ -30,7 +30,7 @@ class Machine:
 
         Cores and memory are all that this process may use.
         """
-        return cls(hardware.cores(), hardware.memory_gb(), tuple(gpus))
+        return cls(hardware.usable_cores(), hardware.memory_gb(), tuple(gpus))
 
     def __str__(self) -> str:
         names = [gpu.name for gpu in self.gpus]

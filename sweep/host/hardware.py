@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from ...results.console.cores import usable_cores as usable_cores
 from ..errors import MachineError
 
 _GPU_QUERY = """
@@ -25,13 +26,6 @@ else:
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     print(json.dumps({"gpus": [[str(p.uuid), p.name, p.major, p.minor] for p in found]}))
 """
-
-
-def cores() -> int:
-    """Return the number of CPU cores this process may use, at most the SLURM_CPUS_PER_TASK of a Slurm job."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    requested = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return min(usable, int(requested)) if requested.isdecimal() and int(requested) else usable
 
 
 def control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
@@ -51,7 +45,10 @@ def memory_gb(cgroup_root: Path = Path("/sys/fs/cgroup")) -> float:
     for folder in control_groups(cgroup_root):
         with contextlib.suppress(OSError, ValueError):
             limits.append(int((folder / "memory.max").read_text()))  # the text "max" (no limit) raises ValueError
-    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores())):  # in MiB; 0 is all of the node
+    for name, count in (
+        ("SLURM_MEM_PER_NODE", 1),
+        ("SLURM_MEM_PER_CPU", usable_cores()),
+    ):  # in MiB; 0 is all of the node
         requested = os.environ.get(name, "")
         limits += [count * int(requested) * 2**20] if requested.isdecimal() and int(requested) else []
     return min(limits) / 2**30

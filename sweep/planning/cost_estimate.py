@@ -482,7 +482,7 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
     if any(resources.gpus for resources in kinds.values()):
         cores, memory = UNLIMITED, float(UNLIMITED)
     else:  # a cell that is too large for this machine will run on another one
-        cores = max(hardware.cores(), *(request.cpus for request in kinds.values()), 1)
+        cores = max(hardware.usable_cores(), *(request.cpus for request in kinds.values()), 1)
         memory = max(hardware.memory_gb(), *(request.memory_gb or 0.0 for request in kinds.values()), 0.0)
     n_gpus = max(gpus, 1, *(int(request.gpus) for request in kinds.values()))
     allocator = MachineAllocator(Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(n_gpus))))

@@ -17,6 +17,7 @@ from ..grid.cell import Cell
 from ..grid.grid import SEED, Grid
 from ..grid.yaml_document import ValueLimitExceeded, value_of
 from ..probes import requested
+from .ordering import unpaired_contrasts
 from .planner import Plan
 
 Change = tuple[str, object, object]
@@ -299,12 +300,14 @@ def _common_level(store: Store, orphans: Sequence[CellState], axis: str) -> str 
 
 
 def describe_design(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[str]:
-    """Return the sentences on the grid's design, without full stops, and one on cells of the design launched before.
+    """Return the sentences on the grid's design, without full stops.
 
-    Empty for a grid without a design whose last launch had none either.
+    One is on cells of the design launched before. Without a design, which is estimated by least squares, there is one
+    on each declared contrast that has no pair of cells.
     """
-    sentences = grid.chosen.lines() if grid.chosen is not None else []
-    return [*sentences, *_vanished_cells(grid.name, cells, store)]
+    if grid.chosen is None:
+        return [*_vanished_cells(grid.name, cells, store), *unpaired_contrasts(cells, grid.contrasts)]
+    return [*grid.chosen.lines(), *_vanished_cells(grid.name, cells, store)]
 
 
 def _vanished_cells(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:

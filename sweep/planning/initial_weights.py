@@ -19,7 +19,7 @@ from ..checkpoints.weights import CheckpointError
 from ..config import HUB_PREFIX
 from ..data import corpora, tokenizer
 from ..errors import SweepError
-from ..external_models.conversion import open_hub_weights
+from ..external_models.conversion import HubWeights, open_hub_weights
 from ..external_models.hub_checkpoint import (
     EXPORTED,
     InvalidCheckpoint,
@@ -52,6 +52,8 @@ class WeightsFinder:
     download: bool = False
     """True downloads models of the hub."""
     _cached: dict[str, InitialWeights] = field(default_factory=dict, repr=False, compare=False)
+    _hub: dict[str, HubWeights] = field(default_factory=dict, repr=False, compare=False)
+    """Models in the hub's format whose files have been checked, by source."""
 
     def __call__(self, source: str) -> InitialWeights:
         """Return the hash, network and tokenizer of a source.
@@ -75,7 +77,7 @@ class WeightsFinder:
     def _find(self, source: str) -> InitialWeights:
         """Return the facts of a source that was not looked up before; errors as for `__call__`, less translated."""
         if source.startswith(HUB_PREFIX):
-            weights = open_hub_weights(locate_checkpoint(source, download=self.download)[1])
+            weights = self._hub_weights(source)
             return InitialWeights(weights.sha256(), weights.model_settings(), _tokenizer_of(weights.folder))
         if is_checkpoint(source):
             with ExitStack() as stack:
@@ -86,6 +88,12 @@ class WeightsFinder:
             with _weights_file(storage.resolve(self.runs, address)) as path:
                 recorded = sha256(path)
         return self._described(recorded, record)
+
+    def _hub_weights(self, source: str) -> HubWeights:
+        """Return the model of a source in the hub's format; its files are checked, and hashed, at the first call."""
+        if source not in self._hub:
+            self._hub[source] = open_hub_weights(locate_checkpoint(source, download=self.download)[1])
+        return self._hub[source]
 
     def _described(self, digest: str, config: Mapping[str, Any]) -> InitialWeights:
         """Return weights with the network and tokenizer of a stored config of a cell; {} for an unknown one."""
@@ -134,7 +142,7 @@ class WeightsFinder:
         from safetensors.torch import load_file
 
         if source.startswith(HUB_PREFIX):
-            return open_hub_weights(locate_checkpoint(source, download=self.download)[1]).state()
+            return self._hub_weights(source).state()
         with ExitStack() as stack:
             if is_checkpoint(source):
                 path, _ = _open_checkpoint(source, stack)
@@ -274,9 +282,10 @@ def copy_initial_weights(cells: Iterable[Cell], finder: WeightsFinder) -> None:
             raise SweepError(f"cell {cell.slug}: the initial weights of {source} were not looked up; launch its grid")
         try:
             if not initial.has_copy(finder.runs, digest):
-                if WeightsFinder(finder.db, finder.runs, download=finder.download)(source).sha256 != digest:
+                fresh = WeightsFinder(finder.db, finder.runs, download=finder.download)
+                if fresh(source).sha256 != digest:
                     raise SweepError("the weights have changed since the grid was planned; launch it again")
-                initial.write_copy(finder.runs, digest, finder.state(source))
+                initial.write_copy(finder.runs, digest, fresh.state(source))
             initial.renew_copy(finder.runs, digest)
             stored = initial.stored_shapes(initial.copy_path(finder.runs, digest))
             report = initial.compare(stored, initial.network_shapes(unallocated_network(model)))

@@ -185,7 +185,7 @@ def blocks(
     waiting = {task.cell.id: task for task in tasks}
     if not declared:
         return [[task] for task in tasks]
-    names = list(dict.fromkeys(name for cell in cells for name in (*cell.levels, *cell.axes)))
+    names = _axis_names(cells)
     queues = [_pairs(contrast, cells, names) for contrast in declared]
     out: list[list[Task]] = []
     for seed in dict.fromkeys(cell.config.seed for cell in cells):
@@ -208,6 +208,52 @@ def blocks(
     return out
 
 
+def _axis_names(cells: Sequence[Cell]) -> list[str]:
+    """Return the axes of the cells in which the two of a pair must agree, apart from that of the contrast."""
+    return list(dict.fromkeys(name for cell in cells for name in (*cell.levels, *cell.axes)))
+
+
+def unpaired_contrasts(cells: Sequence[Cell], contrasts: Iterable[Contrast]) -> list[str]:
+    """Return a line for each declared contrast of which no two cells agree in all other axes and the seed.
+
+    Contrasts of several measures between the same levels share a line, which names the axes that differ in every pair.
+
+    Args:
+        cells: All cells of the launch.
+        contrasts: Declared contrasts.
+    """
+    names = _axis_names(cells)
+    return list(dict.fromkeys(_unpaired_line(c, cells, names) for c in contrasts if not _pairs(c, cells, names)))
+
+
+def _unpaired_line(contrast: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> str:
+    """Return the warning about a contrast without a pair; arguments as for `_pairs`."""
+    reference = _reference(contrast, cells)
+    within = {axis: level for axis, level in contrast.within.items() if axis != contrast.axis}
+    inside = [cell for cell in cells if all(level_of(cell, axis) == level for axis, level in within.items())]
+    compared, references = (
+        [cell for cell in inside if level_of(cell, contrast.axis) == level] for level in (contrast.level, reference)
+    )
+    where = "".join(f", {axis}={level}" for axis, level in within.items())
+    line = f"warning: contrast {contrast.axis}: {contrast.level} against {reference}{where} compares no pair of cells: "
+    if not compared or not references:
+        return f"{line}no cell has level {reference if compared else contrast.level}; change exclude, within or the contrast"
+    differing = [
+        name
+        for name in names
+        if name != contrast.axis and not {level_of(c, name) for c in compared} & {level_of(c, name) for c in references}
+    ]
+    if not differing:
+        return f"{line}none agree in all other axes and the seed; change exclude, include or the contrast"
+    return f"{line}they always differ in {' and '.join(differing)} too; give both the same, or remove the contrast"
+
+
+def _reference(contrast: Contrast, cells: Sequence[Cell]) -> str | None:
+    """Return the contrast's reference level, or the default one of the cells' levels; None if they lack the axis."""
+    levels = list(dict.fromkeys(level for cell in cells if (level := level_of(cell, contrast.axis)) is not None))
+    return contrast.reference or (reference_level(levels) if levels else None)
+
+
 def _pairs(contrast: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[tuple[Cell, Cell]]:
     """Return the (reference cell, compared cell) pairs of a contrast, in grid order.
 
@@ -218,10 +264,9 @@ def _pairs(contrast: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> l
         cells: Cells of all seeds; the two cells of a pair have the same seed.
         names: Axes in which the cells of a pair must agree, that of the contrast aside.
     """
-    levels = list(dict.fromkeys(level for cell in cells if (level := level_of(cell, contrast.axis)) is not None))
-    if not levels:
+    reference = _reference(contrast, cells)
+    if reference is None:
         return []
-    reference = contrast.reference if contrast.reference is not None else reference_level(levels)
     pairs_by_rest: dict[tuple[str | None, ...], dict[str, Cell]] = {}
     for cell in cells:
         level = level_of(cell, contrast.axis)

@@ -157,7 +157,7 @@ def test_random_signs_equal_their_bits() -> None:
 @pytest.mark.parametrize("n", [9, 40, 1001])
 def test_parts_of_random_signs_are_their_blocks(n: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts come in order whatever the number of threads, and together they are the blocks."""
-    monkeypatch.setattr(sign_flip_test, "_usable_cores", lambda: cores)
+    monkeypatch.setattr(sign_flip_test, "usable_cores", lambda: cores)
     parts = sign_flip_test.map_sign_blocks(n, lambda start, signs: (start, signs.astype(np.int8)))
     expected = np.concatenate([block.astype(np.int8) for block in sign_flip_test.random_sign_blocks(n)])
     assert [start for start, _ in parts] == [0, *np.cumsum([len(signs) for _, signs in parts])[:-1]]

@@ -244,7 +244,7 @@ def _label_rows(axes: Axes, rows: Sequence[_Row], points: float) -> None:
     labelled = [row for row in rows if row.key]
     texts = [INDENT * row.is_stratum + row.label for row in labelled]
     axes.set_yticks([row.y for row in labelled], texts, ha="left", linespacing=1.0)
-    renderer = axes.figure.canvas.get_renderer()  # type: ignore[union-attr]
+    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     widest = max(label.get_window_extent(renderer).width for label in axes.get_yticklabels())
     axes.tick_params(axis="y", pad=widest * 72 / axes.figure.dpi + points)
 

@@ -155,7 +155,7 @@ def _amount_text(row: Mapping[str, Any]) -> str:
     return f"in {row['words']} by {abs(row['mean']):.2g} {row['unit'].replace(*POINTS)} {more}"
 
 
-def _reading(row: Mapping[str, Any]) -> str:
+def _reading(row: Mapping[Any, Any]) -> str:
     """Return an interaction in words, such as "at strong rather than weak, RoPE over NoPE gains in validation loss by 0.01 nats/token less"."""
     first, second = zip(*(str(row[name]).split(" x ") for name in ("axes", "levels", "references")), strict=True)
     gain = difference_label(*first).replace(" − ", " over ")

@@ -12,7 +12,6 @@ Source:
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +19,8 @@ from typing import TypeVar
 
 import numpy as np
 from scipy import special
+
+from ....results.console.cores import usable_cores
 
 ALPHA = 0.05
 MIN_TEST_N = 6  # smallest number of differences with which p can fall below 5%
@@ -113,12 +114,8 @@ def map_sign_blocks(n: int, work: Callable[[int, np.ndarray], Result]) -> list[R
 
     blocks = zip(range(0, RANDOM_FLIPS, SIGN_BLOCK), _random_bit_blocks(n), strict=True)
     parts = [(start + row, bits[row : row + rows]) for start, bits in blocks for row in range(0, SIGN_BLOCK, rows)]
-    with ThreadPoolExecutor(min(MAX_THREADS, _usable_cores())) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as pool:
         return list(pool.map(part_result, parts))
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _random_bit_blocks(n: int) -> Iterator[np.ndarray]:

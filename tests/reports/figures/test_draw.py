@@ -374,6 +374,8 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_report_folder_says_which_figure_is_omitted(published: Store, tmp_path: Path) -> None:
+    (tmp_path / "failures.log").write_text("of an earlier call")
     written = write_report_folder(published, "printed-v1", out=tmp_path, formats=[], figures=("timeline",))
     assert written.skipped["figure timeline"].startswith("sweep printed-v1 has printed numbers only")
     assert "figure timeline skipped: sweep printed-v1 has printed numbers only" in (tmp_path / "index.html").read_text()
+    assert not (tmp_path / "failures.log").exists()

@@ -30,7 +30,7 @@ def test_packing_table_marks_the_best_and_states_mps() -> None:
 
 
 def test_packing_refuses_more_attempts_than_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "cores", lambda: 3)
+    monkeypatch.setattr(packing, "usable_cores", lambda: 3)
     with pytest.raises(SweepError, match="this machine has 3; give at most 3"):
         packing.run("quick", [4], tmp_path, sets=SMALL, only=["attn_type=nope"], tell=lambda line: None)
     assert list(tmp_path.glob("runs-4/*/*/job.json")) == []

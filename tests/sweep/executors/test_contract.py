@@ -108,7 +108,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip("ray", reason="needs Ray: pip install -e '.[train]'")
     folder, name = tmp_path_factory.mktemp("stage"), str(request.param)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
-        patch.setattr(hardware, "cores", lambda: 4)
+        patch.setattr(hardware, "usable_cores", lambda: 4)
         patch.setattr(hardware, "memory_gb", lambda: 8.0)
         patch.setattr(hardware, "query_gpus", lambda: GPUS)
         patch.setattr(tempfile, "tempdir", short)  # a socket's path may have 107 bytes
@@ -224,7 +224,7 @@ def test_cluster_surveys_a_node_again_that_failed_first(
     pytest.importorskip("ray", reason="needs Ray: pip install -e '.[train]'")
     near, far = facts_of_node("near", cpus=1), facts_of_node("far", cpus=8)
     first: Any = {"silent": [], "blind": [replace(far, sees_runs=False)], "full disk": OSError(28, "No space left")}
-    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    monkeypatch.setattr(hardware, "usable_cores", lambda: 8)
     answers = ray_in_process(monkeypatch, [near], first[trouble], [far])
     messages: list[str] = []
     opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, messages.append, "here:1")

@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.external_models import hub_checkpoint
 from atma_sweep.sweep.external_models.hub_checkpoint import InvalidCheckpoint, WeightsUnavailable, resolve_checkpoint
+from atma_sweep.sweep.external_models.subject import load_model
 from refusals import refused
 from safetensors.torch import save
 
@@ -106,10 +108,13 @@ def test_checkpoint_reports_missing_files(tmp_path: Path) -> None:
     (path / "model-2.safetensors").write_bytes(weights())
     (path / "tokenizer.json").unlink()
     assert "has no tokenizer" in error_text(str(path), InvalidCheckpoint)
-    (path / "config.json").write_text("[")
-    assert "is not valid JSON" in error_text(str(path), InvalidCheckpoint)
-    (path / "config.json").unlink()
-    assert "has no config.json" in error_text(str(path), InvalidCheckpoint)
+    for content, problem in (("[", "is not valid JSON"), ("{}", "names no model_type"), (None, "has no config.json")):
+        (path / "config.json").unlink() if content is None else (path / "config.json").write_text(content)
+        message = error_text(str(path), InvalidCheckpoint)
+        assert problem in message
+        assert message.endswith(hub_checkpoint.FOLDER_REMEDY)
+        with pytest.raises(InvalidCheckpoint, match=problem):  # an attempt on a folder that has changed since
+            load_model(path, torch.float32, torch.device("cpu"))
     assert "neither a folder nor a repository" in error_text("hf:a/b/c", InvalidCheckpoint)
     assert "--revision main" in error_text(str(tmp_path), InvalidCheckpoint, "main")
 

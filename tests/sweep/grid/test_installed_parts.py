@@ -200,9 +200,50 @@ def test_package_adds_every_kind_of_part(tmp_path: Path) -> None:
                 "of the installed package atma_every cannot be loaded: RuntimeError: no luck; upgrade or uninstall that package"
             )
         )
-    code, out = run(bench, "report", "--all", "--out", "all", "--format", "csv")
-    assert code == 0, out
-    assert (tmp_path / "all" / "table-6.csv").is_file()
+    _fail_at_run_time(bench, site)
     assert run(bench, "launch", "micro.yaml", "--executor", "local", "--dry-run")[0] == 0
     assert run(bench, "report", "--table", "6")[0] == 0
     assert run(bench, "report", "--list")[0] == 0
+
+
+def _fail_at_run_time(bench: Bench, site: Path) -> None:
+    """Check the lines and exit codes of tables, figures and executors that load and then raise."""
+    package = site / "atma_every"
+    line = "of the installed package atma_every failed: ZeroDivisionError: no luck ({}:{}); upgrade or uninstall that package"
+    table, drawing, executor = (package / f"{module}.py" for module in ("reports", "size_plot", "alone"))
+    table.write_text("def size_list(store, data):\n    raise ZeroDivisionError('no\\nluck')\n")
+    drawing.write_text(
+        "from atma_sweep.reports.figures.canvas.base import collected\nimport pandas as pd\n\n\n"
+        "def collect(store, data):\n    frame = pd.DataFrame([{'a': 1}])\n"
+        "    return collected(store, data, 'size-plot', 'Sizes', frame, [])\n\n\n"
+        "def draw(data, look):\n    raise ZeroDivisionError('no luck')\n"
+    )
+    executor.write_text(
+        "class AloneExecutor:\n    @classmethod\n    def open(cls, context):\n        raise ZeroDivisionError('no luck')\n"
+    )
+    failures = {
+        "tables 'size-list'": (table, 2, ("report", "--table", "size-list")),
+        "figures 'size-plot'": (drawing, 11, ("report", "--figure", "size-plot", "--out", "sizes.svg")),
+        "executors 'alone'": (
+            executor,
+            4,
+            ("launch", "every.yaml", "--executor", "alone", "--set", "train.tokens=256", "--name", "x"),
+        ),
+    }
+    for part, (file, number, command) in failures.items():
+        code, out = run(bench, *command)
+        assert code == 2, out
+        assert out.splitlines()[-1] == f"atma-sweep: {part} {line.format(file, number)}"
+        assert "Traceback" not in out
+    code, out = run(bench, "report", "--all", "--sweep", "every", "--out", "all", "--format", "csv")
+    assert code == 1, out
+    for key, part in (("size-list", "tables 'size-list'"), ("figure size-plot", "figures 'size-plot'")):
+        file, number, _ = failures[part]
+        assert f"skipped {key}: {part} {line.format(file, number)}\n" in out
+    assert "Traceback" not in out
+    names = {path.name for path in (bench.folder / "all").iterdir()}
+    assert {"table-6.csv", "index.html"} <= names
+    assert any(name.startswith("figure-") for name in names)
+    log = (bench.folder / "all" / "failures.log").read_text()
+    assert log.count("ZeroDivisionError: no") == 2 + 2  # each with the error that names the part
+    assert f'File "{table}", line 2, in size_list' in log

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from atma_sweep.results.console.cores import usable_cores
 from atma_sweep.results.store.records import Owner
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors.executor import ProcessSpec, attempt_command, attempt_environment
 from atma_sweep.sweep.host import processes
-from atma_sweep.sweep.host.hardware import cores
 from factories import line_of, script
 from patience import PATIENCE_S, gone
 
@@ -143,17 +143,17 @@ def test_child_sees_its_allocated_gpus_and_threads(tmp_path: Path, monkeypatch: 
 
 def test_cores_are_those_of_this_process() -> None:
     if not hasattr(os, "sched_setaffinity"):
-        assert cores() == os.cpu_count()
+        assert usable_cores() == os.cpu_count()
         return
-    code = "import os; os.sched_setaffinity(0, {0}); from atma_sweep.sweep.host.hardware import cores; print(cores())"
+    code = "import os; os.sched_setaffinity(0, {0}); from atma_sweep.results.console.cores import usable_cores; print(usable_cores())"
     assert line_of(script(code)) == "1"
-    assert cores() == len(os.sched_getaffinity(0))
+    assert usable_cores() == len(os.sched_getaffinity(0))
 
 
 def test_cores_are_limited_by_the_slurm_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a Slurm that binds no job to cores, only this variable says how many a job may use."""
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
-    every = cores()
+    every = usable_cores()
     for text, expected in (("1", 1), (str(every), every), (str(every + 7), every), ("", every), ("0", every)):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", text)
-        assert cores() == expected
+        assert usable_cores() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from atma_sweep.hf import CellForCausalLM
 from atma_sweep.model import registry
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
@@ -21,6 +23,7 @@ from atma_sweep.sweep.external_models.hub_checkpoint import InvalidCheckpoint
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.model_export.huggingface import write_model_folder
 from atma_sweep.sweep.model_export.tokenizer_files import tokenizer_files
+from atma_sweep.sweep.planning.initial_weights import WeightsFinder
 from bench import Bench
 from factories import cell_record, fingerprint
 from optional_data import optional_data
@@ -210,13 +213,36 @@ def test_half_an_export_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     weights.write_bytes(content[:-9])
     assert all("file not fully covered" in message for message in refused())
     for changed, problem in (
-        ({name: state[name] for name in remaining}, f"lack tensor: {first};"),
-        (state | {"network.more": torch.zeros(2)}, "hold an unknown tensor: network.more;"),
-        (state | {first: state[first][:-1].clone()}, f"have another shape for tensor: {first};"),
+        ({name: state[name] for name in remaining[1:]}, f"lack a tensor of the network: {first} and 1 more;"),
+        ({name: state[name] for name in remaining}, f"lack a tensor of the network: {first};"),
+        (state | {"network.more": torch.zeros(2)}, "hold a tensor that the network lacks: network.more;"),
+        (state | {first: state[first][:-1].clone()}, f"have another shape than the network's for tensor: {first};"),
     ):
         save_file(changed, weights, metadata={"format": "pt"})
         with pytest.raises(OSError, match=problem):
             transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
+    config.unlink()
+    with pytest.raises(OSError, match=r"has no config\.json, .*; name a folder written by [^\n]*\Z"):
+        CellForCausalLM.from_pretrained(tmp_path / "model")
+
+
+def test_exported_weights_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash is that of a line per file, as in ids of cells so far."""
+    exported(tmp_path / "model", attn_type="nope")
+    content = hashlib.sha256((tmp_path / "model" / "model.safetensors").read_bytes()).hexdigest()
+    hashed: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(file: Any, *arguments: Any) -> Any:
+        hashed.append(Path(file.name).name)
+        return digest(file, *arguments)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    finder = WeightsFinder(None, tmp_path)
+    weights = finder(f"hf:{tmp_path / 'model'}")
+    assert weights.sha256 == hashlib.sha256(f"model.safetensors:{content}\n".encode()).hexdigest()
+    finder.state(f"hf:{tmp_path / 'model'}")
+    assert hashed == ["model.safetensors"]
 
 
 TEXTS = (

@@ -195,6 +195,7 @@ def test_bundle_includes_open_weight_models(desk: Bench, model_folder: Path, tmp
     (["hf:{tiny}", "nope-baseline-d0-m0-w0-s0"], 2, "evaluate them with separate commands"),
     (["hf:{tiny}", "--sweep", "none"], 2, "no sweep is named 'none'"),
     (["hf:{empty}"], 3, "put the checkpoint's *.safetensors next to its config.json"),
+    (["hf:{bare}"], 2, "has no config.json, so it is not a checkpoint in the hub's format; name a folder written by"),
 ])  # fmt: skip
 def test_unmeasurable_model_changes_nothing(
     arguments: list[str], code: int, output: str, desk: Bench, model_folder: Path, tmp_path: Path
@@ -202,7 +203,9 @@ def test_unmeasurable_model_changes_nothing(
     empty = tmp_path / "empty"
     shutil.copytree(model_folder / "tiny-llama", empty)
     (empty / "model.safetensors").unlink()
-    out = evaluate(desk, *(word.format(tiny=model_folder / "tiny-llama", empty=empty) for word in arguments), code=code)
+    (tmp_path / "bare").mkdir()
+    folders = {"tiny": model_folder / "tiny-llama", "empty": empty, "bare": tmp_path / "bare"}
+    out = evaluate(desk, *(word.format(**folders) for word in arguments), code=code)
     assert output in out
     assert len(out.strip().splitlines()) == 1
     assert desk.sql("SELECT count(*) FROM sweep") == [(1,)]

@@ -41,7 +41,7 @@ def take(kind: str, patch: pytest.MonkeyPatch) -> None:
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Machine that has enough of everything."""
     monkeypatch.setattr(hardware, "gpu_names", lambda: ["NVIDIA L4"])
-    monkeypatch.setattr(hardware, "cores", lambda: 4)
+    monkeypatch.setattr(hardware, "usable_cores", lambda: 4)
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     monkeypatch.setattr(requirements, "cpu_build", lambda: [])
     return monkeypatch

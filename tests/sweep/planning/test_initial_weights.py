@@ -146,7 +146,9 @@ def test_wrong_sources_are_refused_in_a_line(sources: Sources) -> None:
     (hub / "pytorch_model.bin").unlink()
     assert "holds no weights" in _refused(sources, "hf:hub")
     (hub / "config.json").unlink()
-    assert "has no config.json" in _refused(sources, "hf:hub")
+    assert "has no config.json, so it is not a checkpoint in the hub's format; name a folder" in _refused(
+        sources, "hf:hub"
+    )
     shutil.rmtree(hub)
     assert "neither a folder nor a repository" in _refused(sources, "hf:./hub/deeper")
     assert "--prepare" in _refused(sources, "hf:nobody/nothing")

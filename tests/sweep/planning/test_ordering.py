@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell, cell_id
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator import launch
-from atma_sweep.sweep.planning.ordering import ordered, pairs_first, predicted_costs
+from atma_sweep.sweep.planning.difference import describe_design
+from atma_sweep.sweep.planning.ordering import ordered, pairs_first, predicted_costs, unpaired_contrasts
 from atma_sweep.sweep.planning.planner import Task, plan
 from atma_sweep.sweep.training import flops
 from bench import Bench
-from factories import contrast, state_of, trainings
+from factories import contrast, fingerprint, state_of, trainings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,6 +76,40 @@ def test_pairs_order_with_an_excluded_corner() -> None:
     cells = [cell for cell in factorial(2, 3) if cell.id not in ("010", "011")]
     assert names(cells) == ["000", "001", "002", "012"]
     assert names(pairs_first(cells, cells, AXES)) == ["002", "012", "000", "001"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_contrasts_without_a_pair_are_named(data: st.DataObject) -> None:
+    """Against a loop over all pairs of cells: a line where none agrees, with the axes in which every pair differs."""
+    cells = data.draw(
+        st.lists(st.sampled_from(factorial(3, 2, 2, seeds=2)), min_size=1, unique_by=lambda cell: cell.id)
+    )
+    within = data.draw(st.sampled_from([{}, {"b": "1"}]))
+    inside = [cell for cell in cells if all(cell.axes[axis] == level for axis, level in within.items())]
+    both = [[cell for cell in inside if cell.axes["a"] == level] for level in "10"]
+    pairs = list(itertools.product(*both))
+    measures = [contrast("a", "1", **within), replace(contrast("a", "1", **within), metric="val_accuracy")]
+    lines = unpaired_contrasts(cells, measures)
+    if any(x.id[2:] == y.id[2:] and x.config.seed == y.config.seed for x, y in pairs):
+        assert lines == []
+        return
+    (line,) = lines
+    assert line.startswith(f"warning: contrast a: 1 against 0{', b=1' if within else ''} compares no pair of cells: ")
+    always = [axis for axis in "bc" if all(x.axes[axis] != y.axes[axis] for x, y in pairs)]
+    if not pairs:
+        assert f"no cell has level {'0' if both[0] else '1'};" in line
+    elif always:
+        assert f"they always differ in {' and '.join(always)} too;" in line
+    else:
+        assert "none agree in all other axes and the seed;" in line
+
+
+def test_plan_names_a_contrast_without_a_pair() -> None:
+    """GatedDeltaNet is compared with rope twice and once with the memory alone, whose cells have another memory."""
+    grid = load_grid("rivals-fla")
+    (line,) = describe_design(grid, grid.expand(fingerprint), None)
+    assert "fla:GatedDeltaNet against none compares no pair of cells: they always differ in memory too;" in line
 
 
 @pytest.mark.thorough
