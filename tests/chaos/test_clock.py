@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from factories import ended
+from tiers import only_long
 
 from ..testing.bench import COMMAND, Bench, Curves
 from .storm import FEW, finish_and_assert_invariants
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SOURCE = Path(__file__).parent.parent / "testing" / "clock.c"
 
 
+@only_long
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc")
 def test_launch_survives_clock_jumps(small_bench: Bench, reference: Curves) -> None:
     bench = small_bench

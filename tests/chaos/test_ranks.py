@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from tiers import long_form
 
 from ..testing.bench import Bench, Curves
 from .storm import A_STORM, FEW, TOKENS, Storm, finish_and_assert_invariants
@@ -31,7 +32,7 @@ def undisturbed(folder: Path, n_ranks: int) -> Curves:
         return bench.curves()
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("n_ranks", [3, *long_form(2)])
 def test_killed_ranks_cost_no_cell_and_no_number(tmp_path: Path, kills: int, n_ranks: int) -> None:
     """Sweeps follow each other until all kills are done: rank 0 or another, while it starts, trains, saves or probes."""
     reference = undisturbed(tmp_path / "calm", n_ranks)

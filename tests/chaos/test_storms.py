@@ -68,6 +68,7 @@ def test_frozen_attempt_does_not_outlive_its_launch(small_bench: Bench, referenc
     finish_and_assert_invariants(bench, FEW, reference)
 
 
+@only_long
 def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
     launches = [bench.start("launch", "micro.yaml", "--executor", "local") for _ in range(8)]
     outs = [launch.communicate(timeout=PATIENCE_S)[0] for launch in launches]

@@ -31,7 +31,7 @@ from pictures import COLUMN, assert_texts_apart, check_column, figure_of
 from probed import FIGURES as PROBED
 from probed import probe_items
 from studied import FIGURES as STUDIED
-from tiers import every_nth, long_form, shared_out
+from tiers import long_form, shared_out
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 LENGTHS = (128, 256)
@@ -205,7 +205,9 @@ CROWDED = ("length", "loss", "pareto")
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("few_deals")
-@pytest.mark.parametrize("figure", every_nth(FIGURES, 4))
+@pytest.mark.parametrize(
+    "figure", [*list(FIGURES)[::4], *long_form(*(figure for index, figure in enumerate(FIGURES) if index % 4))]
+)
 def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: str) -> None:
     figure_data = make_figure(figure, shown(figure))
     if figure not in CROWDED:
@@ -217,7 +219,9 @@ def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: st
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("few_deals")
-@pytest.mark.parametrize("figure", every_nth(FIGURES, 6))
+@pytest.mark.parametrize(
+    "figure", [*list(FIGURES)[::3], *long_form(*(figure for index, figure in enumerate(FIGURES) if index % 3))]
+)
 def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(
     shown: Callable[[str], Store], tmp_path: Path, figure: str
 ) -> None:

@@ -25,6 +25,7 @@ from atma_sweep.sweep.attempt.failures import (
 from atma_sweep.sweep.orchestrator.retries import RetryTracker
 from atma_sweep.sweep.planning.planner import Task
 from factories import attempt_of
+from tiers import long_form
 
 from ...testing.bench import Bench
 
@@ -250,7 +251,7 @@ ONCE_MORE: dict[str, tuple[str, int, str, list[tuple[str, str | None]], str]] = 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ONCE_MORE)
+@pytest.mark.parametrize("case", [*list(ONCE_MORE)[-2:], *long_form(*list(ONCE_MORE)[:-2])])
 def test_a_cell_is_tried_again(bench: Bench, case: str) -> None:
     what, times, more, ends, message = ONCE_MORE[case]
     broken(bench, what, times, more)

@@ -14,6 +14,7 @@ from atma_sweep.sweep.executors.source_snapshot import PACKAGE, SNAPSHOT_PARTS, 
 from old_code import COMMAND, COMMITS, with_code
 from once import once
 from patience import PATIENCE_S
+from tiers import long_form
 
 from ...testing.bench import Bench
 
@@ -33,7 +34,7 @@ class Begun(NamedTuple):
     plan: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=COMMITS)
+@pytest.fixture(scope="module", params=[COMMITS[0], *long_form(*COMMITS[1:])])
 def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Begun:
     commit = str(request.param)
 

@@ -18,6 +18,7 @@ from atma_sweep.sweep.executors.warm_pool import WarmPool
 from atma_sweep.sweep.host import processes
 from bench import Bench
 from patience import PATIENCE_S
+from tiers import long_form
 
 Start = Callable[[], subprocess.Popen[bytes]]
 Began = list[subprocess.Popen[bytes]]
@@ -42,7 +43,7 @@ def waiting(bench: Bench) -> list[psutil.Process]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_ranks", [2, *long_form(1)])
 def test_attempts_that_were_spares_are_attempts(
     bench: Bench, tmp_path: Path, request: pytest.FixtureRequest, n_ranks: int
 ) -> None:

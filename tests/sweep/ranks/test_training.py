@@ -16,6 +16,7 @@ from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.ranks.group import SINGLE
 from ranked import run_ranks
 from ranked_training import overflow, train
+from tiers import long_form
 
 STEPS = 20
 CALM = {
@@ -52,7 +53,7 @@ def assert_equal(ours: dict[str, Any], reference: dict[str, Any]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [3, *long_form(2)])
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_train_like_a_single_process(case: str, size: int) -> None:
     model, training = CASES[case]
@@ -88,7 +89,7 @@ def test_saved_optimizers_do_not_depend_on_ranks() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("sizes", [(3, 1), (3, 2), (2, 3), (1, 3)])
+@pytest.mark.parametrize("sizes", [(3, 2), (1, 3), *long_form((3, 1), (2, 3))])
 def test_checkpoint_continues_on_another_number(tmp_path: Path, sizes: tuple[int, int]) -> None:
     model, training = CASES["everything"]
     reference = train(SINGLE, model, CALM | training)
