@@ -83,7 +83,9 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
         ),
     }
     if not numbers:
-        placeholders = map(partial(placeholder_for_cell, data, column=column), cells, values)
+        placeholders = [
+            placeholder_for_cell(data, cell, column, value) for cell, value in zip(cells, values, strict=True)
+        ]
         text = "/".join(dict.fromkeys(placeholders)) or NO_CELL_TEXT
         return TableEntry(text=text, reason=first.reason if first else None, seeds=0, **fields)
     mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
