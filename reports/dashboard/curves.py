@@ -157,7 +157,7 @@ def curve_facts(curve: CellCurves) -> dict[str, Any]:
 
 
 def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
-    """Return the JSON of the validation losses of all cells, thinned to at most 64 points per cell.
+    """Return the JSON of the losses of all cells over training, thinned to at most 64 points per line.
 
     Args:
         data: The sweep.
@@ -165,8 +165,8 @@ def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str,
 
     Returns:
         grids: distinct lists of training tokens at which losses were measured. lines: [index of the cell, index of its
-        grid, losses in nats per token with five digits, None where not finite]; cells without validation losses have no
-        line. training: lines of the training losses of those cells, which are there from the first steps on.
+        grid, validation losses in nats per token with five digits, None where not finite]; cells without any have no
+        line. training: lines of the training losses of the cells with fewer than two, which begin with the first step.
     """
     grids: dict[tuple[float, ...], int] = {}
     lines: dict[str, list[list[Any]]] = {"lines": [], "training": []}
@@ -174,9 +174,16 @@ def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str,
         curve = curves.get(cell.cell_id)
         if curve is None:
             continue
-        name, series = ("lines", curve.val) if len(curve.val.tokens) else ("training", curve.train)
-        shown = series.strided(OVERVIEW_POINTS)
-        grid = grids.setdefault(tuple(shown.tokens.tolist()), len(grids))
-        losses = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in shown.loss.tolist()]
-        lines[name].append([cell_index, grid, losses])
+        validations = len(curve.val.tokens)
+        shown_series = {
+            "lines": curve.val if validations else None,
+            "training": curve.train if validations < 2 else None,
+        }
+        for name, series in shown_series.items():
+            if series is None or not len(series.tokens):
+                continue
+            shown = series.strided(OVERVIEW_POINTS)
+            grid = grids.setdefault(tuple(shown.tokens.tolist()), len(grids))
+            losses = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in shown.loss.tolist()]
+            lines[name].append([cell_index, grid, losses])
     return {"grids": [list(map(int, grid)) for grid in grids], **lines}
