@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..results.store.records import CellState
 from .number_format import Column, format_number
@@ -159,14 +159,26 @@ def _ranked_group(
     )
 
 
+class _StoredNumber(NamedTuple):
+    """Stored number behind entries of one probe, metric and length, and its noise by stratum.
+
+    `column` has no heading and format. `scale` is the factor from its unit to that of the entries, `share` says that
+    the metric is in percent. `noise` is in the unit of the entries; empty without an estimate.
+    """
+
+    column: Column
+    scale: float
+    share: bool
+    noise: Mapping[Stratum, NoiseEstimate]
+
+
 class _NoiseByEntry:
-    """Noise estimates of a sweep by column and stratum; each is computed once and cached."""
+    """Noise estimates of a sweep by stored number and stratum; each is computed once and cached."""
 
     def __init__(self, data: SweepData) -> None:
         self._data = data
         self._cells: Mapping[str, CellState] = {cell.cell_id: cell for cell in data.cells}
-        self._by_column: dict[Column, Mapping[Stratum, NoiseEstimate]] = {}
-        self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
+        self._numbers: dict[tuple[str, str, int | None], _StoredNumber] = {}
 
     def noise_of(self, entry: TableEntry) -> tuple[Stratum, NoiseEstimate] | None:
         """Return (stratum, noise estimate) of an entry, in its unit.
@@ -174,20 +186,16 @@ class _NoiseByEntry:
         The stratum is that of the entry's first cell; a printed mean has a stratum of its own, (cell id,). None for an
         entry of another sweep, without cells, or without a noise estimate.
         """
-        from .stats.noise.best_probability import noise_with_pooled_fallback, stratum_of
+        from .stats.noise.best_probability import stratum_of
         from .stats.noise.run_noise import printed_noise
 
-        column, scale = self._behind(entry)
-        if column not in self._by_column:
-            self._by_column[column] = noise_with_pooled_fallback(self._data, column)
-        spreads, cell = self._by_column[column], self._cells.get(entry.origins[0][0]) if entry.origins else None
-        if not spreads or cell is None:
+        stored, cell = self._behind(entry), self._cells.get(entry.origins[0][0]) if entry.origins else None
+        if not stored.noise or cell is None:
             return None
-        if (printed := printed_noise(self._data, cell, column)) is not None:
-            return (cell.cell_id,), replace(printed, sd=scale * printed.sd)
+        if (printed := printed_noise(self._data, cell, stored.column)) is not None:
+            return (cell.cell_id,), replace(printed, sd=stored.scale * printed.sd)
         stratum = stratum_of(cell)
-        spread = spreads[stratum]
-        return stratum, spread if scale == 1 else replace(spread, sd=scale * spread.sd, floor=scale * spread.floor)
+        return stratum, stored.noise[stratum]
 
     def candidate(self, entry: TableEntry, spread: tuple[Stratum, NoiseEstimate] | None) -> Candidate:
         """Return the entry as a candidate for the simulation, with its unrounded value in the entry's unit.
@@ -200,11 +208,12 @@ class _NoiseByEntry:
         """
         from .stats.noise.best_probability import Candidate
 
+        stored = self._behind(entry)
         if spread is None:
-            return Candidate(self._value(entry), 0.0)
+            return Candidate(self._value(entry, stored), 0.0)
         stratum, noise = spread
-        share = self._data.metric(entry.probe, entry.metric).percent
-        return Candidate(self._value(entry), noise.effective_sd, noise.df, stratum, max(entry.seeds, 1), share)
+        value = self._value(entry, stored)
+        return Candidate(value, noise.effective_sd, noise.df, stratum, max(entry.seeds, 1), stored.share)
 
     def winners_curse(
         self, best: Sequence[TableEntry], entries: Sequence[TableEntry], values: Sequence[float]
@@ -234,40 +243,43 @@ class _NoiseByEntry:
         sd, (stratum, noise) = max(spreads, key=lambda pair: pair[0])
         runs = round(noise.df / noise.groups) + 1
         sds = expected_maximum(runs)
-        share = self._data.metric(entries[0].probe, entries[0].metric).percent
+        share = self._behind(entries[0]).share
         return WinnersCurse(runs, sds, sds * sd, stratum, sds * sd / (max(values) - min(values)), share)
 
-    def _value(self, entry: TableEntry) -> float:
+    def _value(self, entry: TableEntry, stored: _StoredNumber) -> float:
         """Return the unrounded value of an entry: the mean of the stored numbers of its cells, in the entry's unit.
 
         Without a stored number it is the entry's own value, or 0.
         """
-        column, scale = self._behind(entry)
-        values = [self._data.value(cell, *column.key) for cell in entry.cells]
+        values = [self._data.value(cell, *stored.column.key) for cell in entry.cells]
         measured_numbers = [value.value for value in values if value is not None and value.value is not None]
-        return scale * fmean(measured_numbers) if measured_numbers else entry.value or 0.0
+        return stored.scale * fmean(measured_numbers) if measured_numbers else entry.value or 0.0
 
-    def _behind(self, entry: TableEntry) -> tuple[Column, float]:
-        """Return (stored column behind an entry, factor from its unit to the entry's).
-
-        Cached by probe, metric and length.
-        """
+    def _behind(self, entry: TableEntry) -> _StoredNumber:
+        """Return the stored number behind an entry; cached by probe, metric and length."""
         key = entry.probe, entry.metric, entry.length
-        if key not in self._columns:
-            self._columns[key] = _stored_column(self._data, entry)
-        return self._columns[key]
+        if key not in self._numbers:
+            self._numbers[key] = _stored_number(self._data, entry)
+        return self._numbers[key]
 
 
-def _stored_column(data: SweepData, entry: TableEntry) -> tuple[Column, float]:
-    """Return (column of the stored number behind an entry, factor from it to the entry's unit).
+def _stored_number(data: SweepData, entry: TableEntry) -> _StoredNumber:
+    """Return the stored number behind an entry.
 
     Bits are nats times 1 / ln 2; every other factor is 1. An entry without a length, of a metric measured at lengths,
-    is the length-weighted average. The column has no heading and format.
+    is the length-weighted average.
     """
+    from .stats.noise.best_probability import noise_with_pooled_fallback
+
     metric, scale = ("nats", 1 / math.log(2)) if entry.metric == "bits" else (entry.metric, 1.0)
     average = not entry.length and (entry.probe, metric) in data.over_lengths
     stored_metric = metric + WEIGHTED_SUFFIX if average else metric
-    return Column("", entry.probe, stored_metric, 0, length=entry.length or 0), scale
+    column = Column("", entry.probe, stored_metric, 0, length=entry.length or 0)
+    noise = {
+        stratum: spread if scale == 1 else replace(spread, sd=scale * spread.sd, floor=scale * spread.floor)
+        for stratum, spread in noise_with_pooled_fallback(data, column).items()
+    }
+    return _StoredNumber(column, scale, data.metric(entry.probe, entry.metric).percent, noise)
 
 
 def _leading_number(text: str) -> Decimal | None:

@@ -19,6 +19,7 @@ from ..results.forecast import Forecast, forecast_from_options
 from ..results.stopping.stopping_rule import StoppingRule, rule_from_options
 from ..results.store.records import (
     AXES,
+    Attempt,
     CellStanding,
     CellState,
     CodeAndGpu,
@@ -485,6 +486,14 @@ def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int
     if missing:
         cache |= dict.fromkeys(missing) | store.provenances(missing)
     return {attempt: origin for attempt in attempts if (origin := cache[attempt]) is not None}
+
+
+def attempts_of_sweep(store: Store, data: SweepData) -> Sequence[Attempt]:
+    """Return all attempts of the cells, oldest first.
+
+    Within `cached_reads` they are read from the database once.
+    """
+    return cached_result(data, "attempts", lambda: store.attempts_of([cell.cell_id for cell in data.cells]))
 
 
 def cached_result(owner: object, name: Hashable, compute: Callable[[], Result]) -> Result:

@@ -68,8 +68,6 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
     values = [data.measured_value(cell, column, table) for cell in cells]
     measured = [value for value in values if value is not None and value.value is not None]
     numbers = [value.value for value in measured if value.value is not None]
-    pairs = list(zip(cells, values, strict=True))
-    placeholders = [] if numbers else [placeholder_for_cell(data, cell, column, value) for cell, value in pairs]
     first = next((value for value in values if value is not None), None)
     sources = {value.source for value in measured}
     fields: dict[str, Any] = {
@@ -80,9 +78,14 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
         "direction": column.direction,
         "unit": first.unit if first else None,
         "source": next(iter(sources)) if len(sources) == 1 else None,
-        "origins": tuple((cell.cell_id, value.attempt_id if value is not None else None) for cell, value in pairs),
+        "origins": tuple(
+            [(cell.cell_id, value.attempt_id if value else None) for cell, value in zip(cells, values, strict=True)]
+        ),
     }
     if not numbers:
+        placeholders = [
+            placeholder_for_cell(data, cell, column, value) for cell, value in zip(cells, values, strict=True)
+        ]
         text = "/".join(dict.fromkeys(placeholders)) or NO_CELL_TEXT
         return TableEntry(text=text, reason=first.reason if first else None, seeds=0, **fields)
     mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]

@@ -48,17 +48,15 @@ class LossSeries:
         count = len(self.tokens)
         if count <= max_points:
             return self._selected(np.arange(count))
-        gaps = np.isnan(self.loss)
-        size = -(-count // ((max_points - 2) // (3 if gaps.any() else 2)))
-        padding = -count % size
-        rows = np.pad(self.loss, (0, padding), constant_values=np.nan).reshape(-1, size)
-        starts = np.arange(len(rows)) * size
-        picks = [
-            starts + np.where(np.isnan(rows), end, sign * rows).argmin(axis=1)
-            for sign, end in ((1, np.inf), (-1, np.inf))
-        ]
-        has_gap = np.pad(gaps, (0, padding)).reshape(-1, size)
-        picks.append((starts + has_gap.argmax(axis=1))[has_gap.any(axis=1)])
+        has_gaps = bool(np.isnan(self.loss).any())
+        size = -(-count // ((max_points - 2) // (3 if has_gaps else 2)))
+        rows = np.full((-(-count // size), size), np.nan, dtype=self.loss.dtype)
+        rows.reshape(-1)[:count] = self.loss
+        starts, is_gap = np.arange(len(rows)) * size, np.isnan(rows)
+        picks = [starts + np.where(is_gap, np.inf, sign * rows).argmin(axis=1) for sign in (1, -1)]
+        if has_gaps:
+            is_gap.reshape(-1)[count:] = False  # the padding
+            picks.append((starts + is_gap.argmax(axis=1))[is_gap.any(axis=1)])
         return self._selected(np.unique(np.concatenate([[0], *picks, [count - 1]])))
 
     def _selected(self, indices: np.ndarray) -> LossSeries:
@@ -129,13 +127,13 @@ def _thinned_curves(attempt: int, rows: np.ndarray, max_points: int) -> CellCurv
     validated = np.isfinite(rows[:, 3])
     # a point with neither loss is a step whose loss was not finite: the line breaks there
     trained = np.isfinite(rows[:, 2]) | ~validated
-    train, val = _loss_series(rows[trained][:, (0, 1, 2)]), _loss_series(rows[validated][:, (0, 1, 3)])
+    train, val = _loss_series(rows, trained, 2), _loss_series(rows, validated, 3)
     counts = (len(train.tokens), len(val.tokens))
     return CellCurves(attempt, len(rows), counts, train.thinned(max_points), val.thinned(max_points))
 
 
-def _loss_series(rows: np.ndarray) -> LossSeries:
-    return LossSeries(rows[:, 0].copy(), rows[:, 1].astype("<f4"), rows[:, 2].astype("<f4"))
+def _loss_series(rows: np.ndarray, mask: np.ndarray, loss: int) -> LossSeries:
+    return LossSeries(rows[mask, 0], rows[mask, 1].astype("<f4"), rows[mask, loss].astype("<f4"))
 
 
 def _rounded(column: np.ndarray) -> np.ndarray:
@@ -159,7 +157,7 @@ def curve_facts(curve: CellCurves) -> dict[str, Any]:
 
 
 def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
-    """Return the JSON of the validation losses of all cells, thinned to at most 64 points per cell.
+    """Return the JSON of the losses of all cells over training, thinned to at most 64 points per line.
 
     Args:
         data: The sweep.
@@ -167,8 +165,8 @@ def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str,
 
     Returns:
         grids: distinct lists of training tokens at which losses were measured. lines: [index of the cell, index of its
-        grid, losses in nats per token with five digits, None where not finite]; cells without validation losses have no
-        line. training: lines of the training losses of those cells, which are there from the first steps on.
+        grid, validation losses in nats per token with five digits, None where not finite]; cells without any have no
+        line. training: lines of the training losses of the cells with fewer than two, which begin with the first step.
     """
     grids: dict[tuple[float, ...], int] = {}
     lines: dict[str, list[list[Any]]] = {"lines": [], "training": []}
@@ -176,9 +174,16 @@ def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str,
         curve = curves.get(cell.cell_id)
         if curve is None:
             continue
-        name, series = ("lines", curve.val) if len(curve.val.tokens) else ("training", curve.train)
-        shown = series.strided(OVERVIEW_POINTS)
-        grid = grids.setdefault(tuple(shown.tokens.tolist()), len(grids))
-        losses = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in shown.loss.tolist()]
-        lines[name].append([cell_index, grid, losses])
+        validations = len(curve.val.tokens)
+        shown_series = {
+            "lines": curve.val if validations else None,
+            "training": curve.train if validations < 2 else None,
+        }
+        for name, series in shown_series.items():
+            if series is None or not len(series.tokens):
+                continue
+            shown = series.strided(OVERVIEW_POINTS)
+            grid = grids.setdefault(tuple(shown.tokens.tolist()), len(grids))
+            losses = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in shown.loss.tolist()]
+            lines[name].append([cell_index, grid, losses])
     return {"grids": [list(map(int, grid)) for grid in grids], **lines}

@@ -20,9 +20,9 @@ from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, pooled_no
 from ..stats.effects.needle_baseline import baseline_text, constant_answer_score, needle_caption
 from ..stats.noise.best_probability import (
     Candidate,
-    best_probabilities,
     candidates_by_configuration,
     configuration_means,
+    probabilities_of_candidates,
 )
 from ..sweep_data import SweepData, cell_level
 from ..table_builder import ROUND_DECIMALS, difference_entry, measured_entry, p_value_entry
@@ -106,20 +106,23 @@ def _measure_ranking(
         groups: Cells by configuration.
         column: The measure, with a direction.
     """
-    means = configuration_means(data, column)
-    candidates = candidates_by_configuration(data, column) or {}
-    chances = best_probabilities(data, column)
-    ranked = sorted(means, key=lambda key: -column.direction * means[key][0])[:MAX_RANKED]
+    candidates = candidates_by_configuration(data, column)
+    chances = probabilities_of_candidates(candidates, column.direction)
+    # without any estimate of the noise there are no candidates
+    means = {key: candidate.value for key, candidate in candidates.items()} or {
+        key: mean for key, (mean, _) in configuration_means(data, column).items()
+    }
+    ranked = sorted(means, key=lambda key: -column.direction * means[key])[:MAX_RANKED]
     rows = []
     for key in ranked:
         cells = groups[key]
         low, high = value_interval(candidates[key]) if key in candidates else (None, None)
         row: dict[str, Any] = {"cells": [cell.cell_id for cell in cells], "words": _level_names(data, cells[0])}
-        row |= {"text": measured_entry(data, cells, column).text, "value": means[key][0], "low": low, "high": high}
+        row |= {"text": measured_entry(data, cells, column).text, "value": means[key], "low": low, "high": high}
         rows.append(row | {"interval": _range_text(column, low, high), "chance": chances.get(key)})
-    tied = sum(value == means[ranked[0]][0] for value, _ in means.values())
+    tied = sum(value == means[ranked[0]] for value in means.values())
     if 1 < len(means) == tied:
-        same = format_number(round(means[ranked[0]][0], ROUND_DECIMALS), column.decimals, percent=column.percent)
+        same = format_number(round(means[ranked[0]], ROUND_DECIMALS), column.decimals, percent=column.percent)
         tie_note = f"All {counted(tied, 'configuration')} have the same number, {same}: none is the best."
         return {"rows": [], "of": tied, "how": tie_note}
     shared = f"{counted(tied, 'configuration')} share the first place. " if tied > 1 else ""

@@ -30,7 +30,7 @@ from ...results.console.output_files import atomic_file
 from ...results.console.text import html_escaped
 from ...results.store.store import Store
 from ..stats.effects.effects import effects
-from ..sweep_data import ExtraLengths, cached_reads, load_sweep_data
+from ..sweep_data import ExtraLengths, attempts_of_sweep, cached_reads, load_sweep_data
 from .comparison import comparison_block, comparison_summary
 from .core_block import core_block
 from .curves import load_curves, losses_block
@@ -135,7 +135,7 @@ def build_blocks(
         blocks = {"core": b"", "answer": as_json(answer), "effects": as_json(effects_block(data, computed_effects))}
         del computed_effects, answer
         _return_freed_memory()
-        attempts = store.attempts_of([cell.cell_id for cell in data.cells])
+        attempts = attempts_of_sweep(store, data)
         curves = load_curves(store, data, attempts)
         blocks["core"] = as_json(core_block(store, data, attempts, curves))
         blocks["losses"] = as_json(losses_block(data, curves))

@@ -12,7 +12,14 @@ from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from .. import cell_filter
-from ..sweep_data import ExtraLengths, SweepData, cached_result, load_sweep_data, provenances_of_attempts
+from ..sweep_data import (
+    ExtraLengths,
+    SweepData,
+    attempts_of_sweep,
+    cached_result,
+    load_sweep_data,
+    provenances_of_attempts,
+)
 
 MAX_LISTED = 3  # largest number of values that are named; the rest is counted
 IGNORED_SETTINGS = (
@@ -81,7 +88,7 @@ def _difference_lines(store: Store, data: SweepData) -> list[str]:
     used = {value.attempt_id for value in data.shown_values.values()}
     cells = {cell.cell_id: cell for cell in data.cells}
     by_cell = provenances_of(store, data)
-    attempts = store.attempts_of(cells)
+    attempts = attempts_of_sweep(store, data)
     paper = bool(attempts) and all(attempt.owner == OWNER for attempt in attempts)
     texts = {
         cell.cell_id: {axis: level for axis, level in cell.axes.items() if axis.startswith(TEXT_AXIS_PREFIX)}
@@ -108,7 +115,7 @@ def _difference_lines(store: Store, data: SweepData) -> list[str]:
     return lines + _unrecorded_lines(by_cell, paper)
 
 
-def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> list[Attempt]:
+def _all_attempts(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
     """Return the attempts of all cells of the sweep, also of cells that a filter hides, which shared the GPUs.
 
     Without a filter these are `attempts`; with one the sweep is read again without it.
@@ -116,9 +123,7 @@ def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> lis
     if not data.only:
         return attempts
     with cell_filter.filtered_cells(data.sweep, ()):
-        return store.attempts_of(
-            {cell.cell_id for cell in load_sweep_data(store, data.sweep, revision=data.revision).cells}
-        )
+        return attempts_of_sweep(store, load_sweep_data(store, data.sweep, revision=data.revision))
 
 
 def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:

@@ -14,7 +14,7 @@ from ...results.exchange.installed_parts import describe_plugins
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from ..stats.audit import audit_differences
-from ..sweep_data import SweepData, provenances_of_attempts
+from ..sweep_data import SweepData, attempts_of_sweep, provenances_of_attempts
 from ..table import Table
 from ..table_builder import EMPTY_TEXT, TableRow, build_table, count_entry, sweep_note
 
@@ -292,7 +292,7 @@ def failures_table(store: Store, data: SweepData) -> Table:
     """
     cells = {cell.cell_id: cell for cell in data.cells}
     lines = []
-    for attempt in store.attempts_of(cells):
+    for attempt in attempts_of_sweep(store, data):
         if attempt.state in ("failed", "diverged", "interrupted"):
             lines.append(_failure_row(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
     count = (

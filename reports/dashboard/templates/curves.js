@@ -40,7 +40,7 @@ function trainingSeries(cell, [train, val]) {
   const x = ({ tokens, wall }) => Array.from(view.x === "wall" ? wall : tokens);
   const weight = Number(view.smooth);
   const common = { group: data.cells[cell].id, dash, pick: () => showCell(cell) };
-  const training = { name: `${name}, training${weight ? ", smoothed" : ""}`, x: x(train), y: smoothed(train.loss, weight), color: faded(color, 0.6), width: 1 };
+  const training = { name: `${name}, training${weight ? ", smoothed" : ""}`, x: x(train), y: smoothed(train.loss, weight), color: faded(color, 0.6), width: 1, points: train.loss.length === 1 ? "small" : null };
   const validation = { name: `${name}, validation`, x: x(val), y: smoothed(val.loss, 0), color, width: 2.4, points: "small" };
   return [training, validation].map((line) => unique({ ...line, ...common }));
 }

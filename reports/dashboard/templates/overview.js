@@ -2,7 +2,7 @@
 
 const losses = once(async () => {
   const all = await inflateJson("losses");
-  const lines = [...all.training, ...all.lines].map(([cell, grid, loss]) => [cell, { x: all.grids[grid], y: loss }]);
+  const lines = [...all.lines, ...all.training].map(([cell, grid, loss]) => [cell, { x: all.grids[grid], y: loss }]);
   return { ...all, of: new Map(lines), end: Math.max(...lines.map(([, { x }]) => x.at(-1))), range: lateRange(column(lines, 1)) };
 });
 
@@ -225,18 +225,18 @@ function lossParts(all, axis) {
   const ends = val.map(([, grid]) => all.grids[grid].at(-1));
   const means = levels.flatMap((one) => {
     const mean = meanLine(val.filter(([cell]) => level(cell) === one), all, Math.max(...ends));
-    return mean ? [{ ...one, ...mean, name: `mean of ${one.name} (${mean.count} complete cells)`, width: 3 }] : [];
+    return mean ? [{ ...one, ...mean, name: `mean of ${one.name} (${mean.count} cells)`, width: 3 }] : [];
   });
   const lines = [...series(train, ", training loss"), ...series(val, ""), ...means];
   const present = levels.filter((one) => [...val, ...train].some(([cell]) => level(cell) === one));
-  const running = train.length ? ` Training loss of ${train.length} cells that have no validation loss yet.` : "";
+  const running = train.length ? ` Training loss of cells with fewer than two validation losses: ${train.length}.` : "";
   return [
     chartBox("loss-chart", {
       series: lines, height: 300, range: lateRange(lines), xTitle: "tokens of training", yTitle: "loss, nats per token", key: axis?.name,
       label: `Validation loss over training tokens of ${val.length} cells`, empty: "No matching cell has a loss.",
     }),
     legend(["loss-chart"], present),
-    make("p", { class: "hint", text: `${means.length ? "Thick: means over the complete cells of a level." : ""}${running} Drag to enlarge, double-click to show all.` }),
+    make("p", { class: "hint", text: `${means.length ? "Thick: means over the cells of a level that have come furthest." : ""}${running} Drag to enlarge, double-click to show all.` }),
   ];
 }
 

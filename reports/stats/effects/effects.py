@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, combinations
 from typing import Any, Protocol
 
@@ -441,8 +442,7 @@ class _Subset:
     """Configurations of a subset of matched differences; all that does not depend on the measure is computed once.
 
     `differences` is [measure, configuration, seed], `corners` [configuration, seed, corner], and `listed`
-    [configuration, seed] says that the grid lists a complete group. `codes` numbers the strata of the configurations by
-    first appearance, [configuration]; None without an axis of strata.
+    [configuration, seed] says that the grid lists a complete group. `strata` are those of the configurations.
     """
 
     def __init__(self, matched: MatchedDifferences, mask: np.ndarray, axis: str | None) -> None:
@@ -451,7 +451,7 @@ class _Subset:
         Args:
             matched: Differences of the levels over all configurations.
             mask: Configurations to include, [configuration].
-            axis: Axis whose strata get equal weights; None for plain weights.
+            axis: Axis whose strata get equal weights; None for a single stratum.
         """
         self.signs = matched.signs
         self.differences = np.ascontiguousarray(np.moveaxis(matched.differences[mask], -1, 0))
@@ -459,11 +459,38 @@ class _Subset:
         self.listed = (self.corners >= 0).all(axis=-1)
         self.expected = int(self.listed.any(axis=1).sum())
         self.keys = [matched.keys[index] for index in np.flatnonzero(mask).tolist()]
-        self.codes: np.ndarray | None = None
-        if axis is not None:
-            levels = matched.levels[axis][mask].tolist()
-            numbers = {level: number for number, level in enumerate(dict.fromkeys(levels))}
-            self.codes = np.array([numbers[level] for level in levels], dtype=int)
+        levels = matched.levels[axis][mask].tolist() if axis is not None else [""] * len(self.corners)
+        numbers = {level: number for number, level in enumerate(dict.fromkeys(levels))}
+        self.strata = _Strata(np.array([numbers[level] for level in levels], dtype=int))
+
+
+class _Strata:
+    """Division of configurations into strata: `codes` has the number of each one's stratum, [configuration]."""
+
+    def __init__(self, codes: np.ndarray) -> None:
+        self.codes = codes
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """Number of configurations by code."""
+        return np.bincount(self.codes)
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """Indices of the configurations, stratum by stratum."""
+        return np.argsort(self.codes, kind="stable")
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Factors [configuration] that turn the mean over configurations into the mean of the stratum means.
+
+        They are n / (strata x size of the configuration's stratum), and their mean is 1.
+        """
+        return np.asarray(len(self.codes) / (np.count_nonzero(self._sizes) * self._sizes[self.codes]))
+
+    def split(self, values: np.ndarray) -> list[np.ndarray]:
+        """Return the values [configuration] of every stratum, by rising code."""
+        return [part for part in np.split(values[self._order], np.cumsum(self._sizes)[:-1]) if len(part)]
 
 
 def _row(numbers: MetricMatrix, part: _Subset, column_index: int) -> _MatchedRow:
@@ -482,15 +509,14 @@ def _row(numbers: MetricMatrix, part: _Subset, column_index: int) -> _MatchedRow
     """
     all_differences = part.differences[column_index]
     has_value = ~np.isnan(all_differences)
-    has_any_run = has_value.any(axis=1)
+    runs = has_value.sum(axis=1)
+    has_any_run = runs > 0
     is_complete = bool(has_any_run.all())
     sample = all_differences if is_complete else all_differences[has_any_run]
-    codes = part.codes if part.codes is None or is_complete else part.codes[has_any_run]
+    strata = part.strata if is_complete else _Strata(part.strata.codes[has_any_run])
     means = _means(sample)
-    values_by_stratum = _by_stratum(means, codes)
-    weights = _weights(codes) if codes is not None else np.ones(len(sample))
     lost = part.listed & ~has_value
-    i2, p = heterogeneity_test(values_by_stratum)
+    i2, p = heterogeneity_test(strata.split(means))
     fields = {
         "measure": numbers.columns[column_index],
         "expected": part.expected,
@@ -500,25 +526,15 @@ def _row(numbers: MetricMatrix, part: _Subset, column_index: int) -> _MatchedRow
         "i2": i2,
         "p_heterogeneity": p,
     }
-    has_single_seeds = has_value.sum(axis=1).max(initial=0) <= 1
     return _MatchedRow(
         column_index=column_index,
         levels={},
         fields=fields,
-        sample=means * weights if has_single_seeds else sample * weights[:, None],
+        sample=sample * strata.weights[:, None] if runs.max(initial=0) > 1 else means * strata.weights,
         unweighted=means,
         keys=part.keys if is_complete else [part.keys[index] for index in np.flatnonzero(has_any_run).tolist()],
         scale=numbers.scales[column_index],
     )
-
-
-def _by_stratum(values: np.ndarray, codes: np.ndarray | None) -> list[np.ndarray]:
-    """Return the values [n] of every stratum that `codes` [n] names, by rising code; empty without codes."""
-    if codes is None or not len(codes):
-        return []
-    sizes = np.bincount(codes)
-    ends = np.cumsum(sizes)[:-1]
-    return [part for part in np.split(values[np.argsort(codes, kind="stable")], ends) if len(part)]
 
 
 def _means(sample: np.ndarray) -> np.ndarray:
@@ -531,18 +547,6 @@ def _means(sample: np.ndarray) -> np.ndarray:
         return sample[:, 0]
     counts = (~np.isnan(sample)).sum(axis=1)
     return np.asarray(np.nansum(sample, axis=1) / np.maximum(counts, 1))
-
-
-def _weights(codes: np.ndarray) -> np.ndarray:
-    """Return factors [configuration] that turn the mean over configurations into the mean of the stratum means.
-
-    They are n / (strata x size of the configuration's stratum), and their mean is 1.
-
-    Args:
-        codes: Number of each configuration's stratum, [configuration].
-    """
-    sizes = np.bincount(codes)
-    return np.asarray(len(codes) / (np.count_nonzero(sizes) * sizes[codes]))
 
 
 def _count_missing(numbers: MetricMatrix, corners: np.ndarray, column_index: int) -> dict[str, int]:
@@ -563,7 +567,7 @@ def _count_missing(numbers: MetricMatrix, corners: np.ndarray, column_index: int
 def _worst_case_mean(numbers: MetricMatrix, part: _Subset, column_index: int) -> float:
     """Return the mean difference with diverged cells at the worst possible value; NaN if no cell of `part` diverged.
 
-    Each configuration's mean over its seeds counts once; with strata the mean of the stratum means is returned.
+    It is the mean of the stratum means, in which each configuration's mean over its seeds counts once.
 
     Args:
         numbers: The numbers of the sweep.
@@ -576,10 +580,10 @@ def _worst_case_mean(numbers: MetricMatrix, part: _Subset, column_index: int) ->
         return math.nan
     values = np.where(listed, filled[part.corners], np.nan) @ part.signs
     has_value = ~np.isnan(values).all(axis=1)
-    means = _means(values[has_value])
-    if part.codes is None or not len(means):
-        return float(means.mean()) if len(means) else math.nan
-    return float(np.mean([stratum.mean() for stratum in _by_stratum(means, part.codes[has_value])]))
+    if not has_value.any():
+        return math.nan
+    strata = _Strata(part.strata.codes[has_value])
+    return float(np.mean([stratum.mean() for stratum in strata.split(_means(values[has_value]))]))
 
 
 def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:

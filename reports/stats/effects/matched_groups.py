@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +61,10 @@ def _measured_columns(data: SweepData, columns: Sequence[Column], at_least: int)
     """
     by_key = {}
     for column in columns:
-        if len(data.column_numbers(data.cells, column)) >= at_least:
+        numbered = (
+            cell for cell, value in data.measured_values(data.cells, column) if value and value.value is not None
+        )
+        if sum(1 for _ in islice(numbered, at_least)) == at_least:
             by_key[column.key] = replace(column, decimals=column.decimals if column.percent else LOSS_DECIMALS)
     return list(by_key.values())
 
@@ -184,12 +187,12 @@ class MetricMatrix:
         """
         self.data, self.columns, self.cells = data, list(columns), list(data.cells)
         self.axes = [*AXES, *data.extra_axes()]
-        measured = [[data.measured_value(cell, column) for column in self.columns] for cell in self.cells]
-        shape = (len(self.cells), len(self.columns))
-        values = [[np.nan if v is None or v.value is None else v.value for v in row] for row in measured]
-        self.values = np.array(values, dtype=float).reshape(shape)
-        self.attempts = np.array([[0 if v is None else v.attempt_id for v in row] for row in measured]).reshape(shape)
-        self._measured = measured
+        self._measured = [[value for _, value in data.measured_values(self.cells, column)] for column in self.columns]
+        self.values = np.empty((len(self.cells), len(self.columns)))
+        self.attempts = np.zeros(self.values.shape, dtype=int)
+        for index, measured in enumerate(self._measured):
+            self.values[:, index] = [np.nan if v is None or v.value is None else v.value for v in measured]
+            self.attempts[:, index] = [0 if v is None else v.attempt_id for v in measured]
         standings = [data.standing(cell) for cell in self.cells]
         self.diverged = np.isnan(self.values) & (np.array(standings, dtype=object) == DIVERGED_STANDING)[:, None]
         """Cells that lack a number because their training diverged, [cell, measure]."""
@@ -280,7 +283,7 @@ class MetricMatrix:
             measure: Index of the column in `columns`.
         """
         if (cell, measure) not in self._placeholders:
-            measured = self._measured[cell][measure]
+            measured = self._measured[measure][cell]
             self._placeholders[cell, measure] = placeholder_for_cell(
                 self.data, self.cells[cell], self.columns[measure], measured
             )

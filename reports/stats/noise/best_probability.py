@@ -9,7 +9,7 @@ drawn variance. Draws start from a fixed seed, so tables are reproducible.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
@@ -130,10 +130,16 @@ def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, f
     Probabilities sum to 1. Empty if the column has no better side, or if no stratum has seeds or near-replicates to
     estimate the noise from. Keys are the levels of the five axes, then of the extra axes, as text.
     """
-    candidates = candidates_by_configuration(data, column)
-    if not column.direction or not candidates:
+    return probabilities_of_candidates(candidates_by_configuration(data, column), column.direction)
+
+
+def probabilities_of_candidates(
+    candidates: Mapping[Configuration, Candidate], direction: int
+) -> dict[Configuration, float]:
+    """Return the probability that each candidate is the best, by configuration; empty with a direction of 0."""
+    if not direction:
         return {}
-    return dict(zip(candidates, simulate_p_best(list(candidates.values()), column.direction).tolist(), strict=True))
+    return dict(zip(candidates, simulate_p_best(list(candidates.values()), direction).tolist(), strict=True))
 
 
 def front_probabilities(

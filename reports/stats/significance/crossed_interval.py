@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -65,21 +66,16 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
     """
     has_run = np.isfinite(table)
     configurations, seeds = table.shape
-    rest = int(has_run.sum()) - configurations - seeds + 1
-    if configurations < 2 or seeds < 2 or rest < 1:
+    if (design := _crossed_design(has_run.tobytes(), seeds)) is None:
         return None
-    weights = has_run / has_run.sum(axis=1, keepdims=True)
-    if (inverse := _seed_effects_operator(has_run.tobytes(), seeds)) is None:
-        return None
+    rest, weights, trace_factor, seed_weight = design.rest, design.weights, design.trace_factor, design.seed_weight
     values = np.where(has_run, table, 0.0)
     means = (values * weights).sum(axis=1)
-    of_seeds = inverse @ (np.where(has_run, values - means[:, None], 0.0).sum(axis=0))
+    of_seeds = design.seed_effects @ (np.where(has_run, values - means[:, None], 0.0).sum(axis=0))
     residuals = np.where(has_run, values - means[:, None] - of_seeds + (weights @ of_seeds)[:, None], 0.0)
     e = float((residuals**2).sum()) / rest
     v1 = float(means.var(ddof=1)) / configurations
     seed_variance = float(of_seeds.var(ddof=1))
-    trace_factor = float(np.trace(inverse)) / (seeds - 1)
-    seed_weight = float((weights.mean(axis=0) ** 2).sum()) - float(weights.var(axis=0, ddof=1).sum()) / configurations
     seed_part = seed_weight * (seed_variance - trace_factor * e)
     variance, squared_parts = v1, v1**2 / (configurations - 1)
     if seed_part > 0:
@@ -218,28 +214,46 @@ def _log_chi_square_below(df: int, end: float) -> tuple[np.ndarray, np.ndarray]:
     return nodes, step * special.expit(offsets) * _log_density(df, nodes)
 
 
-@lru_cache(maxsize=256)
-def _seed_effects_operator(has_run_bytes: bytes, seeds: int) -> np.ndarray | None:
-    """Return the matrix that maps centred sums of seeds to their least-squares effects, [seed, seed]; cached.
+class _CrossedDesign(NamedTuple):
+    """Quantities of an interval that depend on the present runs alone: the same for every measure.
 
-    The argument of the map is, for each seed, the sum of its differences minus the means of their configurations. It is
-    the pseudo-inverse of the normal equations of the additive model after elimination of the configurations, so effects
-    sum to zero.
+    `rest` are the residual degrees of freedom, `weights` [configuration, seed] average the runs of a configuration.
+    `seed_effects` [seed, seed] maps, for each seed, the sum of its differences minus the means of their configurations
+    to the least-squares effects, which sum to zero: the pseudo-inverse of the normal equations of the additive model
+    after elimination of the configurations. `seed_weight` and `trace_factor` are g and t of the module's docstring.
+    """
+
+    rest: int
+    weights: np.ndarray
+    seed_effects: np.ndarray
+    seed_weight: float
+    trace_factor: float
+
+
+@lru_cache(maxsize=256)
+def _crossed_design(has_run_bytes: bytes, seeds: int) -> _CrossedDesign | None:
+    """Return the design of a pattern of present runs; cached.
 
     Args:
         has_run_bytes: Bytes of the boolean table [configuration, seed] of present runs.
         seeds: Number of seeds.
 
     Returns:
-        None if some seeds share no configuration with the others, directly or through a chain.
+        None for fewer than two configurations or seeds, without a residual degree of freedom, or if some seeds share no
+        configuration with the others, directly or through a chain.
     """
     table = np.frombuffer(has_run_bytes, dtype=bool).reshape(-1, seeds)
-    if not _is_connected(table):
+    configurations = len(table)
+    rest = int(table.sum()) - configurations - seeds + 1
+    if configurations < 2 or seeds < 2 or rest < 1 or not _is_connected(table):
         return None
-    normal = np.diag(table.sum(axis=0).astype(float)) - table.T @ (table / table.sum(axis=1, keepdims=True))
+    weights = table / table.sum(axis=1, keepdims=True)
+    normal = np.diag(table.sum(axis=0).astype(float)) - table.T @ weights
     # the null space is equal effects of all seeds: adding its projection makes the matrix regular
-    free, scale = np.full((seeds, seeds), 1 / seeds), float(len(table))
-    return np.asarray(np.linalg.inv(normal + scale * free) - free / scale)
+    free = np.full((seeds, seeds), 1 / seeds)
+    seed_effects = np.linalg.inv(normal + configurations * free) - free / configurations
+    seed_weight = float((weights.mean(axis=0) ** 2).sum()) - float(weights.var(axis=0, ddof=1).sum()) / configurations
+    return _CrossedDesign(rest, weights, seed_effects, seed_weight, float(np.trace(seed_effects)) / (seeds - 1))
 
 
 def _is_connected(table: np.ndarray) -> bool:

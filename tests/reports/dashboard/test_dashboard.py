@@ -180,14 +180,19 @@ def test_curve_bytes_have_five_digits() -> None:
     assert {byte & 0x7F for byte in data[-24:-18]} == {0}, "seven bits of every lowest byte are zero"
 
 
-def test_training_losses_stand_in_for_cells_without_validation(empty: Store) -> None:
-    """A cell that has trained for five steps is in the overview before its first validation."""
-    cells = synthetic_sweep(empty, 2, 5)
+@pytest.mark.parametrize(("points", "validations"), [(5, 0), (50, 1), (100, 2)])
+def test_training_losses_stand_in_for_few_validations(empty: Store, points: int, validations: int) -> None:
+    """A curve is in the overview from the first steps on, and stays until validations make a line of their own."""
+    cells = synthetic_sweep(empty, 2, points)
     block = Page(dashboard(empty)).block("losses")
-    assert block["lines"] == []
-    assert [line[0] for line in block["training"]] == list(range(len(cells)))
-    assert block["grids"] == [[524_288 * step for step in range(1, 6)]]
-    assert all(len(line[2]) == 5 for line in block["training"])
+    shown = {
+        name: [(cell, block["grids"][grid], len(losses)) for cell, grid, losses in block[name]]
+        for name in ("lines", "training")
+    }
+    validated = [50 * 524_288 * number for number in range(1, validations + 1)]
+    trained = [524_288 * step for step in range(1, points + 1)]
+    assert shown["lines"] == ([(cell, validated, validations) for cell in range(len(cells))] if validations else [])
+    assert shown["training"] == ([(cell, trained, points) for cell in range(len(cells))] if validations < 2 else [])
 
 
 @pytest.mark.thorough
