@@ -12,8 +12,9 @@ from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..canvas.distance_scale import distance_scale
 from ..canvas.length_frames import in_grid_order
-from ..canvas.scales import Scale, hide_overlapping_labels
+from ..canvas.scales import Scale
 from .heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
 from .item_frames import item_detail_rows, item_values_frame
 
@@ -33,12 +34,8 @@ KINDS = {
     LEFT: ("token of one text", "share left of\nthe first token"),
 }
 """Labels of the x and y axis by the title of a row of panels."""
-DECADE_TICKS = {0: (1.0, 0.5, 0.3, 0.2), 1: (1.0, 0.3), 3: (1.0,)}
-"""Multiples of the powers of ten of 1 - retention that have ticks, by the least number of decades."""
 MARK_AREA, FEW_GATES = 7.0, 64
 """Area in points² of the mark of a gate, and the number of gates up to which it is twice as large."""
-NEGLIGIBLE = 1e-7
-"""Distance from the end of an axis up to which a number counts as the end itself."""
 LOWEST = 1e-4
 """Lowest cumulative product that is drawn."""
 
@@ -197,45 +194,9 @@ def _draw_cell(
 
 
 def _scale_towards_end(axes: Axes, which: str, numbers: pd.Series, *, end: float) -> None:
-    """Make an axis logarithmic in the distance from an end, which numbers at that end itself are drawn at.
-
-    Without a number apart from the end the axis stays as it is.
-
-    Args:
-        axes: The panel.
-        which: "x" or "y".
-        numbers: Numbers from 0 to 1 that the axis must cover.
-        end: 1 (for retention, whose distance is 1 - retention) or 0.
-    """
-    sign = -1 if end else 1
-    distances = (sign * (numbers - end)).to_numpy(dtype=float)
-    apart = distances[distances > NEGLIGIBLE]
-    if not len(apart):
-        return
-    has_end = len(apart) < len(distances)
-    low, high = float(apart.min()) / (3.0 if has_end else 1.3), float(apart.max()) * 1.3
-
-    def forward(values: Any) -> Any:
-        return sign * np.log10(np.maximum(sign * (np.asarray(values, dtype=float) - end), low))
-
-    def inverse(values: Any) -> Any:
-        return end + sign * 10.0 ** (sign * np.asarray(values, dtype=float))
-
-    getattr(axes, f"set_{which}scale")("function", functions=(forward, inverse))
-    decades = np.log10(high / low)
-    multiples = next(
-        DECADE_TICKS[least] for least in sorted(DECADE_TICKS, reverse=True) if decades >= least or not least
-    )
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    # a tick next to that of the end itself would meet its label
-    steps = [factor * 10.0**power for power in powers for factor in multiples]
-    ticks = [step for step in steps if low * (2.0 if has_end else 1.0) <= step <= high]
-    labels = {end + sign * step: f"{end + sign * step:.10g}" for step in ticks}
-    drawing.put_ticks(getattr(axes, f"{which}axis"), labels | ({end: f"{end:g}"} if has_end else {}))
-    ends = sorted((end + sign * high, end if has_end else end + sign * low))
-    getattr(axes, f"set_{which}lim")(*ends)
-    if which == "x":
-        drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
+    """Make an axis of numbers from 0 to 1 logarithmic in the distance from 1 or 0; without any apart from it do nothing."""
+    if (scale := distance_scale(numbers, end, -1 if end else 1)) is not None:
+        scale.apply_to_axis(axes, which, scale.ticks(lambda number, _: f"{number:.10g}", f"{end:g}"))
 
 
 def _products(traced: pd.DataFrame) -> pd.DataFrame:
