@@ -28,8 +28,8 @@ from ...render.style import MISSING as MISSING
 from ...render.style import NEUTRAL as NEUTRAL
 from ...render.style import axis_label as axis_label
 from ...render.style import level_label as level_label
-from ...render.style import short_integer as short_integer
 from ...render.style import memory_label as memory_label
+from ...render.style import short_integer as short_integer
 from .figure_options import STYLE_PRESETS, FigureOptions
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, is_same_level, level_text
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure
+from ..canvas.distance_scale import DistanceScale, distance_scale
 from ..canvas.line_drawing import robust_range
-from ..canvas.scales import Scale, short_numbers
+from ..canvas.scales import Scale, short_numbers, tick_label
 
 SETTING_NAMES = {
     "attn_type": "mixer",
@@ -31,6 +33,8 @@ RING_SIZE = 7.5  # points in the style `paper`, diameter of a ring in figures an
 MAX_LABEL_CHARS = 34  # characters per line of an upright label
 FULL_SIZE_TRIALS = 80
 """Number of trials beyond which markers shrink as the number grows."""
+CROWDED = 0.4
+"""Share of the range of values, from the best on, in which half of them lie on an axis of distances."""
 MAX_STEP_TICKS = 6
 """Largest number of integers, or steps, of a range that all have a tick."""
 
@@ -112,6 +116,33 @@ def value_range(values: Sequence[float], objective: Objective) -> tuple[float, f
     ranked = sorted(values, key=lambda value: -objective.sign * value)
     low, high = robust_range(values, ranked[: max(1, (len(ranked) + 1) // 2)])
     return low, high
+
+
+def distance_from_best(values: Sequence[float], sign: int) -> DistanceScale | None:
+    """Return an axis that is logarithmic in the distance from the best value; None where values are not crowded at it.
+
+    They are crowded if half of them lie in the best two fifths of the range.
+
+    Args:
+        values: Displayed values of the trials; at least one.
+        sign: 1 if more is better, else -1.
+    """
+    best, worst = (max(values), min(values)) if sign > 0 else (min(values), max(values))
+    if abs(statistics.median(values) - best) > CROWDED * abs(worst - best):
+        return None
+    return distance_scale(values, best, -sign)
+
+
+def distance_ticks(scale: DistanceScale, most: int = 4) -> dict[float, str]:
+    """Return the tick labels of `distance_from_best`: the best value, and at most `most` distances as +0.1 or −0.1."""
+    ticks = scale.ticks(lambda _, step: f"{'+' if step > 0 else '−'}{tick_label(abs(step))}", f"{scale.end:.4g}")
+    distant = [tick for tick in ticks if tick != scale.end]
+    return {tick: ticks[tick] for tick in [*distant[:: -(-len(distant) // most) or 1], scale.end]}
+
+
+def distance_note(sign: int) -> str:
+    """Return the sentence on an axis of `distance_from_best`."""
+    return f"Axis of the value: logarithmic in the distance from the best ({'−' if sign > 0 else '+'})."
 
 
 def colours(objective_sign: int, name: str = drawing.HEAT_MAP) -> Any:
