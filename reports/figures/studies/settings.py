@@ -33,8 +33,8 @@ RING_SIZE = 7.5  # points in the style `paper`, diameter of a ring in figures an
 MAX_LABEL_CHARS = 34  # characters per line of an upright label
 FULL_SIZE_TRIALS = 80
 """Number of trials beyond which markers shrink as the number grows."""
-CROWDED = 0.4
-"""Share of the range of values, from the best on, in which half of them lie on an axis of distances."""
+CROWDED = 0.5
+"""Share of the range of values, from the best on, in which half of them lie for an axis of distances."""
 MAX_STEP_TICKS = 6
 """Largest number of integers, or steps, of a range that all have a tick."""
 
@@ -121,7 +121,7 @@ def value_range(values: Sequence[float], objective: Objective) -> tuple[float, f
 def distance_from_best(values: Sequence[float], sign: int) -> DistanceScale | None:
     """Return an axis that is logarithmic in the distance from the best value; None where values are not crowded at it.
 
-    They are crowded if half of them lie in the best two fifths of the range.
+    They are crowded if half of them lie in the better half of the range.
 
     Args:
         values: Displayed values of the trials; at least one.
@@ -163,7 +163,13 @@ def ring_key() -> Any:
 
 
 def colour_bar(
-    figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str, extend: str = "neither"
+    figure: Figure,
+    axes: Sequence[Axes],
+    norm: Any,
+    colour_map: Any,
+    label: str,
+    extend: str = "neither",
+    ticks: Sequence[float] | None = None,
 ) -> None:
     """Draw a colour bar with about four ticks at the right of these axes, long enough for its label.
 
@@ -174,13 +180,15 @@ def colour_bar(
         colour_map: Matplotlib colour map.
         label: Label of the bar; wrapped by `wrap_vertical_label`.
         extend: Ends of the bar with an arrow, beyond which values have its colour: "neither", "min" or "max".
+        ticks: Values of the ticks; None: about four round numbers.
     """
     from matplotlib.cm import ScalarMappable
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     layout = {"pad": 0.02, "aspect": 13 * figure.get_figheight(), "fraction": 0.06, "extend": extend}
     bar = drawing.colour_bar(figure, axes, ScalarMappable(norm, colour_map), wrap_vertical_label(label), **layout)
-    bar.locator = MaxNLocator(4)
+    bar.locator = MaxNLocator(4) if ticks is None else FixedLocator(list(ticks))
+    bar.minorticks_off()
     bar.update_ticks()
     short_numbers(bar.ax.yaxis)
 
