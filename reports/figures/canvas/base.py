@@ -101,6 +101,7 @@ def collected(
     notes: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
     has_glossary: bool = True,
+    shown: Iterable[str] | None = None,
     **draw_options: Any,
 ) -> FigureData:
     """Return the figure of a frame, with its trace; the last note gets the sweep, its revision and cell filters.
@@ -114,7 +115,8 @@ def collected(
         origins: (cell id, attempt id or None) pairs that the numbers come from.
         notes: Notes below the figure.
         options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
-        has_glossary: The caption explains technical names: those of the title, the notes, and the levels of the cells.
+        has_glossary: The caption explains technical names: those of the title, the notes, and `shown`.
+        shown: Names in the picture; None: the levels of the cells.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)
@@ -127,7 +129,8 @@ def collected(
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     notes = tuple(notes)
-    names = glossary(" ".join([title, *notes, *_level_names(data, set(cells))])) if has_glossary else {}
+    shown = _level_names(data, set(cells)) if shown is None else shown
+    names = glossary(" ".join([title, *notes, *shown])) if has_glossary else {}
     source = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}."
     return FigureData(
         name=name,

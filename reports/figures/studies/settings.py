@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....results.studies.optuna_study import Trial
-from ...stats.study_data import Objective, Study, is_same_level, level_text
+from ...stats.study_data import Objective, Study, is_same_level, level_text, range_text
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure
 from ..canvas.distance_scale import DistanceScale, distance_scale
@@ -239,6 +239,17 @@ def settings_text(study: Study, trial: Trial) -> str:
         )
         texts.append(name if path == "attn_type" else f"{setting_label(study.names.get(path, path))} {name}")
     return f"#{trial.number} {', '.join(texts)}"
+
+
+def search_space_text(study: Study) -> str:
+    """Return the newest searched range of each setting, named as on axes, such as "weight decay (0 to 0.2)"."""
+    ranges = []
+    for path in study.search.ranges:
+        span = range_text(study.search, path)
+        if path == "attn_type":
+            span = f"({', '.join(drawing.level_label(level) for level in span.strip('()').split(', '))})"
+        ranges.append(f"{setting_label(study.names.get(path, path))} {span}")
+    return "; ".join(ranges)
 
 
 def trial_row(study: Study, trial: Trial) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class TestPositions:
         frame = figure_data.frame
         assert (frame["skill"] >= frame[["x_alone", "y_alone"]].max(axis=1).clip(0) + 0.05).all()
         assert list(frame["skill"]) == sorted(frame["skill"], reverse=True)
-        assert any("Drawn: 2 pairs of 6, the best first; not drawn: " in note for note in figure_data.notes)
+        assert any("Drawn: 2 pairs of 6; not drawn: " in note for note in figure_data.notes)
         kinds = [
             {type(part).__name__ for part in panel.collections} for panel in figure_of(figure_data).axes[: len(pairs)]
         ]
