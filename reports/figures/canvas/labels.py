@@ -93,7 +93,9 @@ def dominated_key() -> dict[str, Any]:
     return {"dominated": drawing.patch(facecolor=DOMINATED, edgecolor="none")}
 
 
-def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | None = None) -> None:
+def label_ends(
+    axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | None = None, *, size: str = "small"
+) -> None:
     """Write labels at the right of the axes or of the ends of lines. The axes must have their scales and limits.
 
     Labels of one call do not overlap.
@@ -104,19 +106,21 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | 
         axes: The axes.
         labels: (text, y of the line's end in data, colour) of each label.
         x: x of the ends in data, right of which the labels stand; None: they stand at the right of the axes.
+        size: Size of the labels, as `drawing.size` names it.
     """
     figure: Any = axes.figure
     figure.draw_without_rendering()
     dots = [float(axes.transData.transform((axes.get_xlim()[1], y))[1]) for _, y, _ in labels]
     lowest, highest = axes.bbox.y0, axes.bbox.y1
-    min_distance = AIR * drawing.size("small") * figure.dpi / 72
+    min_distance = AIR * drawing.size(size) * figure.dpi / 72
     moved = separate_within(
         separate([min(max(dot, lowest), highest) for dot in dots], min_distance), min_distance, lowest, highest
     )
     for (text, y, colour), current, target in zip(labels, dots, moved, strict=True):
         side, gap = ("axes fraction", 4.0) if x is None else ("data", 3.0 + drawing.line_width(MARK_RADIUS))
         at, shift = (1.0 if x is None else x, y), (gap, (target - current) * 72 / figure.dpi)
-        drawing.note(axes, text, at, shift, xycoords=(side, "data"), va="center", color=colour, annotation_clip=False)
+        style: dict[str, Any] = {"va": "center", "color": colour, "fontsize": drawing.size(size)}
+        drawing.note(axes, text, at, shift, xycoords=(side, "data"), annotation_clip=False, **style)
 
 
 MARK_RADIUS = 2.1  # points in the style `paper`, half the size of a mark at the end of a line

@@ -11,7 +11,7 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels
 
-TITLE_LINES, LINE_HEIGHT, LABELS = 2, 0.2, 0.15
+TITLE_LINES, LINE_HEIGHT, LABELS = 2, 0.25, 0.1
 """Lines of a title that the height of a map has space for, and inches that each further one and the labels take."""
 MAX_CELLS = 12
 """Largest number of cells that are drawn unless some are highlighted."""
