@@ -29,7 +29,7 @@ MAX_MAPS = 12
 """Largest number of maps of one cell that are drawn."""
 MAX_LETTERS = 40
 """Most tokens of a map whose axes show the tokens themselves."""
-MAX_WORDS, WORD = 16, 7
+MAX_TERMS, TERM = 16, 7
 """Most tokens of several letters whose axes show them, and most letters of each."""
 MIN_NEGATIVE_WEIGHT = 0.01
 """Weight below zero from which on a map has colours for negative weights."""
@@ -134,11 +134,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         )
         ticks = list(range(0, len(table), -(-len(table) // 8)))
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
-        if _are_letters(tokens) or _are_words(tokens):
+        if _are_letters(tokens) or _are_terms(tokens):
             size = drawing.size("small") * min(1, 24 / len(tokens))
             axes.set_xticks(range(len(tokens)), tokens, fontsize=size, rotation=90 * (not _are_letters(tokens)))
             axes.set_yticks(range(len(tokens)), tokens, fontsize=size)
-    lettered = all(_are_letters(tokens) or _are_words(tokens) for tokens in letters)
+    lettered = all(_are_letters(tokens) or _are_terms(tokens) for tokens in letters)
     label_maps(group, "key" if lettered else "key position", "query" if lettered else "query position")
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
@@ -159,10 +159,10 @@ def _are_letters(tokens: list[str]) -> bool:
     return len(tokens) <= MAX_LETTERS and all(len(token) == 1 and token.isalnum() for token in tokens)
 
 
-def _are_words(tokens: list[str]) -> bool:
+def _are_terms(tokens: list[str]) -> bool:
     """Return True if these are few enough short words, with or without a space, so that they fit as labels of an axis."""
-    words = [token.strip() for token in tokens]
-    return len(words) <= MAX_WORDS and all(word.isalnum() and word.isascii() and len(word) <= WORD for word in words)
+    terms = [token.strip() for token in tokens]
+    return len(terms) <= MAX_TERMS and all(term.isalnum() and term.isascii() and len(term) <= TERM for term in terms)
 
 
 def _most_selective(maps: list[tuple[Any, pd.DataFrame]]) -> tuple[Any, pd.DataFrame]:

@@ -71,9 +71,9 @@ def _token_text(data: SweepData, cells: Sequence[str]) -> str:
     counts = [
         value.n for cell in cells for name in PARTS.values() if (value := data.values.get((cell, PROBE, name, 0)))
     ]
-    known = sorted({int(count) for count in counts if count})
+    sizes = sorted({int(count) for count in counts if count})
     return (
-        f"{' to '.join(f'{count:,}' for count in dict.fromkeys((known[0], known[-1])))} tokens" if known else "tokens"
+        f"{' to '.join(f'{count:,}' for count in dict.fromkeys((sizes[0], sizes[-1])))} tokens" if sizes else "tokens"
     )
 
 

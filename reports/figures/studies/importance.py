@@ -93,9 +93,9 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     trials = "trials" if study.rung else "finished trials"
     still = [path for path in study.search.ranges if path not in moving]
     n_tests = sum(bool(row["setting"]) for row in rows)
-    words = ", ".join(each.words for each in study.objectives)
+    aims = ", ".join(each.words for each in study.objectives)
     notes = [
-        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials} (n), objective: {words}: {MEANINGS[method]}. Upright line: "
+        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials} (n), objective: {aims}: {MEANINGS[method]}. Upright line: "
         f"{CHANCE} ({permutation_count(method, len(study.done))} permutations of the values, so that it is rough; "
         f"{n_tests} tests, not corrected).{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
         f" Shares depend on the ranges searched{_sampler_text(study)}: {search_space_text(study)}."
