@@ -27,11 +27,11 @@ MAX_KEYED_LAYERS = 6
 """Largest number of layers in the legend; of more, evenly spaced ones are."""
 THICK, MEAN, THIN = 1.8, 1.1, 0.6
 """Widths, in points of the style `paper`, of the most variable gate of a layer, a mean, and the least variable gate."""
-SHARE_LEFT = "share left"
+REMAINDER = "share left"
 KINDS = {
     "means of layers": ("position (tokens)", "mean retention"),
     "gates": ("mean retention", "standard deviation"),
-    SHARE_LEFT: ("token of one text", "share left of\nthe first token"),
+    REMAINDER: ("token of one text", "share left of\nthe first token"),
 }
 """Labels of the x and y axis by the title of a row of panels."""
 MARK_AREA, FEW_GATES = 7.0, 64
@@ -160,7 +160,7 @@ def _row_titles(limits: dict[Any, pd.DataFrame]) -> list[str]:
     """Return the titles of the rows of panels, the last one with the layers whose gates are stored token by token."""
     traced = sorted(set(limits["trace"]["layer"])) if "trace" in limits else []
     named = "layers\u00a0" + ",\u00a0".join(map(str, traced))
-    return [named if kind == SHARE_LEFT and len(traced) > 1 else kind for kind in KINDS]
+    return [named if kind == REMAINDER and len(traced) > 1 else kind for kind in KINDS]
 
 
 def _draw_cell(
