@@ -340,7 +340,7 @@ class TestMemoryRecall:
         check_column(figure)
         (legend,) = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == [
-            *names.values(), "chance level, a random value", "95 % interval",
+            "no memory (b only)", *list(names.values())[1:], "chance level, a random value", "95 % interval",
         ]  # fmt: skip
         alone, context = figure.axes
         inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2} - {"#ffffff"}

@@ -67,7 +67,7 @@ class TestHistory:
     def test_caption_names_marks_without_value(self, studies: Store) -> None:
         figure_data = make_figure("history", studies, "tuned")
         notes = " ".join(figure_data.notes)
-        assert "Trials that diverged or failed have no value: their marks stand in a strip beyond the axis." in notes
+        assert "Strip beyond the axis: trials that diverged or failed, without a value." in notes
         assert "Not drawn: trial 39, not finished." in notes
         beyond = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
         legend = [text.get_text() for text in figure_of(figure_data).legends[0].get_texts()]
