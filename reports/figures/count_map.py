@@ -22,6 +22,8 @@ from .canvas.labels import label_ends
 from .canvas.line_drawing import reference_line
 
 MAX_COUNT = 1000
+LAST_DOT = 10
+"""Largest m whose points have a dot each; further ones lie close together."""
 EXAMPLES = (0.5, 2.0)
 """Multiples of the initial slope whose curves stand in for learned ones."""
 BAND = "#dfe9f2"
@@ -68,8 +70,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     learned = int(frame["cell"].nunique())
     note_text = (
         f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β is initialized to softplus(-1.5) = {BETA:.3f}. "
-        "m counts keys, so that curves have a meaning at whole numbers alone. Dotted: growth of a sum of m identical keys "
-        "(m) and of m independent keys (√m), scaled to meet the map at m = 1. "
+        f"m is a whole number of keys (dots up to {LAST_DOT}). Dotted: growth of a sum of m identical keys "
+        "(m) and of m independent keys (√m), from the thick curve at m = 1. "
     )
     if learned:
         note_text += (
@@ -128,6 +130,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     examples = [curve for curve in curves if curve["cell"].isna().all()]
     for curve in examples:
         axes.plot(np.log1p(curve["m"]), curve["mag"], color="#000000", linewidth=drawing.line_width(0.7), zorder=3)
+        _draw_dots(axes, curve, 2.4)
     if learned:
         ends = [(curve["lowest"].iloc[0], curve["highest"].iloc[0]) for curve in learned]
         slopes = [pair for pair in ends if not any(map(math.isnan, pair))]
@@ -137,6 +140,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             handles[f"single heads: β = {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
     start = f"at initialization: β = {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
+    _draw_dots(axes, init, 3.4)
     if learned:
         handles[start] = line
     draws_alike = len(learned) > len(SERIES_INKS)
@@ -162,10 +166,17 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         (f"β = {curve['beta'].iloc[0]:.3f}{', initial' if curve is init else ''}", curve["mag"].iloc[-1], "#000000")
         for curve in labelled
     ]
-    label_ends(axes, labels)
+    label_ends(axes, labels, size="small" if figure.get_figwidth() < drawing.NARROW_WIDTH else "legend.fontsize")
     axes.set_xlabel("number m of equally weighted keys, on a scale of ln(1 + m)")
     axes.set_ylabel("output magnitude")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
+
+
+def _draw_dots(axes: Axes, curve: pd.DataFrame, size: float) -> None:
+    """Draw a dot of that diameter, in points of the style `paper`, at each small m, between which a curve is a guide."""
+    few = curve[curve["m"] <= LAST_DOT]
+    look: dict[str, Any] = {"markersize": size, "markeredgewidth": 0, "zorder": 4, "clip_on": False}
+    drawing.points(axes, np.log1p(few["m"]), few["mag"], color="#000000", **look)
 
 
 def _curve_label(curve: pd.DataFrame, names: Mapping[str, str]) -> str:

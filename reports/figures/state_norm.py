@@ -10,13 +10,15 @@ import pandas as pd
 
 from ...results.paper import is_published
 from ...results.store.store import Store
-from ..stats.untrained_formulas import HEAD_SIZE, state_norms
+from ..number_format import format_length
+from ..stats.untrained_formulas import GAMMA_OFFSET, GATE_SPREAD, HEAD_SIZE, state_norms
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
 from .canvas.labels import label_ends
 from .canvas.length_frames import count_fewer, fewer_cells_note, length_frame, length_label, single_value
 from .canvas.line_drawing import reference_line
+from .canvas.scales import tick_label
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_LABELS = {
@@ -67,9 +69,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
             "state_norm"
         )
     note_text = (
-        f"Size of the recurrent state of one head after reading N tokens, from the formulas of the delta-rule memory, for independent keys of norm 1 and independent values of norm √{HEAD_SIZE} in heads of size {HEAD_SIZE}, and "
-        "gates as initialized in the published networks: γ about 0.98, β about 0.5; the trained weights "
-        "are not available. Delta rule: a write replaces what its key had stored. Hebbian: the same writes without erasing. γ = 1, thin lines: no decay. "
+        f"Size of the recurrent state of one head of size {HEAD_SIZE} after reading N tokens, by the formulas of the "
+        f"delta-rule memory, for independent keys of norm 1, independent values of norm √{HEAD_SIZE}, and gates as initialized "
+        f"in the published networks: sigmoids of logits {GAMMA_OFFSET:g} ± {GATE_SPREAD:.2f} (decay γ, about 0.98) and 0 ± "
+        f"{GATE_SPREAD:.2f} (write strength β, about 0.5). The trained weights are not "
+        "available. Delta rule: a write replaces what its key had stored. Hebbian: without erasing. γ = 1, thin: no "
+        f"decay. Behind names: norm at {format_length(LONGEST)}. "
     )
     frame = _initial_norms(min(trained.values(), default=2048))
     origins = [(cell.cell_id, None) for cell in remembering]
@@ -87,7 +92,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     )
 
 
-GUIDE_NOTE = "Dotted: growth without forgetting, as N for a repeated write and as √N for independent writes, from the first value at γ = 1."
+GUIDE_NOTE = "Dotted: growth as N for a repeated write and as √N for independent writes, from the first value at γ = 1."
 
 
 def _coinciding_note(frame: pd.DataFrame) -> list[str]:
@@ -208,6 +213,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
                     (f"{texts[name]}: {value:,.{0 if value >= 100 else 1}f}", value, handles[name].get_color())
                     for name, value in last.items()
                 ],
+                size="small" if figure.get_figwidth() < drawing.NARROW_WIDTH else "legend.fontsize",
             )
             handles = {}
     ordered = {NORM_LABELS[metric]: handles[metric] for metric in NORMS if metric in handles}
@@ -245,6 +251,8 @@ def _set_y_axis(axes: Axes, values: pd.Series) -> None:
 
     Without positive values nothing is done.
     """
+    from matplotlib.ticker import FuncFormatter
+
     above = values[values > 0]
     if above.empty:
         # a logarithmic axis cannot show zeros
@@ -254,6 +262,7 @@ def _set_y_axis(axes: Axes, values: pd.Series) -> None:
     axes.set_yscale("log", base=2)
     axes.set_ylim(low / wider / 1.7, high * wider * 1.3)
     drawing.log_ticks(axes.yaxis, 6, (1,), base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_label(value)))
 
 
 def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:

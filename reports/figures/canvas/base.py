@@ -102,6 +102,7 @@ def collected(
     options: Mapping[str, Any] | None = None,
     has_glossary: bool = True,
     explained_axes: Collection[str] | None = None,
+    shown: Iterable[str] | None = None,
     **draw_options: Any,
 ) -> FigureData:
     """Return the figure of a frame, with its trace; the last note gets the sweep, its revision and cell filters.
@@ -117,6 +118,7 @@ def collected(
         options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
         has_glossary: The caption explains technical names: those of the title, the notes, and the levels of the cells.
         explained_axes: Axes that the figure shows, whose levels the caption explains; None: all that vary.
+        shown: Names in the picture, which the caption explains in place of levels; None: levels of `explained_axes`.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)
@@ -129,7 +131,8 @@ def collected(
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     notes = tuple(notes)
-    names = glossary(" ".join([title, *notes, *_level_names(data, set(cells), explained_axes)])) if has_glossary else {}
+    shown = _level_names(data, set(cells), explained_axes) if shown is None else shown
+    names = glossary(" ".join([title, *notes, *shown])) if has_glossary else {}
     source = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}."
     return FigureData(
         name=name,

@@ -96,7 +96,12 @@ def dominated_key() -> dict[str, Any]:
 
 
 def label_ends(
-    axes: Axes, labels: Sequence[tuple[str, float, Any]], x: float | None = None, *, leaders: bool = False
+    axes: Axes,
+    labels: Sequence[tuple[str, float, Any]],
+    x: float | None = None,
+    *,
+    leaders: bool = False,
+    size: str = "small",
 ) -> None:
     """Write labels at the right of the axes or of the ends of lines. The axes must have their scales and limits.
 
@@ -109,18 +114,24 @@ def label_ends(
         labels: (text, y of the line's end in data, colour) of each label.
         x: x of the ends in data, right of which the labels stand; None: they stand at the right of the axes.
         leaders: Whether a thin line joins each label to its end, for ends that lie closer than their labels.
+        size: Size of the labels, as `drawing.size` names it.
     """
     figure: Any = axes.figure
     figure.draw_without_rendering()
     dots = [float(axes.transData.transform((axes.get_xlim()[1], y))[1]) for _, y, _ in labels]
     lowest, highest = axes.bbox.y0, axes.bbox.y1
-    min_distance = AIR * drawing.size("small") * figure.dpi / 72
+    min_distance = AIR * drawing.size(size) * figure.dpi / 72
     moved = separate_within(
         separate([min(max(dot, lowest), highest) for dot in dots], min_distance), min_distance, lowest, highest
     )
     for (text, y, colour), current, target in zip(labels, dots, moved, strict=True):
         side, gap = ("axes fraction", 4.0) if x is None else ("data", 3.0 + drawing.line_width(MARK_RADIUS))
-        look: dict[str, Any] = {"va": "center", "color": colour, "annotation_clip": False}
+        look: dict[str, Any] = {
+            "va": "center",
+            "color": colour,
+            "fontsize": drawing.size(size),
+            "annotation_clip": False,
+        }
         if leaders:
             gap += LEADER
             line = {

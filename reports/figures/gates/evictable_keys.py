@@ -1,4 +1,4 @@
-"""Figure `evictable-keys`: share of cached keys that could be evicted, by length of the text, layer and threshold."""
+"""Figure `evictable-keys`: share of keys of which gates leave less than a threshold, by length of the text and layer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ...number_format import format_length
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..canvas.labels import label_ends
 from ..probes.heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
 from ..probes.item_frames import item_detail_rows, item_values_frame
 
@@ -20,13 +21,15 @@ PROBE = "gate_dynamics"
 COLUMNS = ["cell", "attempt", "layer", "length", "threshold", "value"]
 MAX_DRAWN = 3
 """Largest number of cells that are drawn, with a panel each."""
-MAX_KEYED_LAYERS = 6
-"""Largest number of layers in the legend; of more, evenly spaced ones are named."""
+MAX_NAMED_LAYERS = 6
+"""Largest number of layers that are named; of more, evenly spaced ones are."""
 OF_LAYERS = 1e-3
 """Threshold of the lines of single layers, that of the metric `evictable`."""
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)))
 """Dashes of the means by threshold, that of the layers first."""
 MEAN_COLOUR = "#222222"
+LAYER_WIDTH, MEAN_WIDTH = 1.6, 0.9
+"""Widths in points of the style `paper`: layers differ so much that their mean is no typical one."""
 ROUNDING = 1e-9
 """Rise of a share towards a stricter threshold that counts as rounding."""
 
@@ -49,16 +52,15 @@ def collect(store: Store, data: SweepData) -> FigureData:
     measured = list(dict.fromkeys(frame["cell"]))
     first = first_cell_of_each(data, measured)
     notes = [
-        "A key could be evicted once gates have left less of it than the threshold in every channel of its head, since "
-        "later queries have even less. Share of the keys before a query that stands at this length. Thick: means over "
-        f"layers, a threshold each; thin: layers, at less than {100 * _of_layers(frame):g} % left. Every point is a mean over "
-        f"{_sample_text(store, data, frame, first)}. Gates of the mixer, not of a memory; the first seed of each "
-        "configuration, a single run."
+        "Share of the keys before a query at this length of which the gates of the mixer have left less than a threshold in "
+        "every channel of their head. That a network can do without them was not tested: a high score can outweigh its "
+        f"gate. Coloured: layers, at less than {100 * _of_layers(frame):g} % left; black: means over layers, a threshold each. A point "
+        f"is a mean over {_sample_text(store, data, frame, first)}, whose spread is not stored; first seed of each configuration."
     ]
     if len(first) > MAX_DRAWN:
         notes.append(f"The first {MAX_DRAWN} of {len(first)} configurations.")
     return collected(
-        store, data, "evictable-keys", "Evictable keys by length of the text", frame, frame_origins(frame), notes=notes,
+        store, data, "evictable-keys", "Keys of which gates leave less than a threshold", frame, frame_origins(frame), notes=notes,
         first=first, titles=title_parts(data, measured),
     )  # fmt: skip
 
@@ -127,19 +129,32 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _draw_lines(axes, rows, colours, of_layers, dashes)
         drawing.length_axis(axes, sorted(set(frame["length"])))
         axes.set_ylim(-3, 103)
-    drawing.outer_labels(figure, "length of the text (tokens)", "keys that could be evicted, %")
-    shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
+    drawing.outer_labels(figure, "length of the text (tokens)", "keys with less than a threshold left, %")
+    shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_NAMED_LAYERS)]
+    for axes, cell in zip(group, cells, strict=True):
+        _label_layers(axes, frame[(frame["cell"] == cell) & (frame["threshold"] == of_layers)], shown)
     keys = {
-        f"mean of layers, < {100 * threshold:g} % left": _key(MEAN_COLOUR, 2.0, dashes[threshold])
+        f"mean of layers, < {100 * threshold:g} % left": drawing.key(
+            color=MEAN_COLOUR, linewidth=drawing.line_width(MEAN_WIDTH), linestyle=dashes[threshold]
+        )
         for threshold in sorted(dashes, reverse=True)
     }
-    keys |= {f"layer {layer}, < {100 * of_layers:g} %": _key(colours[layer], 0.9) for layer in shown}
+    middle = colours[layers[len(layers) // 2]]
+    keys[f"a layer, < {100 * of_layers:g} % left"] = drawing.key(
+        color=middle, linewidth=drawing.line_width(LAYER_WIDTH), **_mark(middle)
+    )
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 
-def _key(colour: str, width: float, dashes: Any = "solid") -> Any:
-    """Return the legend handle of a line of that width, in points of the style `paper`."""
-    return drawing.key(color=colour, linewidth=drawing.line_width(width), linestyle=dashes)
+def _mark(colour: str) -> dict[str, Any]:
+    """Return the style of the marks of measured lengths."""
+    return {"marker": "o", "markersize": drawing.line_width(3.2), "markerfacecolor": colour, "markeredgewidth": 0}
+
+
+def _label_layers(axes: Axes, rows: pd.DataFrame, layers: Sequence[int]) -> None:
+    """Write the number of each of these layers at the right end of its line; the axes must have their limits."""
+    last = rows[rows["length"] == rows["length"].max()].set_index("layer")["value"]
+    label_ends(axes, [(f"layer {layer}", 100 * float(last[layer]), drawing.INK) for layer in layers if layer in last])
 
 
 def _draw_lines(
@@ -149,10 +164,11 @@ def _draw_lines(
     for layer, line in rows[rows["threshold"] == of_layers].groupby("layer"):
         ordered = line.sort_values("length")
         ink = colours[int(str(layer))]
-        axes.plot(ordered["length"], 100 * ordered["value"], color=ink, linewidth=drawing.line_width(0.9))
+        look = {"color": ink, "linewidth": drawing.line_width(LAYER_WIDTH), "zorder": 3} | _mark(ink)
+        axes.plot(ordered["length"], 100 * ordered["value"], **look)
     for threshold, dash in dashes.items():
         mean = 100 * rows[rows["threshold"] == threshold].groupby("length")["value"].mean()
-        axes.plot(mean.index, mean, color=MEAN_COLOUR, linestyle=dash, linewidth=drawing.line_width(2.0))
+        axes.plot(mean.index, mean, color=MEAN_COLOUR, linestyle=dash, linewidth=drawing.line_width(MEAN_WIDTH))
 
 
 def _layer_colours(layers: Sequence[int]) -> dict[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,8 @@ MAX_MAPS = 12
 """Largest number of maps of one cell that are drawn."""
 MAX_LETTERS = 40
 """Most tokens of a map whose axes show the tokens themselves."""
+MAX_TERMS, TERM = 16, 7
+"""Most tokens of several letters whose axes show them, and most letters of each."""
 MIN_NEGATIVE_WEIGHT = 0.01
 """Weight below zero from which on a map has colours for negative weights."""
 
@@ -50,9 +51,15 @@ def collect(store: Store, data: SweepData) -> FigureData:
     first = first_cell_of_each(data, measured)
     sizes = sorted({int(size) + 1 for size in frame.groupby("cell")["query"].max()})
     tokens = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    signed = frame["weight"].min() < -MIN_NEGATIVE_WEIGHT
+    root = "(Σ|w|)²" if signed else "(Σw)²"
     notes = [
-        f"A text of {tokens} tokens, positions from 0; a row has the weights of a query. White: later keys, masked."
+        f"A text of {tokens} tokens; a row has the weights w of a query. White: later keys, masked. In titles: effective "
+        f"number of keys, {root}/Σw², that of equal weights as concentrated, at most the keys that a query sees; mean "
+        "over the later half of the queries."
     ]
+    if not signed:
+        notes.append("The first query, with a weight of 1, sets no colour.")
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
         shown = " and ".join(drawing.level_label(mixer) for mixer in normed)
@@ -61,8 +68,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(first) > 1 and maps.max() > 1:
         counts = str(maps.min()) if maps.min() == maps.max() else f"{maps.min()} to {maps.max()}"
         notes.append(
-            f"One of the {counts} maps of a cell: of the last layer with maps, the head with the fewest effective keys "
-            f"(in the title, mean over queries), so that it is sharper than others: {_heads_text(frame, first)}."
+            f"One of the {counts} maps of a cell: of the last layer with maps, the head with the fewest effective keys; "
+            "in brackets: all heads of that layer."
         )
     return collected(
         store, data, "attention-map", "Attention maps", frame, frame_origins(frame),
@@ -70,16 +77,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     )  # fmt: skip
 
 
-def _heads_text(frame: pd.DataFrame, cells: Sequence[str]) -> str:
-    """Return a phrase on the mean effective number of keys over all heads of the last layer with maps of each cell."""
-    means = []
-    for cell in cells:
-        rows = frame[frame["cell"] == cell]
-        means.append(
-            float(rows[rows["layer"] == rows["layer"].max()].drop_duplicates(["head", "query"])["keys"].mean())
-        )
-    ends = dict.fromkeys(f"{end:.1f}" for end in (min(means), max(means)))
-    return f"the mean over all heads of that layer is {' to '.join(ends)}"
+def _effective_keys(rows: pd.DataFrame) -> float:
+    """Return the mean effective number of keys of one or several maps over the later half of the queries."""
+    late = rows[rows["query"] >= (rows["query"].max() + 1) / 2]
+    return float(late.drop_duplicates(["layer", "head", "query"])["keys"].mean())
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
@@ -100,9 +101,9 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw one map per cell, or up to 12 maps of a single cell or of each highlighted one, by layer and head.
 
-    The map of a cell is that of the head with the fewest effective keys of its last layer with maps. Axes show the tokens of up to 40 tokens of a letter each,
-    otherwise positions. Colours are signed, with equal ends, if any weight is below -0.01; otherwise they follow the
-    square root of the weight.
+    The map of a cell is that of the head with the fewest effective keys of its last layer with maps. Axes show up to 40 tokens of a letter each, or 16
+    short words, otherwise positions. Colours are signed, with equal ends, if any weight is below -0.01; otherwise they follow the
+    square root of the weight, up to the largest of a query after the first.
     """
     from matplotlib.colors import PowerNorm
 
@@ -115,26 +116,29 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         cell_title = map_title(figure_data, look, cell)
         is_selection = len(cells) > 1 and not look.highlight
         for (layer, head), rows in [_most_selective(of_cell)] if is_selection else of_cell[:MAX_MAPS]:
-            keys = float(rows.drop_duplicates("query")["keys"].mean())
-            name = f"layer {layer}, head {head}\n{keys:.1f} effective keys"
+            name = f"layer {layer}, head {head}\n{_effective_keys(rows):.1f} keys"
+            if is_selection and cell_rows[cell_rows["layer"] == layer]["head"].nunique() > 1:
+                name += f" ({_effective_keys(cell_rows[cell_rows['layer'] == layer]):.1f})"
             maps.append((name if len(cells) == 1 else f"{cell_title}\n{name}", _weight_table(rows)))
             letters.append(rows.drop_duplicates("query").sort_values("query")["token"].tolist())
     figure, group = map_grid([name for name, _ in maps], 2.9, 0.95, square=True)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MIN_NEGATIVE_WEIGHT
     far = max(-least, most)
-    norm: Any = drawing.linear(-far, far) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
+    # the first query sees a single key, whose weight of 1 would take most of the scale
+    later = max((float(np.nanmax(table[1:])) for _, table in maps if len(table) > 1), default=most)
+    norm: Any = drawing.linear(-far, far) if signed else PowerNorm(0.5, 0, max(later, 1e-3), clip=True)
     for axes, (_, table), tokens in zip(group, maps, letters, strict=True):
         image = draw_heat_map(
             axes, table, norm, colours=drawing.diverging() if signed else drawing.HEAT_MAP, bad="#ffffff"
         )
         ticks = list(range(0, len(table), -(-len(table) // 8)))
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
-        if _are_letters(tokens):
+        if _are_letters(tokens) or _are_terms(tokens):
             size = drawing.size("small") * min(1, 24 / len(tokens))
-            axes.set_xticks(range(len(tokens)), tokens, fontsize=size)
+            axes.set_xticks(range(len(tokens)), tokens, fontsize=size, rotation=90 * (not _are_letters(tokens)))
             axes.set_yticks(range(len(tokens)), tokens, fontsize=size)
-    lettered = all(map(_are_letters, letters))
+    lettered = all(_are_letters(tokens) or _are_terms(tokens) for tokens in letters)
     label_maps(group, "key" if lettered else "key position", "query" if lettered else "query position")
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
@@ -142,7 +146,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         figure,
         image,
         "attention weight" if signed else "attention weight (square-root scale)",
-        {tick: f"{tick:.2g}" for tick in shown},
+        {tick: f"{'≥ ' * (tick == top and later < most and not signed)}{tick:.2g}" for tick in shown},
     )
     cell_title = (
         f"{figure_data.title}: {map_title(figure_data, look, cells[0])}" if len(cells) == 1 else figure_data.title
@@ -155,6 +159,12 @@ def _are_letters(tokens: list[str]) -> bool:
     return len(tokens) <= MAX_LETTERS and all(len(token) == 1 and token.isalnum() for token in tokens)
 
 
+def _are_terms(tokens: list[str]) -> bool:
+    """Return True if these are few enough short words, with or without a space, so that they fit as labels of an axis."""
+    terms = [token.strip() for token in tokens]
+    return len(terms) <= MAX_TERMS and all(term.isalnum() and term.isascii() and len(term) <= TERM for term in terms)
+
+
 def _most_selective(maps: list[tuple[Any, pd.DataFrame]]) -> tuple[Any, pd.DataFrame]:
     """Return the ((layer, head), rows) of the last layer whose queries have the fewest effective keys on average.
 
@@ -165,7 +175,7 @@ def _most_selective(maps: list[tuple[Any, pd.DataFrame]]) -> tuple[Any, pd.DataF
     """
     last = max(layer for (layer, _), _ in maps)
     of_last = [item for item in maps if item[0][0] == last]
-    return min(of_last, key=lambda item: float(item[1].drop_duplicates("query")["keys"].mean()))
+    return min(of_last, key=lambda item: _effective_keys(item[1]))
 
 
 def _weight_table(rows: pd.DataFrame) -> np.ndarray:

@@ -12,6 +12,7 @@ from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..canvas.distance_scale import distance_scale
 from ..canvas.length_frames import in_grid_order
 from ..canvas.scales import Scale
 from .heat_maps import cells_to_draw, first_cell_of_each, map_title, title_parts
@@ -20,14 +21,17 @@ from .item_frames import item_detail_rows, item_values_frame
 PROBE = "gate_dynamics"
 MAX_DRAWN = 3
 """Largest number of cells that are drawn, with three panels each."""
+TITLE_LINE = 0.35
+"""Inches that the titles of a row take more where each panel has the name of its cell."""
 MAX_KEYED_LAYERS = 6
 """Largest number of layers in the legend; of more, evenly spaced ones are."""
-THICK, THIN = 1.5, 0.6
-"""Widths, in points of the style `paper`, of the most and the least variable gate of a layer."""
+THICK, MEAN, THIN = 1.8, 1.1, 0.6
+"""Widths, in points of the style `paper`, of the most variable gate of a layer, a mean, and the least variable gate."""
+REMAINDER = "share left"
 KINDS = {
     "means of layers": ("position (tokens)", "mean retention"),
     "gates": ("mean retention", "standard deviation"),
-    "what is left of the first token": ("token of one text", "share left"),
+    REMAINDER: ("token of one text", "share left of\nthe first token"),
 }
 """Labels of the x and y axis by the title of a row of panels."""
 MARK_AREA, FEW_GATES = 7.0, 64
@@ -52,14 +56,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has measured gate dynamics; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
     first = first_cell_of_each(data, measured)
-    traced = sorted(set(frame.loc[frame["part"] == "trace", "layer"]))
-    of_layers = f"each of layers {', '.join(map(str, traced))}" if len(traced) > 1 else "a layer"
     notes = [
-        "Retention: share of the earlier state that a gate of the mixer keeps at a token (1: all of it). A column per "
-        "configuration; colour: layer. From the top: mean over the gates of a layer by position; mean and standard "
-        f"deviation over tokens of each gate (a point; {_sample_text(store, data, frame, first)}); share left of what the "
-        "first token of one text wrote, the product of the retention at the tokens after it, for the gate of "
-        f"{of_layers} that varies most (thick) and least (thin), down to {LOWEST:g}. First seed of each configuration, a single run: no "
+        "Retention: share of the earlier state that a gate of the mixer keeps at a token; axes are logarithmic in "
+        f"1 − retention, with 1 at their end. A point of a line: mean over the gates of a layer and {_bin_text(data, first)}; of the middle "
+        f"row: mean and standard deviation over tokens of a gate ({_sample_text(store, data, frame, first)}). Share left: "
+        "product of the retention at the tokens after the first, for the gates that vary most and least in the first, "
+        f"middle and last layer, the only ones stored; drawn down to {LOWEST:g}. First seed of each configuration, a single run: no "
         "interval is shown."
     ]
     if len(first) > MAX_DRAWN:
@@ -77,6 +79,13 @@ def _sample_text(store: Store, data: SweepData, frame: pd.DataFrame, first: Sequ
     tokens = [data.values[cell, PROBE, "mean", 0].n or 0 for cell in drawn]
     counts = (" to ".join(f"{number:,}" for number in sorted({min(each), max(each)})) for each in (gates, tokens))
     return "{} gates, {} tokens".format(*counts)
+
+
+def _bin_text(data: SweepData, first: Sequence[str]) -> str:
+    """Return the positions that a point of a curve averages as text, such as "16 positions"."""
+    sizes = [value.value for cell in first[:MAX_DRAWN] if (value := data.values.get((cell, PROBE, "bin", 0)))]
+    ends = sorted({int(size) for size in (min(sizes), max(sizes)) if size}) if all(sizes) and sizes else []
+    return f"{' to '.join(map(str, ends))} positions" if ends else "neighbouring positions"
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
@@ -122,13 +131,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     figure = drawing.page(1.7 * len(KINDS) + 0.1, drawing.width_of(2, 3.2))
     is_stacked = len(cells) > 2 and figure.get_figwidth() < drawing.NARROW_WIDTH  # no space for three columns
     if is_stacked:
-        figure.set_figheight(figure.get_figheight() * drawing.rows_of(len(cells) * len(KINDS), 2) / len(KINDS))
-        titles = [f"{name}\n{kind}".replace(", ", ",\n") for name in names for kind in KINDS]
+        rows = drawing.rows_of(len(cells) * len(KINDS), 2)
+        figure.set_figheight(figure.get_figheight() * rows / len(KINDS) + TITLE_LINE * rows * look.scale)
+        titles = [f"{name}\n{title}" for name in names for title in _row_titles(limits)]
         grid = drawing.panels(figure, titles, columns=2)
         by_cell = [grid[start : start + len(KINDS)] for start in range(0, len(grid), len(KINDS))]
     else:
         # the name of a column stands above it alone
-        titles = [f"{name}\n{kind}" if kind == next(iter(KINDS)) else kind for kind in KINDS for name in names]
+        titles = [
+            f"{name}\n{title}" if row == 0 else title for row, title in enumerate(_row_titles(limits)) for name in names
+        ]
         grid = drawing.panels(figure, titles, columns=len(cells))
         by_cell = [grid[index :: len(cells)] for index in range(len(cells))]
     for index, cell in enumerate(cells):
@@ -137,12 +149,18 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             axes.set_xlabel(x_label)
             axes.set_ylabel(y_label if index == 0 or is_stacked else "")
     shown = [layers[index] for index in drawing.thin_evenly(range(len(layers)), MAX_KEYED_LAYERS)]
-    thick = drawing.line_width(THICK)
-    keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=thick) for layer in shown}
+    keys = {f"layer {layer}": drawing.key(color=inks[layer], linewidth=drawing.line_width(MEAN)) for layer in shown}
     if "trace" in limits:
-        for label, width in (("most variable gate", THICK), ("least variable gate", THIN)):
+        for label, width in (("share left: most variable gate", THICK), ("share left: least variable gate", THIN)):
             keys[label] = drawing.key(color=drawing.GREY, linewidth=drawing.line_width(width))
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
+
+
+def _row_titles(limits: dict[Any, pd.DataFrame]) -> list[str]:
+    """Return the titles of the rows of panels, the last one with the layers whose gates are stored token by token."""
+    traced = sorted(set(limits["trace"]["layer"])) if "trace" in limits else []
+    named = "layers\u00a0" + ",\u00a0".join(map(str, traced))
+    return [named if kind == REMAINDER and len(traced) > 1 else kind for kind in KINDS]
 
 
 def _draw_cell(
@@ -157,11 +175,12 @@ def _draw_cell(
         inks: Colour by layer.
     """
     position, channel, product = panels
-    shared, means = limits["channel"]["x"], limits["position"]["value"]
-    _draw_lines(position, rows[rows["part"] == "position"], inks, set())
-    Scale(float(means.min()), float(means.max())).apply_to_axis(position, "y")
-    _draw_channels(channel, rows[rows["part"] == "channel"], inks, float(limits["channel"]["value"].max()))
-    Scale(float(shared.min()), float(shared.max())).apply_to_axis(channel, "x")
+    gates = limits["channel"]
+    _draw_lines(position, rows[rows["part"] == "position"], inks)
+    _scale_towards_end(position, "y", limits["position"]["value"], end=1.0)
+    _draw_channels(channel, rows[rows["part"] == "channel"], inks)
+    _scale_towards_end(channel, "x", gates["x"], end=1.0)
+    _scale_towards_end(channel, "y", gates["value"], end=0.0)
     traced = rows[rows["part"] == "trace"].sort_values(["layer", "series", "x"], kind="stable")
     _draw_lines(product, _products(traced), inks, _least_variable(traced))
     product.set_yscale("log")
@@ -172,6 +191,12 @@ def _draw_cell(
         ends = [np.max(np.asarray(line.get_xdata(), dtype=float)) for line in axes.lines]
         if ends:
             Scale(0.0, float(max(ends))).apply_to_axis(axes, "x")
+
+
+def _scale_towards_end(axes: Axes, which: str, numbers: pd.Series, *, end: float) -> None:
+    """Make an axis of numbers from 0 to 1 logarithmic in the distance from 1 or 0; without any apart from it do nothing."""
+    if (scale := distance_scale(numbers, end, -1 if end else 1)) is not None:
+        scale.apply_to_axis(axes, which, scale.ticks(lambda number, _: f"{number:.10g}", f"{end:g}"))
 
 
 def _products(traced: pd.DataFrame) -> pd.DataFrame:
@@ -200,12 +225,14 @@ def _layer_inks(layers: Iterable[int]) -> dict[int, str]:
     return {layer: to_hex(scale(0.72 * index / max(1, len(ordered) - 1))) for index, layer in enumerate(ordered)}
 
 
-def _draw_lines(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], thin: Collection[tuple[int, int]]) -> None:
-    """Draw one line per layer and series: `value` over `x`; those of `thin`, (layer, series), are thin."""
+def _draw_lines(
+    axes: Axes, rows: pd.DataFrame, inks: dict[int, str], thin: Collection[tuple[int, int]] | None = None
+) -> None:
+    """Draw one line per layer and series: `value` over `x`; of gates those of `thin`, (layer, series), are thin."""
     for layer, series in sorted(set(zip(rows["layer"].astype(int), rows["series"].astype(int), strict=True))):
         line = rows[(rows["layer"] == layer) & (rows["series"] == series)]
-        width = drawing.line_width(THIN if (layer, series) in thin else THICK)
-        axes.plot(line["x"], line["value"], color=inks[layer], linewidth=width)
+        width = MEAN if thin is None else THIN if (layer, series) in thin else THICK
+        axes.plot(line["x"], line["value"], color=inks[layer], linewidth=drawing.line_width(width))
 
 
 def _spreads(traced: pd.DataFrame) -> pd.Series:
@@ -219,8 +246,8 @@ def _least_variable(traced: pd.DataFrame) -> set[tuple[int, int]]:
     return {key for key, size in zip(spreads.idxmin(), spreads.size(), strict=True) if size > 1}
 
 
-def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], high: float) -> None:
-    """Draw the standard deviation of each gate over its mean, on an axis up to a bit above `high`."""
+def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str]) -> None:
+    """Draw the standard deviation of each gate over its mean."""
     colours = [inks[layer] for layer in rows["layer"]]
     axes.scatter(
         rows["x"],
@@ -230,6 +257,7 @@ def _draw_channels(axes: Axes, rows: pd.DataFrame, inks: dict[int, str], high: f
         alpha=0.8,
         linewidths=0,
         rasterized=len(rows) > 2000,
+        # gates at the end of an axis are drawn whole
+        clip_on=False,
+        zorder=3,
     )
-    axes.set_ylim(-0.04 * max(high, 1e-3), 1.1 * max(high, 1e-3))
-    axes.locator_params(axis="y", min_n_ticks=3)

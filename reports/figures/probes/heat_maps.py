@@ -11,8 +11,8 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels
 
-TITLE_LINES, LINE_HEIGHT = 2, 0.4
-"""Lines of a title that the height of a map has space for, and inches that each further one takes."""
+TITLE_LINES, LINE_HEIGHT, LABELS = 2, 0.25, 0.1
+"""Lines of a title that the height of a map has space for, and inches that each further one and the labels take."""
 MAX_CELLS = 12
 """Largest number of cells that are drawn unless some are highlighted."""
 
@@ -83,7 +83,8 @@ def map_grid(titles: Sequence[str], each: float, more: float, *, square: bool = 
     columns = 2 if width < drawing.NARROW_WIDTH or (len(titles) == 4 and not square) else 4 if square else 3
     if square:
         lines = max(title.count("\n") for title in titles) + 1
-        each = min(each, width / min(columns, len(titles)) / drawing.current_options().scale)
+        # beside the labels of its rows a map is narrower than its column
+        each = min(each, width / min(columns, len(titles)) / drawing.current_options().scale - LABELS)
         each += LINE_HEIGHT * max(0, lines - TITLE_LINES)
     figure = drawing.page(each * drawing.rows_of(len(titles), columns) + more, drawing.width_of(len(titles)))
     return figure, drawing.panels(figure, titles, columns=columns)

@@ -47,8 +47,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         f"{averaging_note(data, axes, means=means)}{band_note(means, BAND)}Alone: random keys and values, "
         "written with the memory's average write strengths and decays on validation text; correct if the value nearest "
         "to the readout (by cosine) is the key's own. In context: pairs of tokens, then every key again; correct if the value is the most "
-        "probable token. Chance level: one of the stored values at random, which in context a network must first confine "
-        f"itself to. {_count_note(frame)}",
+        f"probable token. Chance level: one of the stored values at random. {_count_note(frame)}",
         *_missing_note(frame),
     ]
     return collected(

@@ -13,7 +13,7 @@ from ...sweep_data import CellState, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, line_groups
 from ..canvas.length_frames import is_barred
-from ..canvas.line_drawing import draw_lines_with_means, legend, line_styles, named_cells, training_key
+from ..canvas.line_drawing import LineStyles, draw_lines_with_means, legend, line_styles, named_cells, training_key
 
 MAX_LINES_IN_SINGLE_PANEL = 8
 """Largest number of lines that share one panel."""
@@ -135,6 +135,27 @@ def draw_panels(
         draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted, barred=is_barred(means))
         format_panel(axes, panel_rows, name == names[-1])
     drawing.outer_labels(figure, *labels)
-    return drawing.finished(
-        figure, figure_data.title, figure_data.notes, legend(styles, *training_key(trained), *keys, means=means)
-    )
+    handles = _with_sole_panels(legend(styles, *training_key(trained), *keys, means=means), styles, means, names)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
+
+
+def _with_sole_panels(
+    handles: Mapping[str, Any], styles: LineStyles, means: pd.DataFrame, panels: Sequence[str]
+) -> dict[str, Any]:
+    """Return the legend handles, with the letter of its panel behind the label of a line that only one panel has.
+
+    Args:
+        handles: Legend handles by label.
+        styles: Style by line.
+        means: Rows of `line_means`.
+        panels: Names of the panels in the order of their letters.
+    """
+    suffixes: dict[str, str] = {}
+    for name, line_style in styles.items():
+        drawn = list(dict.fromkeys(means[means["line"] == name]["panel"]))
+        if len(drawn) == 1 < len(panels) and drawing.current_options().preset.panel_letter_format:
+            suffixes[line_style.label] = f" ({drawing.LETTERS[panels.index(drawn[0])]} only)"
+    # where all lines have a panel of their own, the panels say so
+    if len(suffixes) == len(styles):
+        return dict(handles)
+    return {label + suffixes.get(label, ""): handle for label, handle in handles.items()}

@@ -63,8 +63,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
         notes.append(
             f"Constant-digit baseline on these trials: {' to '.join(percentages)} % (dotted on the colour bar); "
-            "framed: not significantly above it (within 1.96 standard errors of the square, not corrected for the "
-            f"{len(seeds)} squares)."
+            f"framed: at most 1.96 standard errors above it (not corrected for {len(seeds)} squares)."
         )
     configurations = list(dict.fromkeys(frame["configuration"]))
     if len(configurations) > MAX_CELLS:
@@ -146,6 +145,8 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     Depths grow downwards, lengths to the right. At most 12 maps are drawn, highlighted ones too. Percentages are
     written into the squares of small maps.
     """
+    from matplotlib import colormaps
+
     frame = figure_data.frame
     highlighted_rows = frame[frame["cell"].isin(look.highlight)]
     shown, by = (highlighted_rows, "cell") if len(highlighted_rows) else (frame, "configuration")
@@ -172,10 +173,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if has_frames:
         keys[
             f"dotted frame: not significantly above the constant digit ({format_number(figure_data.draw_options['constant'], 1, percent=True)} %)"
-        ] = drawing.patch(facecolor="none", linewidth=drawing.line_width(0.8), **(FRAME | {"edgecolor": drawing.INK}))
+        ] = drawing.patch(facecolor=colormaps[drawing.HEAT_MAP](0.1), linewidth=drawing.line_width(0.8), **FRAME)
     if figure_data.draw_options["trained"]:
-        keys[f"training length ({format_length(figure_data.draw_options['trained'])})"] = drawing.key(
-            color=drawing.INK, linestyle=REFERENCE["linestyle"], linewidth=drawing.line_width(0.9)
+        keys[f"right of the line: longer than training ({format_length(figure_data.draw_options['trained'])})"] = (
+            drawing.key(color=drawing.INK, linestyle=REFERENCE["linestyle"], linewidth=drawing.line_width(0.9))
         )
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 

@@ -24,6 +24,7 @@ from ..canvas.length_frames import (
     averaging_note,
     band_note,
     configuration_of,
+    has_band,
     in_grid_order,
     line_means,
     single_value,
@@ -62,15 +63,25 @@ def collect(store: Store, data: SweepData) -> FigureData:
     means = complete_line_means(frame)
     first = format_count_range(frame[frame["start"] == 0]["stop"])
     notes = [
-        f"Loss of the tokens at a position, over documents (n = {format_count_range(frame['n'])}). {averaging_note(data, means=means)}{band_note(means, BAND)}Full attention, a single pass over each "
-        f"document. The first point averages the first {first} tokens, each further one "
-        f"{first} tokens or an eighth of an octave, whichever is longer; a point stands in the middle of its tokens. Marks tell lines apart and stand at some of the points."
+        f"Loss of the tokens at a position, over documents (n = {format_count_range(frame['n'])}). {averaging_note(data, means=means)}{_band_note(means)}Full attention, a single pass over each "
+        f"document. A point averages {first} tokens or an eighth of an octave, whichever is longer, and stands in their middle."
     ]
     notes += out_of_range_note(frame, y_limits(frame, means)[1])
     return collected(
         store, data, "position-nll", "Loss by position in the document", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
+
+
+def _band_note(means: pd.DataFrame) -> str:
+    """Return the sentences on the bands, and on what they leave out if they are not over documents; "" without any."""
+    note = band_note(means, BAND)
+    over_cells = bool((has_band(means) & (means["interval"] != "trials")).any())
+    return (
+        note
+        + "They hold point by point, so that chance varies their width, and leave out the spread of documents. "
+        * over_cells
+    )
 
 
 def format_count_range(counts: pd.Series) -> str:

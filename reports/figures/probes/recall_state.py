@@ -47,17 +47,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
     chance = _chance_levels(data, frame)
     sizes = _size_axes(data, frame)
     notes = [
-        f"Share of queries of MQAR that a network answers with the value of their key, over the bytes that decoding stores "
-        f"for one row (keys and values, memories and the tails of convolutions, in their stored types)."
-        f"{_rows_note(data, frame)} A line per kind of network{_sizes_note(data, sizes)}{_dots_note(frame, means)}. "
-        f"{bar_note(means, 'Bars')}".strip(),
+        "Share of queries of MQAR that are answered with the value of their key, over the bytes that decoding stores for one "
+        f"row (keys and values, memories, tails of convolutions).{_rows_note(data, frame)}{_sizes_note(sizes)}"
+        f"{_dots_note(frame, means)} {bar_note(means, 'Bars', _interval_text(frame))}".strip(),
         *_chance_note(chance),
         *_missing_note(data, frame),
     ]
     names = {str(row["cell"]): f"{row['line']} {row['size']}".strip() for row in frame.to_dict("records")}
     return collected(
         store, data, "recall-state", "Associative recall by size of the state", frame, frame_origins(frame),
-        notes=notes, chance=chance, names=names,
+        notes=notes, chance=chance, names=names, shown=[*frame["line"], "memory"],
         sizes={cell.cell_id: cell_level(cell, sizes[0]) for cell in data.cells} if len(sizes) == 1 else {},
         size_name=drawing.axis_label(sizes[0]) if sizes else "",
     )  # fmt: skip
@@ -79,12 +78,11 @@ def _rows_note(data: SweepData, frame: pd.DataFrame) -> str:
     questions = [data.values.get((cell.cell_id, PROBE, "questions", 0)) for cell in drawn]
     pairs = [round(value.value / value.n) for value in questions if value is not None and value.value and value.n]
     texts = [f"rows of {_range_text(lengths)} tokens"] if lengths else []
-    texts += [f"{_range_text(pairs)} pairs per row, each asked for once"] if pairs else []
-    texts += [f"{_range_text(frame['n'])} rows per cell"] if frame["n"].notna().all() else []
-    listed = f" Here: {'; '.join(texts)}." if texts else ""
+    texts += [f"{_range_text(pairs)} pairs, each asked for once"] if pairs else []
+    listed = f" {'; '.join(texts).capitalize()}." if texts else ""
     # without attention to all tokens of a row the bytes do not depend on it
     grows = any(cell_level(cell, "memory") in OFF and cell_level(cell, "window") in OFF for cell in drawn)
-    return listed + (" The bytes of full attention grow with the length of a row, those of a memory do not." * grows)
+    return listed + (" The bytes of full attention grow with a row, those of a memory do not." * grows)
 
 
 def _range_text(numbers: Sequence[Any] | pd.Series) -> str:
@@ -92,13 +90,19 @@ def _range_text(numbers: Sequence[Any] | pd.Series) -> str:
     return " to ".join(f"{number:,}" for number in sorted({int(min(numbers)), int(max(numbers))}))
 
 
-def _sizes_note(data: SweepData, sizes: Sequence[str]) -> str:
-    """Return what the note says of the axes that change the state along a line; "" without any."""
+def _sizes_note(sizes: Sequence[str]) -> str:
+    """Return the sentence on the axes that change the state along a line, after a space; "" without any."""
     if not sizes:
         return ""
-    texts = [f"{drawing.axis_label(axis)} ({', '.join(data.levels(axis))})" for axis in sizes]
-    suffix = ", which stands beside each point and in brackets behind the name" if len(sizes) == 1 else ""
-    return f"; along a line changes {' and '.join(texts)}{suffix}"
+    names = " and ".join(map(drawing.axis_label, sizes))
+    suffix = " (beside points, behind names)" if len(sizes) == 1 else ""
+    return f" Along a line changes {names}{suffix}, and with it the parameters: equal bytes are not equal networks."
+
+
+def _interval_text(frame: pd.DataFrame) -> str:
+    """Return the meaning of the interval of a cell, whose unit is a row, since the answers of a row are not independent."""
+    rows = f"n = {_range_text(frame['n'])}" if frame["n"].notna().all() else "n"
+    return f"95 % Wilson intervals over the rows of a cell ({rows}; the answers of a row count as one)"
 
 
 def _chance_note(chance: Sequence[float]) -> list[str]:
@@ -106,14 +110,14 @@ def _chance_note(chance: Sequence[float]) -> list[str]:
     levels = " to ".join(
         f"{format_number(level, 1, percent=True)} %" for level in dict.fromkeys((*chance[:1], *chance[-1:]))
     )
-    return [f"Dotted: chance level, one of the corpus's values at random, {levels}."] if chance else []
+    return [f"Chance level, one of the corpus's values at random: {levels}."] if chance else []
 
 
 def _dots_note(frame: pd.DataFrame, means: pd.DataFrame) -> str:
-    """Return what the note says of points that are means over seeds; "" if every point is a single cell."""
+    """Return the sentence on points, which are single runs or means over seeds, after a space."""
     if len(frame) == len(means):
-        return ". Each point is a single cell, one run"
-    return ". Each point is a mean over seeds, with a small dot per cell"
+        return " A point is a single run."
+    return " A point is a mean over seeds, with a small dot per run."
 
 
 def _frame(data: SweepData) -> pd.DataFrame:
@@ -226,7 +230,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     highlighted = named_cells(figure_data, look)
     for row in frame[frame["cell"].isin(highlighted)].to_dict("records"):
         drawing.note(axes, highlighted[row["cell"]], (row["length"], 100 * row["value"]), (4, 3))
-    handles = _memory_keys(lines, inks)
+    handles = _memory_keys(lines)
     handles |= {INTERVAL: interval_key(is_bar=True)} if means["low"].notna().any() else {}
     if figure_data.draw_options["sizes"]:
         number = min(figure_data.draw_options["sizes"].values(), key=len)
@@ -250,15 +254,16 @@ def _inks(lines: Sequence[Mapping[Any, Any]]) -> dict[str, str]:
     return {str(row["line"]): own.get(str(row["line"]), mixers[str(row["first"])]) for row in lines}
 
 
-def _memory_keys(lines: Sequence[Mapping[Any, Any]], inks: Mapping[str, str]) -> dict[str, Any]:
-    """Return the legend handles of the memories, the one of a single line in its ink, whose dashes no mark covers."""
-    handles = {}
-    for memory in sorted({"off" if row["second"] in OFF else str(row["second"]) for row in lines}):
-        own = [inks[str(row["line"])] for row in lines if ("off" if row["second"] in OFF else row["second"]) == memory]
-        look = memory_look(own[0] if len(own) == 1 else drawing.GREY, memory)
-        look |= {"marker": "none"} if memory != "off" else {}
-        handles[memory_label(memory)] = drawing.key(**look, linewidth=drawing.line_width(1.0))
-    return handles
+def _memory_keys(lines: Sequence[Mapping[Any, Any]]) -> dict[str, Any]:
+    """Return the legend handles of lines with and without a memory, if there are both; names stand at the lines."""
+    looks = {"no memory": "off", "with memory": "on"}
+    used = {"off" if row["second"] in OFF else "on" for row in lines}
+    marks = {"linestyle": "none", "linewidth": drawing.line_width(1.0)}
+    return {
+        label: drawing.key(**memory_look(drawing.GREY, memory) | marks)
+        for label, memory in looks.items()
+        if len(used) > 1
+    }
 
 
 def _last_sizes(frame: pd.DataFrame, means: pd.DataFrame, sizes: Mapping[str, str]) -> dict[str, str]:

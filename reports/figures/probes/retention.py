@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ....results.store.store import Store
 from ...number_format import format_length
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
 from ..canvas.length_frames import in_grid_order
 from .heat_maps import (
     add_colour_bar,
@@ -32,8 +33,8 @@ PROBE = "gates"
 PARTS = {"mixer": "retention", "memory": "memory"}
 SHORTEST, LONGEST = 0.1, 2.0**20
 """Half-lives in tokens between which colours differ."""
-ENDLESS = "#d9d9d9"
-"""Colour of gates that hardly decay, which is no part of the scale."""
+ENDLESS: dict[str, Any] = {"facecolor": "white", "edgecolor": drawing.FAINT, "hatch": "////", "linewidth": 0}
+"""Look of gates that hardly decay, which is no part of the scale."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -50,21 +51,38 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"no cell of sweep {data.sweep} has measured gates; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
     notes = [
-        "A square per gate (head and layer), coloured on a logarithmic scale, brighter is longer. Half-life: tokens until half of what a token wrote to the state is left, from the mean log of each gate over "
-        "tokens."
+        "A square per gate (head and layer). Half-life: tokens until half of what a token wrote to the state is left, from the "
+        f"mean log of each gate over {_token_text(data, measured)}, on which rare resets weigh most.{_extrapolated_text(store, data, frame)}"
     ]
     if (frame["channel"] > 0).any():
         notes.append("Gates per channel: a row is a head of a layer, its channels sorted by half-life.")
     if any(cell.levels["attn_type"] == "tra" for cell in data.cells if cell.cell_id in measured):
         notes.append("TRA: counted in surviving keys, not in tokens.")
     if (frame["half_life"].fillna(LONGEST) >= LONGEST).any():
-        notes.append(f"Grey: {format_length(int(LONGEST))} tokens or more, or no decay at all.")
-    if (layers := sorted(set(frame["layer"]))) != list(range(min(layers), max(layers) + 1)):
-        notes.append(f"Layers with gates: {', '.join(map(str, layers))}.")
+        notes.append(f"Hatched: {format_length(int(LONGEST))} tokens or more, or no decay at all.")
     return collected(
         store, data, "retention", "Half-life of gated state", frame, frame_origins(frame),
         notes=[*notes, *selection_notes(data, measured)], first=first_cell_of_each(data, measured), titles=title_parts(data, measured),
     )  # fmt: skip
+
+
+def _token_text(data: SweepData, cells: Sequence[str]) -> str:
+    """Return the tokens over which gates are averaged as text, such as "8,192 tokens"."""
+    counts = [
+        value.n for cell in cells for name in PARTS.values() if (value := data.values.get((cell, PROBE, name, 0)))
+    ]
+    sizes = sorted({int(count) for count in counts if count})
+    return (
+        f"{' to '.join(f'{count:,}' for count in dict.fromkeys((sizes[0], sizes[-1])))} tokens" if sizes else "tokens"
+    )
+
+
+def _extrapolated_text(store: Store, data: SweepData, frame: pd.DataFrame) -> str:
+    """Return the sentence on half-lives beyond the texts that gates are read on, after a space; "" without any."""
+    trained = set(training_lengths(store, data).values())
+    if not trained or not (frame["half_life"].fillna(LONGEST) > min(trained)).any():
+        return ""
+    return f" Beyond a text's {format_length(min(trained))} tokens, the length of training, it is extrapolated."
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
@@ -96,7 +114,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a map for the mixer and one for the memory of each cell, as far as they have gates.
 
     Colours are half-lives in tokens on a logarithmic scale from 0.1; those of 2^20 or more, and of gates that never
-    decay, are grey. Highlighted cells of `look` are drawn instead of the first of each configuration.
+    decay, are hatched. Highlighted cells of `look` are drawn instead of the first of each configuration.
     """
     from matplotlib.colors import LogNorm
 
@@ -121,7 +139,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     ticks = [2.0**power for power in range(high, low - 1, -step)][::-1]
     tick_labels = {tick: format_length(int(tick)) if tick >= 1 else f"{tick:.2g}" for tick in ticks}
     add_colour_bar(figure, image, "half-life, tokens", tick_labels)
-    endless = {f"≥ {format_length(int(LONGEST))} tokens": drawing.patch(facecolor=ENDLESS, linewidth=0.5)}
+    endless = {f"≥ {format_length(int(LONGEST))} tokens": drawing.patch(**ENDLESS)}
     return drawing.finished(figure, figure_data.title, figure_data.notes, endless if (lives >= LONGEST).any() else {})
 
 
@@ -148,7 +166,8 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
     else:
         table = rows.pivot_table(index="layer", columns="head", values="life").to_numpy(dtype=float)
         heads, middles = 1, [float(index) for index in range(len(layers))]
-    image = draw_heat_map(axes, np.where(table < LONGEST, table, np.nan), norm, bad=ENDLESS)
+    image = draw_heat_map(axes, np.where(table < LONGEST, table, np.nan), norm, bad="none")
+    axes.patch.set(**ENDLESS)
     if rows["channel"].max() == 0:
         texts = [[_life_text(number) for number in row] for row in table.tolist()]
         drawing.after_layout(

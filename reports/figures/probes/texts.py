@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -59,6 +58,8 @@ MEASURES = {
     "needle": ("digit_accuracy", "needle accuracy\n(% of digits)", "context length (tokens)"),
 }
 """Probe -> (metric, labels of the y and x axis of its panels)."""
+HALF = 50.0
+"""Percent up to which shares at the end of every text have an axis of half the length."""
 GAINS = "loss − mean of lines\n(nats per token)"
 """Label of the x axis of losses at the end of every text."""
 SPREAD = 0.7
@@ -102,28 +103,24 @@ def collect(store: Store, data: SweepData) -> FigureData:
         second=[[*levels[cell], ""][1] for cell in frame["cell"]],
         line=[", ".join(levels[cell]) for cell in frame["cell"]],
     )
-    means = _drawn_means(frame)
+    means = line_means(frame)
     constant = _constant_digit_scores(data)
     texts = list(dict.fromkeys(frame["panel"]))
     first = means[means["panel"] == texts[0]]
-    rows = {"clean": "mean over the first tokens of documents", "position_nll": "by position in the longest documents"}
-    rows |= {"needle": "needle accuracy, by context length"}
-    named = [rows[probe] for probe in _measures(frame)]
     parts_of_page = (
-        f"Left: {texts[0]}; right: all texts at the longest length or last position, losses as differences from the mean of "
-        "the lines on that text. From the top"
+        f"Left: {texts[0]}; right: every text (named by its file) at its longest length or last position. "
         if len(texts) > 1
-        else "Panels"
+        else ""
     )
     notes = [
-        f"{parts_of_page}: {'; '.join(named)}. {averaging_note(data, axes, means=means)}{band_note(_with_intervals(means))}"
+        f"{parts_of_page}{_difference_note(means, axes)}{averaging_note(data, axes, means=means)}{_interval_note(means)}"
         f"{_sample_note(frame)}Full attention."
     ]
     titled = [name.partition(TEXT_SEPARATOR)[0].replace("_nll", "") for name in first["probe"]]
     notes += coinciding_note(first.assign(panel=titled), axes, "points")
     if constant:
         shares = " to ".join(sorted({format_number(share, 1, percent=True) for share in constant.values()}, key=float))
-        notes.append(f"Dashed and dotted: constant-digit baseline on these trials, {shares} %.")
+        notes.append(f"Constant-digit baseline: {shares} %.")
     return collected(
         store, data, "texts", "Loss and needle accuracy on further texts", frame, frame_origins(frame), notes=notes,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=axes),
@@ -147,30 +144,68 @@ def _measures(frame: pd.DataFrame) -> list[str]:
     return [probe for probe in MEASURES if probe in probes]
 
 
-def _drawn_means(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the means of lines, of which losses by position lose their intervals but for the last: they would overlap."""
-    means = line_means(frame)
-    by_position = means["probe"].str.startswith("position_nll")
-    is_last = means["length"] == means.groupby(["probe", "line"])["length"].transform("max")
-    return means.mask(by_position & ~is_last, means.assign(low=math.nan, high=math.nan))
+def _is_by_position(means: pd.DataFrame) -> pd.Series:
+    """Return for each row of `line_means` whether it is a loss by position."""
+    return means["probe"].str.startswith("position_nll")
 
 
-def _with_intervals(means: pd.DataFrame) -> pd.DataFrame:
-    """Return the means whose lines have intervals: all but losses by position, if there are others."""
-    by_length = means[~means["probe"].str.startswith("position_nll")]
+def _by_length(means: pd.DataFrame) -> pd.DataFrame:
+    """Return the means by context length; those by position if there are no others."""
+    by_length = means[~_is_by_position(means)]
     return means if by_length.empty else by_length
+
+
+def _interval_note(means: pd.DataFrame) -> str:
+    """Return the sentences on the intervals, which are bands for losses by position; with a space at their end."""
+    note = band_note(_by_length(means))
+    by_position = _is_by_position(means)
+    is_mixed = note.startswith("Bars:") and bool((has_band(means) & by_position).any()) and not by_position.all()
+    return note.replace("Bars:", "Bars, by position bands:", 1) if is_mixed else note
+
+
+def _difference_note(means: pd.DataFrame, axes: Sequence[str]) -> str:
+    """Return the sentences on losses at the right, with a space at their end; "" for a single text or without losses.
+
+    They name a line that is alone on its side of the mean on every text, since it moves the mean by itself.
+    """
+    losses = [
+        probe for probe in ("clean", "position_nll") if means["probe"].str.startswith(probe + TEXT_SEPARATOR).any()
+    ]
+    if means["panel"].nunique() < 2 or not losses:
+        return ""
+    alone: set[tuple[str, str]] = set()
+    for probe in losses:
+        for _, ends in _ends(means, probe).groupby("panel"):
+            sides = ends["value"] > ends["value"].mean()
+            singles = [side for side in (True, False) if (sides == side).sum() == 1 and len(ends) > 2]
+            alone.add(
+                (_line_label(ends[sides == singles[0]], axes), "up" if singles[0] else "down") if singles else ("", "")
+            )
+    pulled = ""
+    if len(alone) == 1 and ("", "") not in alone:
+        ((name, way),) = alone
+        pulled = f", which {name} alone pulls {way}"
+    return (
+        f"Losses at the right: minus the mean of the lines (upright line at 0){pulled}; its error is not in the bars. "
+    )
+
+
+def _line_label(rows: pd.DataFrame, axes: Sequence[str]) -> str:
+    """Return the levels of the first row's line in brackets, such as "(RoPE, no memory)"."""
+    first = rows.iloc[0]
+    levels = [drawing.level_label(first[column], axis) for axis, column in zip(axes, ("first", "second"), strict=False)]
+    return f"({', '.join(levels)})"
 
 
 def _sample_note(frame: pd.DataFrame) -> str:
     """Return the sentence on how many documents and digits a run's values come from, with a space at its end."""
     counts = []
-    for probe, unit in (("clean", "documents (by length)"), ("position_nll", "documents (by position)"),
-                        ("needle", "digits (needle)")):  # fmt: skip
+    for probe, unit in (("clean", "documents by length"), ("position_nll", "by position"), ("needle", "digits")):  # fmt: skip
         rows = frame[frame["probe"].str.startswith(probe + TEXT_SEPARATOR)]
         numbers = rows["n"] // rows["length"] if probe == "clean" else rows["n"]
         if len(rows) and numbers.min() > 0:
             counts.append(f"{_range_text(numbers)} {unit}")
-    return f"A value of a run: {', '.join(counts)}. " if counts else ""
+    return f"A run's value: {', '.join(counts)}. " if counts else ""
 
 
 def _range_text(numbers: pd.Series) -> str:
@@ -182,7 +217,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a row per measure: lines over lengths on the first text, and a mark per line at the end of every text."""
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     texts, measures = list(dict.fromkeys(frame["panel"])), _measures(frame)
-    means, styles = _drawn_means(frame), line_styles(frame, figure_data.draw_options["axes"])
+    means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
     constant = figure_data.draw_options["constant"]
     has_ends = len(texts) > 1
     figure = drawing.page(drawing.PANEL_HEIGHT * (len(measures) if has_ends else 1) + 0.35,
@@ -192,13 +227,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         figure.set_figheight(figure.get_figheight() * drawing.rows_of(len(measures), columns))
     titles = [title for probe in measures for title in (texts[0], _end_title(means, probe))[: 1 + has_ends]]
     group = drawing.panels(figure, titles, columns=columns)
-    barred = is_barred(_with_intervals(means))
+    barred = is_barred(_by_length(means))
     highlighted = named_cells(figure_data, look)
     for probe, axes in zip(measures, group[:: 1 + has_ends], strict=True):
         rows, mean = (part[part["probe"] == f"{probe}{TEXT_SEPARATOR}{texts[0]}"] for part in (frame, means))
         is_share = probe == "needle"
-        if probe == "position_nll":
-            mean = mean.assign(low=math.nan, high=math.nan, cells=1)
         draw_lines_with_means(axes, rows, mean, styles, 100.0 if is_share else 1.0, highlighted=highlighted,
                               barred=barred and probe != "position_nll")  # fmt: skip
         _set_scales(axes, rows, mean, trained, is_share=is_share)
@@ -209,10 +242,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         axes.set_ylabel(MEASURES[probe][1])
         axes.set_xlabel(MEASURES[probe][2])
     for probe, axes in zip(measures, group[1::2] if has_ends else (), strict=False):
-        _draw_ends(axes, means, probe, texts, styles)
-        for index, text in enumerate(texts if probe == "needle" else ()):
-            if text in constant:
-                axes.vlines(100 * constant[text], index - 0.5, index + 0.5, **_baseline())
+        _draw_ends(axes, means, probe, texts, styles, constant)
     more = training_key(trained)
     if constant and "needle" in measures:
         more.append((f"constant digit ({format_number(max(constant.values()), 1, percent=True)} %)", BASELINE))
@@ -220,9 +250,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _keys(styles: LineStyles, more: Sequence[tuple[str, Any]], means: pd.DataFrame) -> dict[str, Any]:
-    """Return the legend handles, with one of the intervals, which are bars on the right, and on the left if not bands."""
-    keys = legend(styles, *more, means=_with_intervals(means))
-    return keys if INTERVAL in keys or not has_band(means).any() else keys | {INTERVAL: interval_key(is_bar=True)}
+    """Return the legend handles, with one of the intervals: bars, bands by position, or both side by side."""
+    keys = legend(styles, *more, means=_by_length(means))
+    bands = means[_is_by_position(means)]
+    if not has_band(means).any():
+        return keys
+    bar, band = interval_key(is_bar=True), interval_key(is_bar=False)
+    return keys | {INTERVAL: (bar, band) if has_band(bands).any() else bar}
 
 
 def _baseline() -> dict[str, Any]:
@@ -245,7 +279,9 @@ def _end_title(means: pd.DataFrame, probe: str) -> str:
     return f"all texts at {format_length(lengths.pop())}" if len(lengths) == 1 else "all texts, longest length"
 
 
-def _draw_ends(axes: Axes, means: pd.DataFrame, probe: str, texts: Sequence[str], styles: LineStyles) -> None:
+def _draw_ends(
+    axes: Axes, means: pd.DataFrame, probe: str, texts: Sequence[str], styles: LineStyles, constant: Mapping[str, float]
+) -> None:
     """Draw a mark with its interval per text (row) and line, one below the other within a row.
 
     Args:
@@ -254,6 +290,7 @@ def _draw_ends(axes: Axes, means: pd.DataFrame, probe: str, texts: Sequence[str]
         probe: The measure; losses are differences from the mean of the lines on their text, shares are in percent.
         texts: The texts, the first on top.
         styles: Style by line.
+        constant: Constant-digit baseline by text, which panels of shares show.
     """
     ends, is_share = _ends(means, probe), probe == "needle"
     centre = 0.0 if is_share else ends.groupby("panel")["value"].transform("mean")
@@ -271,12 +308,18 @@ def _draw_ends(axes: Axes, means: pd.DataFrame, probe: str, texts: Sequence[str]
             axes.hlines(height, row["low"], row["high"], color=ink, linewidth=drawing.line_width(1.0), alpha=0.6)
     for index in range(1, len(texts)):
         axes.axhline(index - 0.5, color=drawing.FAINT, linewidth=drawing.line_width(0.5), zorder=0.9)
+    for text in texts if is_share else ():
+        if text in constant:
+            middle = texts.index(text)
+            axes.vlines(100 * constant[text], middle - 0.5, middle + 0.5, **_baseline())
     drawing.rows_alone(axes)
     drawing.put_ticks(axes.yaxis, dict(enumerate(texts)))
     axes.set_ylim(len(texts) - 0.5, -0.5)
     if is_share:
-        axes.set_xlim(-3, 103)
+        highest = max(ends["value"].max(), ends.loc[shown, "high"].max(), 100 * max(constant.values(), default=0.0))
+        axes.set_xlim(-3, HALF if highest <= HALF else 103)
     else:
+        axes.axvline(0, color=drawing.INK, linewidth=drawing.line_width(0.7), zorder=0.95)
         axes.margins(x=0.06)
         axes.locator_params(axis="x", nbins=drawing.ticks_that_fit(axes, 6))
     axes.set_xlabel(MEASURES[probe][1] if is_share else GAINS)

@@ -24,7 +24,8 @@ MIN_TRIALS = 4
 """Least number of finished trials: three make a single triangle."""
 MAX_SETTINGS = 4
 """Largest number of settings that are drawn against each other."""
-BANDS = 10
+BANDS, MAX_BAR_TICKS = 10, 7
+"""Most bands of colour, and most ticks of the colour bar."""
 HATCH = "//////"  # of positions far from every trial
 SPREAD = 0.5
 FOLDS = 5  # parts of the trials that are left out in turn
@@ -83,21 +84,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
     drawn = (joint or pairs)[:MAX_PANELS]
     frame = pd.concat(drawn, ignore_index=True).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
-    notes = [f"Colour: {first.words}, darker is better; each mark is a {study.trial_noun} (n = {len(study.done)})."]
-    if any(_level_positions(scales[x]) or _level_positions(scales[y]) for x, y in frame[["x", "y"]].to_numpy()):
-        notes.append("Marks of a level are spread across it.")
+    spread = any(_level_positions(scales[x]) or _level_positions(scales[y]) for x, y in frame[["x", "y"]].to_numpy())
+    notes = [
+        f"Each mark is a {study.trial_noun} (n = {len(study.done)}){', spread across its level' if spread else ''}, in the "
+        f"colour of its {first.words}; it differs from its neighbours in the other settings too."
+    ]
     values = frame.drop_duplicates("number")["value"]
     if values.nunique() > 1:
-        notes.append(
-            f"Colours tell the best {CAPPED_SHARE:.0%} of the trials apart; arrow: worse ones, up to {_worst(values, first.sign):.3g}."
-        )
+        notes.append(f"Arrow: worse values, up to {_worst(values, first.sign):.3g}.")
     if joint:
         notes.append(
-            "Between marks, colours are interpolated linearly (triangles of neighbours, smoothed over "
-            f"{SMOOTHING:.0%} of an axis; within each level of a setting with levels), and none farther than "
-            f"{REACH:.0%} of an axis from every trial. Hatched: no colour, since no trial is near. Above each panel: share "
-            "of the variance of left-out trials (five folds) that the interpolation over the pair explains, and that over "
-            f"the better of the two settings alone. {_selection_note(pairs, predictive, drawn)}"
+            f"Surface: linear interpolation, smoothed over {SMOOTHING:.0%} of an axis, up to {REACH:.0%} of an axis from a "
+            "trial; it need not be darkest at the best one. Titles: share of the variance of left-out trials (five folds) "
+            f"that it explains. {_selection_note(pairs, predictive, drawn)}"
         )
     else:
         notes.append(
@@ -117,16 +116,28 @@ def _worst(values: pd.Series, sign: int) -> float:
     return float(values.min() if sign > 0 else values.max())
 
 
-def _colour_range(values: pd.Series, sign: int) -> tuple[float, float]:
-    """Return the (low, high) ends of the colours: from the best value to that of CAPPED_SHARE of the trials.
+def _bands(values: pd.Series, sign: int) -> Any:
+    """Return a normalization with about BANDS bands between round numbers, which the surface and marks share.
+
+    They reach from the best value to that of CAPPED_SHARE of the trials; equal values have a single colour.
 
     Args:
         values: Value of each trial; at least one.
         sign: 1 if more is better, else -1.
     """
-    if sign > 0:
-        return float(values.quantile(1 - CAPPED_SHARE)), float(values.max())
-    return float(values.min()), float(values.quantile(CAPPED_SHARE))
+    from matplotlib.colors import BoundaryNorm
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = float(values.min()), float(values.max())
+    low, high = (
+        (float(values.quantile(1 - CAPPED_SHARE)), high) if sign > 0 else (low, float(values.quantile(CAPPED_SHARE)))
+    )
+    if low >= high:
+        return drawing.linear(low, high, clip=True)
+    edges = MaxNLocator(nbins=BANDS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return BoundaryNorm(
+        [edge for edge in edges if low - np.diff(edges)[0] < edge < high + np.diff(edges)[0]], 256, clip=True
+    )
 
 
 def _gain(pair: pd.DataFrame) -> float:
@@ -147,13 +158,12 @@ def _selection_note(
     """
     alone = sum(_gain(pair) < MIN_GAIN for pair in predictive)
     reasons = [
-        f"{alone} no better than one of the two settings alone (by less than {MIN_GAIN:.0%} of the variance)",
-        f"{len(pairs) - len(predictive)} with less than {MIN_SKILL:.0%} of the variance",
-        f"{len(predictive) - alone - len(drawn)} with less than those drawn",
+        f"{alone} no better than a setting alone (by {MIN_GAIN:.0%})",
+        f"{len(pairs) - len(predictive)} that explain less than {MIN_SKILL:.0%}",
+        f"{len(predictive) - alone - len(drawn)} worse",
     ]
     omitted = " and ".join(reason for reason in reasons if not reason.startswith("0 "))
-    shown = f"{counted(len(drawn), 'pair')} of {len(pairs)}"
-    return f"Drawn: {shown}, the best first; not drawn: {omitted}." if omitted else f"Drawn: {shown}, the best first."
+    return f"Drawn: {counted(len(drawn), 'pair')} of {len(pairs)}{f'; not drawn: {omitted}' if omitted else ''}."
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
@@ -201,8 +211,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     letters = max(12, int(TITLE_SHARE * width / columns * 72 / (0.6 * drawing.size("xtick.labelsize"))))
     objective = settings.objective_with_direction(figure_data.draw_options["direction"])
     trials = frame.drop_duplicates("number")
-    norm = drawing.linear(*_colour_range(trials["value"], objective.sign), clip=True)
-    chart = settings.colours(objective.sign)
+    norm, chart = _bands(trials["value"], objective.sign), settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
         _draw_panel(axes, panel_rows, scales[x], scales[y], norm, chart)
@@ -214,7 +223,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     if len(pairs) <= min(columns, 2):
         # the bar beside a single row is short
         label = label.replace(", ", ",\n")
-    settings.colour_bar(figure, grid, norm, chart, label, extend="min" if objective.sign > 0 else "max")
+    edges = getattr(norm, "boundaries", None)
+    settings.colour_bar(
+        figure, grid, norm, chart, label, extend="min" if objective.sign > 0 else "max",
+        ticks=None if edges is None else edges[:: -(-len(edges) // MAX_BAR_TICKS)],
+    )  # fmt: skip
     best = trials[trials["best"]]["value"]
     value = f": {best.iloc[0]:.4g}" if len(best) == 1 else ""
     handles = {f"{figure_data.draw_options['ring']}{value}": settings.ring_key()}
@@ -235,9 +248,7 @@ def _pair_title(panel_rows: pd.DataFrame, letters: int) -> str:
     lines = textwrap.wrap(f"{first} × {second}", letters, break_long_words=False)
     if pair["skill"] >= MIN_SKILL:
         alone = 100 * max(0.0, pair["y_alone"], pair["x_alone"])
-        share = (
-            f"explains\u00a0{100 * pair['skill']:.0f}\u00a0%, either\u00a0alone at\u00a0most\u00a0{alone:.0f}\u00a0%"
-        )
+        share = f"surface\u00a0explains\u00a0{100 * pair['skill']:.0f}\u00a0%, either\u00a0alone\u00a0≤\u00a0{alone:.0f}\u00a0%"
         lines += textwrap.wrap(share, letters, break_long_words=False)
     return "\n".join(lines)
 
@@ -301,12 +312,6 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
     drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
 
 
-def _band_middle(value: float, norm: Any) -> np.ndarray:
-    """Return the middle of the value's band of colour, so that strips have the bands of contours."""
-    band = np.clip(np.floor(BANDS * (value - norm.vmin) / (norm.vmax - norm.vmin)), 0, BANDS - 1)
-    return np.asarray(norm.vmin + (band + 0.5) / BANDS * (norm.vmax - norm.vmin))
-
-
 def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
     """Draw the interpolated values: smooth filled contours between two settings of numbers, else a strip per level.
 
@@ -338,10 +343,9 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
             nearest = NearestNDInterpolator(coordinates, values)(grid)
             table = np.where(np.isfinite(table), table, nearest).reshape(STEPS + 1, -1)
             table = gaussian_filter(table, SMOOTHING * STEPS, mode="nearest")
-            levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
             hull = coordinates[ConvexHull(coordinates).vertices]
             away = cdist(grid, coordinates).min(axis=1).reshape(table.shape)
-            field = axes.contourf(steps, steps, table.clip(norm.vmin, norm.vmax), levels=levels, **look)
+            field = axes.contourf(steps, steps, table.clip(norm.vmin, norm.vmax), levels=norm.boundaries, **look)
             gaps = axes.contourf(steps, steps, away, levels=[REACH, 2.0], colors=["white"], hatches=[HATCH], zorder=1.1)
             gaps.set(edgecolor=drawing.FAINT, linewidth=0)
             for drawn in (field, gaps):
@@ -360,7 +364,7 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale
             own = coordinates[[x_edges[0] <= at <= x_edges[1] or not _level_positions(x) for at in coordinates[:, 0]]]
             own = own[[y_edges[0] <= at <= y_edges[1] or not _level_positions(y) for at in own[:, 1]]]
             if np.isfinite(table[column, row]) and cdist(point, own).min() <= REACH:
-                value = _band_middle(table[column, row], norm).reshape(1, 1)
+                value = table[column, row].reshape(1, 1)
                 axes.pcolormesh(x_edges, y_edges, value, **look, linewidth=0, antialiased=False)
 
 

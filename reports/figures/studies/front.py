@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise, product
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.study_data import Study, require_done_trials, study_of
+from ...stats.study_data import Study, level_text, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -18,9 +18,9 @@ from ..canvas.labels import dominated_key, mark_better_corner, shade_dominated
 from ..canvas.scales import short_numbers
 from .settings import (
     RING,
-    RING_SIZE,
     objective_with_direction,
     padded_range,
+    setting_label,
     settings_text,
     trial_row,
     value_range,
@@ -28,6 +28,12 @@ from .settings import (
 )
 
 MAX_NAMED = 12
+MAX_KINDS, MIN_SHARE = 5, 0.5  # levels of the setting that marks show, and the share of a variance that it explains
+MARK, FRONT_RING, RING_EDGE = (
+    3.4,
+    5.6,
+    0.6,
+)  # points in the style `paper`, diameters of a mark and of a ring, and its edge
 MAX_LISTED = 6  # trials of a front whose settings the notes list
 
 
@@ -36,7 +42,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     A trial is finished if it has a finite final value of every objective. The earlier objective of a pair is x.
     Columns: number, cell, attempt, x and y (names of the objectives), x_label, y_label, x_sign, y_sign (1 where more is
-    better, else -1), x_value, y_value (shares in %), front (True if no trial is at least as good in every objective of
+    better, else -1), x_value, y_value (shares in %), kind (level of the setting that marks show, such as "layers 4"; empty
+    where none explains half of the variance of an objective), front (True if no trial is at least as good in every objective of
     the study and better in one).
 
     Raises:
@@ -50,10 +57,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     require_done_trials(study, 1, "the figure front")
     frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
+    kinds = _kinds(study)
+    frame = frame.assign(kind=[kinds.get(number, "") for number in frame["number"]])
     notes = [
-        "Ringed, with the number of the trial: the Pareto front, where no other trial is as good in all objectives and "
-        "better in one; the line bounds what it reaches. Shaded: dominated, no better than one of the front in any objective.",
-        f"Each mark is a single trial (n = {len(study.done)}), so no uncertainty is shown.",
+        f"Each mark is a single trial (n = {len(study.done)}), without an interval. Ringed: the Pareto front, where no other "
+        f"trial is as good in all objectives and better in one; the line bounds what it reaches.{_device_note(store, study)}"
     ]
     best = [trial for trial in study.done if trial.number in study.best]
     if len(best) <= MAX_LISTED:
@@ -63,7 +71,48 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(study.objectives) > 2:
         notes.append("The front is over all objectives, so its trials may lie inside in a panel of two.")
     origins = study.origins(study.done)
-    return collected(store, study.data, "front", "Pareto front of the study", frame, origins, notes=notes)
+    return collected(
+        store, study.data, "front", "Pareto front of the study", frame, origins, notes=notes, shown=set(frame["kind"])
+    )
+
+
+def _device_note(store: Store, study: Study) -> str:
+    """Return the sentence on the devices of measured speeds, after a space; "" without a speed among the objectives."""
+    if not any(objective.probe == "throughput" for objective in study.objectives):
+        return ""
+    attempts = [attempt for trial in study.done if (attempt := study.attempt(trial)) is not None]
+    provenances = store.provenances(attempts).values()
+    devices = sorted({name for each in provenances if (name := each.gpu_name or each.device)})
+    return f" Speed on {' and '.join(devices)}." if devices else " The device of the speeds is not recorded."
+
+
+def _kinds(study: Study) -> dict[int, str]:
+    """Return the level of the setting that explains most of an objective's variance by trial number, such as "layers 4".
+
+    Only settings of few levels count, with two trials per level on average. Empty where none explains half.
+    """
+    shares: dict[str, float] = {}
+    for path in study.search.ranges:
+        levels = [str(level_text(trial.params[path])) if path in trial.params else "" for trial in study.done]
+        if not 1 < len(set(levels)) <= min(MAX_KINDS, len(levels) // 2):
+            continue
+        for objective in study.objectives:
+            values = pd.Series([trial.values[objective.index] for trial in study.done if trial.values is not None])
+            between = values.groupby(levels).transform("mean").var(ddof=0)
+            shares[path] = max(shares.get(path, 0.0), between / values.var(ddof=0) if values.nunique() > 1 else 0.0)
+    path = max(shares, key=shares.__getitem__, default="")
+    if not path or shares[path] < MIN_SHARE:
+        return {}
+    name = setting_label(study.names[path])
+    texts = {trial.number: level_text(trial.params[path]) for trial in study.done if path in trial.params}
+    is_mixer = path == "attn_type"
+    return {number: drawing.level_label(text) if is_mixer else f"{name} {text}" for number, text in texts.items()}
+
+
+def _shapes(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the marker of each kind, in the order of its numbers or else of its names; one for all without kinds."""
+    kinds = sorted(set(frame["kind"]), key=lambda kind: (len(kind), kind))
+    return dict(zip(kinds, drawing.MARKERS, strict=False))
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
@@ -95,18 +144,23 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame = figure_data.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page(2.8, 5.2 if len(pairs) == 1 else drawing.PAGE_WIDTH)
+    shapes = _shapes(frame)
     for axes, (x, y) in zip(drawing.panel_column(figure, len(pairs)), pairs, strict=True):
-        _draw_panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
-    trial = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
-    on_front = drawing.key(linestyle="none", marker="o", color=drawing.INK, markersize=drawing.line_width(3.6))
-    handles = {
-        "trial": trial,
-        "Pareto front": (on_front, drawing.key(markersize=drawing.line_width(RING_SIZE), **RING)),
-    } | (dominated_key() if len(pairs) == 1 else {})
+        _draw_panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], shapes, stepped=len(pairs) == 1)
+    handles: dict[str, Any] = {
+        kind or "trial": drawing.key(linestyle="none", marker=marker, color=drawing.GREY)
+        for kind, marker in shapes.items()
+    }
+    handles |= {"Pareto front": drawing.key(**_ring())} | (dominated_key() if len(pairs) == 1 else {})
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
-def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
+def _ring() -> dict[str, Any]:
+    """Return the style of the ring around a trial of the front, small enough to leave its neighbours free."""
+    return RING | {"markersize": drawing.line_width(FRONT_RING), "markeredgewidth": drawing.line_width(RING_EDGE)}
+
+
+def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, shapes: Mapping[str, str], *, stepped: bool) -> None:
     """Draw the trials of a pair of objectives, and set limits, ticks and axis labels.
 
     Limits cut outliers off but keep the whole front. Labels of the front's trials are written after the layout: every
@@ -114,7 +168,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
 
     Args:
         axes: The panel.
-        panel_rows: Rows of the pair, with number, front, and x_/y_ label, sign and value.
+        panel_rows: Rows of the pair, with number, kind, front, and x_/y_ label, sign and value.
+        shapes: Marker by kind.
         stepped: Draw the front as steps, too, and leave the x label on one line.
     """
     for side in ("x", "y"):
@@ -127,9 +182,12 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
         getattr(axes, f"set_{side}label")(label if side == "x" and stepped else wrap_vertical_label(label))
         short_numbers(getattr(axes, f"{side}axis"))
     front = panel_rows[panel_rows["front"]].sort_values("x_value", kind="stable")
-    drawing.points(axes, panel_rows["x_value"], panel_rows["y_value"], color=drawing.GREY, alpha=0.5, zorder=2)
-    drawing.points(axes, front["x_value"], front["y_value"], color=drawing.INK, zorder=3)
-    axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(RING_SIZE), zorder=3.2, **RING)
+    for kind, marker in shapes.items():
+        for rows, look in ((panel_rows, {"color": drawing.GREY, "alpha": 0.6, "zorder": 2}),
+                           (front, {"color": drawing.INK, "zorder": 3})):  # fmt: skip
+            own = rows[rows["kind"] == kind]
+            drawing.points(axes, own["x_value"], own["y_value"], marker, markersize=MARK, markeredgewidth=0, **look)
+    axes.plot(front["x_value"], front["y_value"], zorder=3.2, **_ring())
     if stepped:
         # the front's reach: from each trial towards the worse side of x, no trial is better in y
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
@@ -186,7 +244,7 @@ def _label_front(
             "arrowstyle": "-",
             "linewidth": drawing.line_width(0.5),
             "shrinkA": 0,
-            "shrinkB": 4,
+            "shrinkB": 3,
             "color": drawing.GREY,
         }
         note = drawing.note(axes, text, (x, y), (0, 0), ha="center", va="center", zorder=6, arrowprops=leader)

@@ -10,7 +10,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
 from ...render.style import STATE_INKS
-from ...stats.study_data import METHOD_NAMES, Objective, Study, range_text, require_done_trials, study_of
+from ...stats.study_data import METHOD_NAMES, Objective, Study, require_done_trials, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -19,7 +19,7 @@ from ..canvas.scales import short_numbers
 from .settings import (
     objective_with_direction,
     padded_range,
-    setting_label,
+    search_space_text,
     trial_row,
     value_range,
     wrap_vertical_label,
@@ -32,7 +32,7 @@ STANDING_STYLES: dict[str, dict[str, Any]] = {
     "failed": {"marker": "v", "color": STATE_INKS["failed"]},
 }
 STANDING_LABELS = {"pruned": "pruned, last value", "diverged": "diverged", "failed": "failed"}
-STRIP = 0.1  # height of the strip of trials without a value, as a share of the range of values
+STRIP, GAP = 0.1, 0.06  # height of the strip of trials without a value, and gap to the axis, as shares of the range
 LINE: dict[str, Any] = {"color": drawing.INK, "drawstyle": "steps-post"}
 
 
@@ -63,17 +63,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _search_note(study: Study) -> str:
     """Return the sentence on the newest search, with settings named as on axes."""
     search = study.search
-    ranges = []
-    for path in search.ranges:
-        span = range_text(search, path)
-        if path == "attn_type":
-            span = f"({', '.join(drawing.level_label(level) for level in span.strip('()').split(', '))})"
-        ranges.append(f"{setting_label(study.names.get(path, path))} {span}")
     aims = " and ".join(f"{objective.words} ({objective.better})" for objective in study.objectives)
     pruner = f", pruner {METHOD_NAMES[search.pruner]}" if search.pruner else ""
     return (
         f"Sampler {METHOD_NAMES[search.sampler]}{pruner}, seed {search.seed}; objective: {aims}; search space: "
-        f"{'; '.join(ranges)}."
+        f"{search_space_text(study)}."
     )
 
 
@@ -85,7 +79,7 @@ def _mark_notes(study: Study, frame: pd.DataFrame) -> list[str]:
     lost = frame[frame["value"].isna()]
     at_edge = [standing for standing in ("diverged", "failed") if (lost["standing"] == standing).any()]
     if at_edge:
-        notes.append(f"Trials that {' or '.join(at_edge)} have no value: their marks stand in a strip beyond the axis.")
+        notes.append(f"Strip beyond the axis: trials that {' or '.join(at_edge)}, without a value.")
     waiting = [trial.number for trial in study.trials if trial.standing == "asked"]
     hidden = sorted(
         {*waiting, *lost[lost["standing"] == "pruned"]["number"]} if len(study.objectives) == 1 else waiting
@@ -197,7 +191,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, counts: dict[str, int]) ->
     (handles["best so far"],) = axes.plot(line["number"], line["so_far"], zorder=2.5, **LINE)
     last = int(panel_rows["number"].max())
     axes.set_xlim(-0.5 - last / 40, last + 0.5 + last / 40)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=3))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=3, steps=[1, 2, 5, 10]))
     axes.set_xlabel("trial")
     axes.set_ylabel(wrap_vertical_label(str(panel_rows["label"].iloc[0])))
     short_numbers(axes.yaxis)
@@ -217,10 +211,13 @@ def _draw_strip(axes: Axes, panel_rows: pd.DataFrame, low: float, high: float, s
     """
     lost = panel_rows["value"].isna() & panel_rows["standing"].isin(["diverged", "failed"])
     depth = STRIP * (high - low)
-    edge, end = (high, high + depth) if sign < 0 else (low, low - depth)
     if not lost.any():
         axes.set_ylim(low, high)
-        return edge
+        return high if sign < 0 else low
+    gap = GAP * (high - low)
+    edge, end = (high + gap, high + gap + depth) if sign < 0 else (low - gap, low - gap - depth)
+    # the axis ends before the strip
+    axes.spines["left"].set_bounds(low, high)
     axes.set_ylim(min(low, end), max(high, end))
     axes.axhspan(*sorted((edge, end)), color=drawing.GRID, linewidth=0, zorder=1)
     return (edge + end) / 2

@@ -19,11 +19,11 @@ from ...stats.importance import (
     out_of_sample_r2,
     permutation_count,
 )
-from ...stats.study_data import at_common_rung, require_done_trials, rung_note, study_of
+from ...stats.study_data import METHOD_NAMES, Study, at_common_rung, require_done_trials, rung_note, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from .settings import setting_label
+from .settings import search_space_text, setting_label
 
 BAR, PALE_BAR = drawing.GREY, tint(drawing.GREY, 0.65)
 """Greys, since a colour means a mixer."""
@@ -31,8 +31,7 @@ REST: dict[str, Any] = {"facecolor": "white", "edgecolor": drawing.GREY, "hatch"
 """Look of interactions, which no permutation tests."""
 ROW = 0.24  # inches, height of a setting's bar
 MEANINGS = {
-    FANOVA: "share of the objective's variance in a random forest that a setting alone explains; the rest is due to "
-    "interactions. The forest is fitted to the trials, so that shares have no interval",
+    FANOVA: "share of the objective's variance in a random forest that a setting alone explains, without an interval",
     PED_ANOVA: "divergence of a setting's values in the best trials from those in all, as a share of the sum over "
     "settings",
 }
@@ -93,21 +92,28 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
             rows.append({"objective": objective.name, "words": objective.words} | fields)
     trials = "trials" if study.rung else "finished trials"
     still = [path for path in study.search.ranges if path not in moving]
+    n_tests = sum(bool(row["setting"]) for row in rows)
+    aims = ", ".join(each.words for each in study.objectives)
     notes = [
-        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials} (n), objective: {', '.join(each.words for each in study.objectives)}: {MEANINGS[method]}. Upright line: "
-        f"{CHANCE}, from {permutation_count(method, len(study.done))} permutations of the values among the "
-        f"trials, so that it is rough{'; a pale bar does not reach it' if not all(row['sure'] for row in rows if row['setting']) else ''}."
-        f"{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
+        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials} (n), objective: {aims}: {MEANINGS[method]}. Upright line: "
+        f"{CHANCE} ({permutation_count(method, len(study.done))} permutations of the values, so that it is rough; "
+        f"{n_tests} tests, not corrected).{' Arrow: line beyond the axis.' if any(row['chance'] > 100 for row in rows) else ''}"
+        f" Shares depend on the ranges searched{_sampler_text(study)}: {search_space_text(study)}."
     ]
     if method == FANOVA:
         shares = [f"{100 * out_of_sample_r2(study, objective):.0f} %" for objective in study.objectives]
-        notes.append(f"Variance of left-out trials that a forest explains (five folds): {', '.join(shares)}.")
+        notes.append(f"A forest explains {', '.join(shares)} of the variance of left-out trials (five folds).")
     if still:
         notes.append(f"Settings that do not vary between trials: {', '.join(still)}.")
     return collected(
         store, study.data, "importance", "Importance of settings", pd.DataFrame(rows), study.origins(study.done),
         notes=[*notes, *rung_note(study)], options={"evaluator": method},
     )  # fmt: skip
+
+
+def _sampler_text(study: Study) -> str:
+    """Return " by" and the sampler, whose trials are not spread evenly over the ranges unless it is random."""
+    return f" by {METHOD_NAMES[study.search.sampler]}"
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:

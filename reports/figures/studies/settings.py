@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....results.studies.optuna_study import Trial
-from ...stats.study_data import Objective, Study, is_same_level, level_text
+from ...stats.study_data import Objective, Study, is_same_level, level_text, range_text
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure
+from ..canvas.distance_scale import DistanceScale, distance_scale
 from ..canvas.line_drawing import robust_range
-from ..canvas.scales import Scale, short_numbers
+from ..canvas.scales import Scale, short_numbers, tick_label
 
 SETTING_NAMES = {
     "attn_type": "mixer",
@@ -31,6 +33,8 @@ RING_SIZE = 7.5  # points in the style `paper`, diameter of a ring in figures an
 MAX_LABEL_CHARS = 34  # characters per line of an upright label
 FULL_SIZE_TRIALS = 80
 """Number of trials beyond which markers shrink as the number grows."""
+CROWDED = 0.5
+"""Share of the range of values, from the best on, in which half of them lie for an axis of distances."""
 MAX_STEP_TICKS = 6
 """Largest number of integers, or steps, of a range that all have a tick."""
 
@@ -114,6 +118,33 @@ def value_range(values: Sequence[float], objective: Objective) -> tuple[float, f
     return low, high
 
 
+def distance_from_best(values: Sequence[float], sign: int) -> DistanceScale | None:
+    """Return an axis that is logarithmic in the distance from the best value; None where values are not crowded at it.
+
+    They are crowded if half of them lie in the better half of the range.
+
+    Args:
+        values: Displayed values of the trials; at least one.
+        sign: 1 if more is better, else -1.
+    """
+    best, worst = (max(values), min(values)) if sign > 0 else (min(values), max(values))
+    if abs(statistics.median(values) - best) > CROWDED * abs(worst - best):
+        return None
+    return distance_scale(values, best, -sign)
+
+
+def distance_ticks(scale: DistanceScale, most: int = 4) -> dict[float, str]:
+    """Return the tick labels of `distance_from_best`: the best value, and at most `most` distances as +0.1 or −0.1."""
+    ticks = scale.ticks(lambda _, step: f"{'+' if step > 0 else '−'}{tick_label(abs(step))}", f"{scale.end:.4g}")
+    distant = [tick for tick in ticks if tick != scale.end]
+    return {tick: ticks[tick] for tick in [*distant[:: -(-len(distant) // most) or 1], scale.end]}
+
+
+def distance_note(sign: int) -> str:
+    """Return the sentence on an axis of `distance_from_best`."""
+    return f"Axis of the value: logarithmic in the distance from the best ({'−' if sign > 0 else '+'})."
+
+
 def colours(objective_sign: int, name: str = drawing.HEAT_MAP) -> Any:
     """Return the matplotlib colour map in which darker is better, reversed where more is better.
 
@@ -132,7 +163,13 @@ def ring_key() -> Any:
 
 
 def colour_bar(
-    figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str, extend: str = "neither"
+    figure: Figure,
+    axes: Sequence[Axes],
+    norm: Any,
+    colour_map: Any,
+    label: str,
+    extend: str = "neither",
+    ticks: Sequence[float] | None = None,
 ) -> None:
     """Draw a colour bar with about four ticks at the right of these axes, long enough for its label.
 
@@ -143,13 +180,15 @@ def colour_bar(
         colour_map: Matplotlib colour map.
         label: Label of the bar; wrapped by `wrap_vertical_label`.
         extend: Ends of the bar with an arrow, beyond which values have its colour: "neither", "min" or "max".
+        ticks: Values of the ticks; None: about four round numbers.
     """
     from matplotlib.cm import ScalarMappable
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     layout = {"pad": 0.02, "aspect": 13 * figure.get_figheight(), "fraction": 0.06, "extend": extend}
     bar = drawing.colour_bar(figure, axes, ScalarMappable(norm, colour_map), wrap_vertical_label(label), **layout)
-    bar.locator = MaxNLocator(4)
+    bar.locator = MaxNLocator(4) if ticks is None else FixedLocator(list(ticks))
+    bar.minorticks_off()
     bar.update_ticks()
     short_numbers(bar.ax.yaxis)
 
@@ -200,6 +239,17 @@ def settings_text(study: Study, trial: Trial) -> str:
         )
         texts.append(name if path == "attn_type" else f"{setting_label(study.names.get(path, path))} {name}")
     return f"#{trial.number} {', '.join(texts)}"
+
+
+def search_space_text(study: Study) -> str:
+    """Return the newest searched range of each setting, named as on axes, such as "weight decay (0 to 0.2)"."""
+    ranges = []
+    for path in study.search.ranges:
+        span = range_text(study.search, path)
+        if path == "attn_type":
+            span = f"({', '.join(drawing.level_label(level) for level in span.strip('()').split(', '))})"
+        ranges.append(f"{setting_label(study.names.get(path, path))} {span}")
+    return "; ".join(ranges)
 
 
 def trial_row(study: Study, trial: Trial) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ...stats.study_data import Objective, Study, at_common_rung, level_text, re
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
+from ..canvas.distance_scale import DistanceScale
 from ..canvas.scales import Scale, short_numbers
 from . import settings
 
@@ -47,8 +48,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
     notes = [
-        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), coloured by its number in the study, later quarters darker; ringed: {settings.ring_label(study)}. No averaging over other settings."
+        f"Each mark is a {study.trial_noun} (n = {len(study.done)}), coloured by its number in the study, later quarters darker; ringed: {settings.ring_label(study)}. "
+        "Marks of a panel differ in the other settings too, whose effect may hide or imitate its own."
     ]
+    first = study.objectives[0]
+    if _distances(frame[frame["objective"] == first.name]) is not None:
+        notes.append(settings.distance_note(first.sign))
     scales = {path: settings.scale_of(study, path) for path in study.search.ranges}
     if any(_is_of_levels(scale) for scale in scales.values()):
         notes.append("Shaded: the width of a level; its trials of about the same value are drawn side by side.")
@@ -100,9 +105,17 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
     norm = BoundaryNorm(np.linspace(0, max(SHADES, figure_data.draw_options["last"] + 1), SHADES + 1).round(), 256)
     limits = {name: _y_limits(frame[frame["objective"] == name]) for name in objectives}
+    # the first objective alone, which the note describes
+    distances = {objectives[0]: _distances(frame[frame["objective"] == objectives[0]])}
     for index, (axes, (objective, path)) in enumerate(zip(grid, pairs, strict=True)):
         panel_rows = frame[(frame["objective"] == objective) & (frame["setting"] == path)]
-        _draw_panel(axes, panel_rows, figure_data.draw_options["scales"][path], norm, limits[objective])
+        _draw_panel(
+            axes,
+            panel_rows,
+            figure_data.draw_options["scales"][path],
+            norm,
+            distances.get(objective) or limits[objective],
+        )
         if index % columns and pairs[index - 1][0] == objective:
             axes.tick_params(labelleft=False)
         else:
@@ -141,6 +154,12 @@ def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
     )
 
 
+def _distances(objective_rows: pd.DataFrame) -> DistanceScale | None:
+    """Return the logarithmic axis of the values of an objective where they are crowded at the best; else None."""
+    sign = settings.objective_with_direction(str(objective_rows["direction"].iloc[0])).sign
+    return settings.distance_from_best(list(objective_rows.drop_duplicates("number")["value"]), sign)
+
+
 def _is_of_levels(scale: Scale) -> bool:
     """Return whether many trials share a position on this axis: one of levels, or of few numbers."""
     return bool(scale.levels or scale.at)
@@ -151,7 +170,7 @@ def _level_space(scale: Scale) -> float:
     return 1.0 if scale.levels or len(scale.at) < 2 else min(b - a for a, b in pairwise(scale.at))
 
 
-def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]) -> pd.Series:
+def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float] | DistanceScale) -> pd.Series:
     """Return the offset of each trial from its level, in the unit of the axis; 0 on an axis of many numbers.
 
     Trials of a level with about the same value stand side by side around it.
@@ -159,13 +178,16 @@ def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]
     Args:
         panel_rows: Rows of the panel, with place and value.
         scale: Scale of the setting.
-        limits: (low, high) of the y axis.
+        limits: (low, high) of the y axis, or its scale.
     """
     if not _is_of_levels(scale) or scale.log:
         return pd.Series(0.0, panel_rows.index)
-    low, high = limits
     space = _level_space(scale)
-    heights = (panel_rows["value"].clip(low, high) - low) / (high - low) * ROWS
+    if isinstance(limits, DistanceScale):
+        heights = ROWS * panel_rows["value"].map(limits.share)
+    else:
+        low, high = limits
+        heights = (panel_rows["value"].clip(low, high) - low) / (high - low) * ROWS
     offsets = pd.Series(0.0, panel_rows.index)
     sides = sorted((0.5 * STEP * part for part in range(-int(SPREAD / STEP), int(SPREAD / STEP) + 1)), key=abs)
     for _, level in panel_rows.groupby("place"):
@@ -181,7 +203,9 @@ def _offsets(panel_rows: pd.DataFrame, scale: Scale, limits: tuple[float, float]
     return offsets
 
 
-def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
+def _draw_panel(
+    axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float] | DistanceScale
+) -> None:
     """Draw the trials of an objective over a setting, and set limits, ticks and the x label.
 
     Values outside the limits are drawn at the edge, with an arrow. The best trials are ringed.
@@ -191,15 +215,25 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
         panel_rows: Rows of the panel, with number, name, place, value and best.
         scale: Scale of the setting.
         norm: Matplotlib normalization of the trials' numbers, which gives the colours.
-        limits: (low, high) of the y axis.
+        limits: (low, high) of the y axis, or its scale.
     """
     positions = panel_rows["place"] + _offsets(panel_rows, scale, limits)
     chart = drawing.colours(*TRIAL_COLOURS)
-    low, high = limits
-    axes.set_ylim(low, high)
+    if isinstance(limits, DistanceScale):
+        limits.apply_to_axis(axes, "y", settings.distance_ticks(limits))
+        low, high = -math.inf, math.inf
+    else:
+        low, high = limits
+        axes.set_ylim(low, high)
     inside = panel_rows["value"].clip(low, high)
     size = (settings.marker_scale(len(panel_rows)) * drawing.line_width(4.6)) ** 2
-    style: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.line_width(0.4), "edgecolors": drawing.INK}
+    style: dict[str, Any] = {
+        "s": size,
+        "zorder": 3,
+        "linewidths": drawing.line_width(0.4),
+        "edgecolors": drawing.INK,
+        "clip_on": False,
+    }
     axes.scatter(positions, inside, c=panel_rows["number"], cmap=chart, norm=norm, **style)
     beyond = (panel_rows["value"] < low) | (panel_rows["value"] > high)
     for x, value, number in zip(
@@ -212,13 +246,15 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
         inside[panel_rows["best"]],
         markersize=drawing.line_width(settings.RING_SIZE),
         zorder=4,
+        clip_on=False,
         **settings.RING,
     )
     scale.apply_to_axis(axes, "x", 4)
     if scale.at and not scale.log:
         room = 0.5 * (scale.at[1] - scale.at[0]) if len(scale.at) > 1 else 0.5
         axes.set_xlim(scale.low - room, scale.high + room)
-    short_numbers(axes.yaxis)
+    if not isinstance(limits, DistanceScale):
+        short_numbers(axes.yaxis)
     if _is_of_levels(scale) and not scale.log:
         axes.grid(axis="x", visible=False)
         at_levels = [float(index) for index in range(len(scale.levels))] or list(scale.at)

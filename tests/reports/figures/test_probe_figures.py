@@ -273,7 +273,11 @@ class TestAttentionMap:
     def test_axes_show_tokens_of_a_letter_each(self, probed: Store) -> None:
         figure_data = make_figure("attention-map", probed)
         assert set(figure_data.frame["token"]) == {""}
-        for letters, shown in (("wri01wr0", list("wri01wr0")), ("wri01w ?", [str(position) for position in range(8)])):
+        for letters, shown in (
+            ("wri01wr0", list("wri01wr0")),
+            (["the", "cat"] * 4, ["the", "cat"] * 4),
+            ("wri01w ?", [str(position) for position in range(8)]),
+        ):
             figure_data.frame["token"] = [letters[query] for query in figure_data.frame["query"]]
             maps = [axes for axes in figure_of(figure_data).axes if axes.get_title()]
             for axes in maps:
@@ -288,9 +292,9 @@ class TestAttentionMap:
         for axes, mixer, cell in zip(panels, ("FoX", "NoPE"), (f"{1:012x}", f"{3:012x}"), strict=True):
             rows = figure_data.frame[figure_data.frame["cell"] == cell]
             rows = rows[rows["layer"] == rows["layer"].max()]
-            keys = rows.drop_duplicates(["head", "query"]).groupby("head")["keys"].mean()
+            keys = rows[rows["query"] >= 4].drop_duplicates(["head", "query"]).groupby("head")["keys"].mean()
             head = keys.index[int(np.argmin(keys))]
-            title = f"{mixer}\nlayer {rows['layer'].iloc[0]}, head {head}\n{keys[head]:.1f} effective keys"
+            title = f"{mixer}\nlayer {rows['layer'].iloc[0]}, head {head}\n{keys[head]:.1f} keys ({keys.mean():.1f})"
             assert axes.get_title() == title
             shown = axes.images[0].get_array()
             for row in rows[rows["head"] == head].itertuples():
@@ -337,7 +341,7 @@ class TestMemoryRecall:
         check_column(figure)
         (legend,) = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == [
-            *names.values(), "chance level, a random value", "95 % interval",
+            "no memory (b only)", *list(names.values())[1:], "chance level, a random value", "95 % interval",
         ]  # fmt: skip
         alone, context = figure.axes
         inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2} - {"#ffffff"}

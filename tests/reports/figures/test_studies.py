@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.figures.studies import contours
 from atma_sweep.reports.figures.studies.contours import interpolated_values
 from atma_sweep.reports.figures.studies.parallel import folded
-from atma_sweep.reports.render.style import FREE_INKS
 from atma_sweep.reports.stats.importance import FOLDS, NUM_TREES, SEED, out_of_sample_r2
 from atma_sweep.reports.stats.study_data import study_of
 from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import Interval, LevelChoice, Search
+from figure_layout import luminance
 from here import run_in_process
 from matplotlib.text import Text
 from pictures import COLUMN, assert_texts_apart, figure_of
@@ -68,7 +67,7 @@ class TestHistory:
     def test_caption_names_marks_without_value(self, studies: Store) -> None:
         figure_data = make_figure("history", studies, "tuned")
         notes = " ".join(figure_data.notes)
-        assert "Trials that diverged or failed have no value: their marks stand in a strip beyond the axis." in notes
+        assert "Strip beyond the axis: trials that diverged or failed, without a value." in notes
         assert "Not drawn: trial 39, not finished." in notes
         beyond = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
         legend = [text.get_text() for text in figure_of(figure_data).legends[0].get_texts()]
@@ -189,7 +188,7 @@ class TestPositions:
         frame = figure_data.frame
         assert (frame["skill"] >= frame[["x_alone", "y_alone"]].max(axis=1).clip(0) + 0.05).all()
         assert list(frame["skill"]) == sorted(frame["skill"], reverse=True)
-        assert any("Drawn: 2 pairs of 6, the best first; not drawn: " in note for note in figure_data.notes)
+        assert any("Drawn: 2 pairs of 6; not drawn: " in note for note in figure_data.notes)
         kinds = [
             {type(part).__name__ for part in panel.collections} for panel in figure_of(figure_data).axes[: len(pairs)]
         ]
@@ -213,39 +212,33 @@ class TestPositions:
         twice = np.array([[0, 1.0], [0, 1.0], [1, 1.0]])
         assert interpolated_values(twice, np.array([1.0, 2.0, 5.0]), both, levels, levels)[0] == 1.5
 
-    @pytest.mark.parametrize(("sweep", "levels"), [("tuned", 4), ("both", 4)])
-    def test_parallel_lines_of_a_level_follow_the_value(self, studies: Store, sweep: str, levels: int) -> None:
+    @pytest.mark.parametrize("sweep", ["tuned", "both"])
+    def test_parallel_lines_of_a_level_meet(self, studies: Store, sweep: str) -> None:
         frame = make_figure("parallel", studies, sweep).frame
-        depth = frame[frame["axis"] == DEPTH]
-        for index, (_, rows) in enumerate(depth.groupby("share")):
-            ranked = rows.sort_values("value")["height"].to_numpy()
-            middle, n = (index + 0.5) / levels, len(rows)
-            assert ranked == pytest.approx([middle + 0.7 / levels * ((k + 0.5) / n - 0.5) for k in range(n)])
+        depth = frame[frame["axis"] == DEPTH].astype({"text": int})
+        assert depth["height"].to_numpy() == pytest.approx((depth["text"].to_numpy() - 4) / 16 + 0.125)
 
-    def test_parallel_labels_are_clear_of_lines(self, studies: Store) -> None:
+    def test_parallel_lines_are_darker_and_in_front_the_better(self, studies: Store) -> None:
         for sweep, look in (("tuned", COLUMN), ("both", FigureOptions())):
             figure_data = make_figure("parallel", studies, sweep)
+            frame = figure_data.frame[figure_data.frame["axis"] == "val.val_loss"].sort_values("value")
             (axes,) = figure_of(figure_data, look).axes
-            assert {"PoLAR", "NoPE", "RoPE"} <= {text.get_text() for text in axes.texts}
+            assert {"PoLAR", "NoPE", "RoPE", "(log scale)"} <= {
+                line for text in [*axes.texts, *axes.get_xticklabels()] for line in text.get_text().split("\n")
+            }
             lines = [part for part in axes.collections if type(part).__name__ == "PathCollection"]
-            curves = [
-                points for part in lines for path in part.get_paths() for points in path.to_polygons(closed_only=False)
-            ]
-            dense = axes.transData.transform(
-                np.concatenate([np.linspace(*ends, 20) for curve in curves for ends in pairwise(curve)]).reshape(-1, 2)
-            )
-            assert not any(Text.get_window_extent(text).count_contains(dense) for text in axes.texts)
-            heights = np.concatenate(curves)[:, 1]
-            assert 0 <= heights.min() <= heights.max() <= 1, "no line leaves its axis"
-            pale, *sharp = lines
-            assert len({tuple(part.get_edgecolor()[0]) for part in sharp[: len(FREE_INKS)]}) == min(
-                len(sharp), len(FREE_INKS)
-            )
-            trials = figure_data.frame["number"].nunique()
-            best = figure_data.frame[figure_data.frame["best"]]["number"].nunique()
-            sharpest = max(3, min(5, math.ceil(trials / 10)))
-            assert max(best, sharpest) <= len(sharp) <= best + sharpest
-            assert len(pale.get_paths()) == trials - len(sharp)
+            lines.sort(key=lambda part: -part.get_zorder())
+            heights = [part.get_paths()[0].vertices[:, 1] for part in lines]
+            assert all(0 <= each.min() <= each.max() <= 1 for each in heights), "no line leaves its axis"
+            excess = frame["value"].to_numpy() - frame["value"].min()
+            logs = np.log(np.maximum(excess, excess[1] / 3) / excess[1] * 3) / np.log(1.3 * excess[-1] / excess[1] * 3)
+            at = list(dict.fromkeys(figure_data.frame["axis"])).index("val.val_loss")
+            assert [each[2 * at - 1] for each in heights] == pytest.approx(logs)
+            inks = luminance(np.array([part.get_edgecolor()[0][:3] for part in lines]))
+            assert (np.diff(inks) >= 0).all()
+            named = {int(text.get_text()[1:].partition(":")[0]) for text in axes.texts if text.get_text()[0] == "#"}
+            best = max(3, min(5, math.ceil(len(frame) / 10)))
+            assert named == {*frame["number"][:best], *frame["number"][frame["best"]]}
 
     def test_slice_marks_of_a_level_stand_apart(self, studies: Store) -> None:
         figure_data = make_figure("slices", studies, "tuned")
