@@ -164,7 +164,7 @@ def _draw_lines(
     for layer, line in rows[rows["threshold"] == of_layers].groupby("layer"):
         ordered = line.sort_values("length")
         ink = colours[int(str(layer))]
-        look = {"color": ink, "linewidth": drawing.line_width(LAYER_WIDTH), "zorder": 3} | _mark(ink)
+        look: dict[str, Any] = {"color": ink, "linewidth": drawing.line_width(LAYER_WIDTH), "zorder": 3} | _mark(ink)
         axes.plot(ordered["length"], 100 * ordered["value"], **look)
     for threshold, dash in dashes.items():
         mean = 100 * rows[rows["threshold"] == threshold].groupby("length")["value"].mean()

@@ -83,8 +83,9 @@ def _sample_text(store: Store, data: SweepData, frame: pd.DataFrame, first: Sequ
 
 def _bin_text(data: SweepData, first: Sequence[str]) -> str:
     """Return the positions that a point of a curve averages as text, such as "16 positions"."""
-    sizes = [value.value for cell in first[:MAX_DRAWN] if (value := data.values.get((cell, PROBE, "bin", 0)))]
-    ends = sorted({int(size) for size in (min(sizes), max(sizes)) if size}) if all(sizes) and sizes else []
+    values = [data.values.get((cell, PROBE, "bin", 0)) for cell in first[:MAX_DRAWN]]
+    sizes = [int(value.value) for value in values if value is not None and value.value]
+    ends = sorted({min(sizes), max(sizes)}) if len(sizes) == len(values) and sizes else []
     return f"{' to '.join(map(str, ends))} positions" if ends else "neighbouring positions"
 
 

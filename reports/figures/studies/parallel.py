@@ -268,7 +268,7 @@ def _draw_frame(axes: Axes, names: Sequence[tuple[str, str]], scales: Sequence[A
         for tick, text in (distance_ticks(scale) if isinstance(scale, DistanceScale) else scale.ticks(4)).items():
             height = _height(scale, scale.share(tick))
             if is_of_levels:
-                mark = {"markersize": LEVEL_MARK, "zorder": 5.5, "label": "_guide"}
+                mark: dict[str, Any] = {"markersize": LEVEL_MARK, "zorder": 5.5, "label": "_guide"}
                 drawing.points(axes, index, height, color=drawing.INK, markeredgewidth=0, **mark)
             else:
                 axes.plot([index - 0.02, index], [height, height], **thin)
