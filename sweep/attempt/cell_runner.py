@@ -118,15 +118,13 @@ class CellRunner(AttemptRunner):
             "start_seconds": round(time.monotonic() - began - waited, 3),
             "waited_seconds": round(waited, 3),
             "chunk_tokens": config.eval.chunk_tokens,
-            # the database alone then tells how to prepare a text again whose folder is lost
             "corpus_request": read_manifest(corpus.folder)["request"] if corpus.folder is not None else None,
+            **({"ranks": ranks.size} if ranks.size > 1 else {}),
             **self._load_initial_weights(model),
         }
         if self.job.kind == "train":
             self._graphs, why = optimizer_steps.should_capture(config.train, parameter_count(model), device, ranks.size)
             extra["steps"] = f"{'CUDA graphs' if self._graphs else 'as they come'}: {why}"
-        if ranks.size > 1:
-            extra["ranks"] = ranks.size
         self._provenance = provenance.collect_provenance(
             self.job, device=device, precision=model.precision, kernels=kernels, tokenizer=config.data.tokenizer,
             corpus=config.data.corpus, extra=extra,

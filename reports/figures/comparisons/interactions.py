@@ -149,7 +149,7 @@ def _examples(drawn: pd.DataFrame) -> str:
     return f"Example{'s' * (len(texts) > 1)}: {'; '.join(texts)}. " if texts else ""
 
 
-def _amount_text(row: Mapping[str, Any]) -> str:
+def _amount_text(row: Mapping[Any, Any]) -> str:
     """Return the size of an interaction in words, such as "in validation loss by 0.15 nats/token less"."""
     more = "more" if row["mean"] * row["better"] > 0 else "less"
     return f"in {row['words']} by {abs(row['mean']):.2g} {row['unit'].replace(*POINTS)} {more}"
