@@ -218,6 +218,7 @@ def _notes(frame: pd.DataFrame, fewer: Mapping[tuple[str, str], str], reasons: S
     notes = [f"One point per configuration ({each}, {runs} each).", *reasons]
     if frame["front"].any():
         notes.append("Ringed, numbered and listed below: the Pareto front; shaded: dominated by it.")
+        notes += ["Its points, the best of many single runs, look better than they are."] if high == 1 else []
     notes += _variance_note(frame)
     measured = SPEED_NOUNS.get(frame["speed_name"].iloc[0], "speed")
     if _shows_probabilities(frame):

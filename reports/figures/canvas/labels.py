@@ -182,7 +182,8 @@ class Obstacles:
     leaders: list[Segment]
 
     def cost(self, at: np.ndarray, box: Segment, leader: Segment | None) -> float:
-        """Return how much a label at `box` and its line would meet: 1000 outside of the panel, 12 to 200 per object.
+        """Return how much a label at `box` and its line would meet: 1000 outside of the panel, 12 to 200 per object, and
+        60 for a label without a line that is nearest to another ring.
 
         Args:
             at: Centre of the label's own ring, which does not count.
@@ -202,6 +203,10 @@ class Obstacles:
         if leader is not None:
             cost += 100 * sum(_crosses_box(*leader, *written) for written in self.boxes)
             cost += 60 * sum(_cross(*leader, *line) for line in self.leaders)
+        else:
+            # without a line a label seems to belong to the nearest ring
+            from_label, from_own = np.hypot(*(self.rings - (low + high) / 2).T), np.hypot(*(self.rings - at).T)
+            cost += 60 * bool(from_own[np.argmin(from_label)] > 0.3 * self.mark)
         return cost
 
 

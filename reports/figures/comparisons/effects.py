@@ -32,6 +32,7 @@ LABEL_SHARE, FOLDED_PITCH = (
     1.5,
 )  # share of the width that a label may take unbroken; height of rows with broken ones
 AVERAGE_SIZE = 0.8  # size of the marks of an average relative to those of the strata below it
+HEAD_ROWS = 1.2  # rows above the first one, for the head of the sample sizes
 INDENT = "\u00a0" * 4  # of the label of a stratum
 COUNT_GAP = 8.0  # points beside the sample sizes, half of them on either side
 
@@ -131,7 +132,7 @@ def _mark_notes(
     if any(row["mixed"] for row in drawn):
         notes.append(
             "Hollow: averages over levels of another factor that differ, so that they describe none of them"
-            f"{'; indented: these levels' if has_strata else ''}."
+            f"{'; indented: these levels, in panels in which they differ' if has_strata else ''}."
         )
     if any(column.probe == "needle" for column in columns):
         notes.append(needle_caption(data))
@@ -197,7 +198,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         n for n in range(1, len(measures) + 1) if n >= fitting or -(-len(measures) // n) == -(-len(measures) // fitting)
     )
     bottom = max(row.y for row in rows) + 0.7
-    figure.set_figheight((pitch * bottom + 1.25) * drawing.current_options().scale)
+    figure.set_figheight((pitch * (bottom + HEAD_ROWS - 0.7) + 1.25) * drawing.current_options().scale)
     grid = drawing.panel_column(figure, len(measures), narrow=columns, wide=columns, sharey=True)
     each = width / columns - 0.12
     with_strata = {row.key for row, below in pairwise(rows) if below.is_stratum and not row.is_stratum}
@@ -213,7 +214,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         forest.format_effect_axis(
             axes, panel_rows[~panel_rows["floor"]] if not panel_rows["floor"].all() else panel_rows, each
         )
-        axes.set_ylim(bottom, -0.7)
+        axes.set_ylim(bottom, -HEAD_ROWS)
     pairs: dict[Key, list[int]] = {}
     for key, count in zip(keys, frame["pairs"], strict=True):
         pairs.setdefault(key, []).append(int(count))

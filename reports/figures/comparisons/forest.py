@@ -145,9 +145,9 @@ def write_column(axes: Axes, texts: Mapping[float, str], head: str, points: floa
     style: dict[str, Any] = {"color": drawing.GREY, "va": "center", "ha": "right", "annotation_clip": False}
     for height, text in texts.items():
         drawing.note(axes, text, (side, height), (points, 0), xycoords=("axes fraction", "data"), **style)
-    # the head stands beside the title, which reserves its height
-    look = style | {"va": "bottom", "xycoords": "axes fraction"}
-    drawing.note(axes, head, (side, 1), (points, 2), **look).set_in_layout(False)
+    # at the right the head stands beside the title, which reserves its height; at the left, below the panel's letter
+    look = style | {"va": "bottom" if side else "top", "xycoords": "axes fraction"}
+    drawing.note(axes, head, (side, 1), (points, 2 * side), **look).set_in_layout(False)
 
 
 def count_texts(counts: Mapping[float, Sequence[int]]) -> dict[float, str]:

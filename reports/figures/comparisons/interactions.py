@@ -18,6 +18,7 @@ from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
 from .forest import (
+    AT_FLOOR_DOTS,
     COUNT_SPACE,
     POINTS,
     ROW,
@@ -123,15 +124,17 @@ def _mark_notes(data: SweepData, frame: pd.DataFrame, drawn: pd.DataFrame) -> li
         notes.append(needle_caption(data))
         if (drawn["unrecalled"] > 0).any():
             notes.append(
-                "Dotted, floor k/4: so many of the four combinations have no recall with any mixer, with or without memory; where "
-                "accuracy cannot fall further, that by itself makes an interaction."
+                "Dotted, floor k/4, never black: so many of the four combinations have no recall with any mixer, with or "
+                "without memory; where accuracy cannot fall further, that by itself makes an interaction."
             )
     if any(len(data.levels(axis)) > 2 for axis in varying_axes(data)):
         notes.append("Of three levels each difference is a sum of the other two.")
     if most > MAX_ROWS:
         n_at_floor = int(frame["floor"].sum())
-        without = f", of needle accuracy without {n_at_floor} at 4/4" if n_at_floor else ""
-        notes.append(f"Shown: the {MAX_ROWS} largest of {most} per number{without}, which the selection overstates.")
+        without = f" ({n_at_floor} of needle accuracy have floor 4/4 and are left out)" if n_at_floor else ""
+        notes.append(
+            f"Shown: the {MAX_ROWS} largest of {most} per number{without}; as the largest, they are overstated."
+        )
     return notes
 
 
@@ -181,7 +184,10 @@ def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per measure and a row per interaction, the largest on top, at most six; `look` is not used."""
     frame = figure_data.frame
-    parts = {str(name): rows for name, rows in _drawn_rows(frame).groupby("measure", sort=False)}
+    drawn = _drawn_rows(frame)
+    at_floor = drawn["unrecalled"] > 0
+    drawn = drawn.assign(sure=drawn["sure"] & ~at_floor)
+    parts = {str(name): rows for name, rows in drawn.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())
     figure = drawing.page(1.0)
     width, ticks = figure.get_figwidth(), drawing.size("ytick.labelsize")
@@ -208,7 +214,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         shares = {float(y): f"{count}/4" for y, count in zip(heights, rows["unrecalled"], strict=True) if count}
         if shares:
             write_column(axes, shares, "floor", COUNT_SPACE + AT_FLOOR_SPACE * drawing.current_options().scale)
-    handles = legend_handles(pd.concat(list(parts.values())))
+    handles = legend_handles(drawn)
+    if at_floor.any():
+        handles["some levels without recall"] = drawing.key(color=drawing.GREY, linestyle=AT_FLOOR_DOTS)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
 

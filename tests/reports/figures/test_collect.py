@@ -146,7 +146,7 @@ class TestDiagnostics:
         assert len(rows(figure_data)) == 4 * (4 * 10 + 1)
         remembering = [cell.cell_id for cell in published.cell_states("printed-v2") if cell.levels["memory"] == "on"]
         assert sorted(figure_data.trace["cells"]) == sorted(remembering)
-        assert "the trained weights are not available" in figure_data.notes[0]
+        assert "The trained weights are not available" in " ".join(figure_data.notes)
 
     def test_learned_slopes_join(self, store: Store, make: Any, run: Callable[..., None]) -> None:
         cell, _ = make

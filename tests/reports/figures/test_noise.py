@@ -184,7 +184,7 @@ class TestItems:
         assert colors.same_color(axes.images[0].cmap(1.0), drawing.GOOD)
         legend_labels = [legend.get_text() for legend in figure.legends[0].get_texts()]
         assert legend_labels == ["no answer"]
-        assert [label.get_text() for label in bar.get_xticklabels()] == ["0", "25", "50", "75", "100"]
+        assert [label.get_text() for label in bar.get_xticklabels()] == ["0", "20", "40", "60", "80", "100"]
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert (labels[0], labels[-1]) == ("PoLAR, with memory, seed 0", "mean of all")
         means = [text.get_text() for text in axes.texts]

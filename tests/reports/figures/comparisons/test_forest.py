@@ -13,6 +13,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
+from atma_sweep.reports.figures.comparisons.effects import INDENT
 from atma_sweep.reports.figures.comparisons.forest import difference_label, three_ticks
 from atma_sweep.reports.stats.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import load_sweep_data
@@ -47,13 +48,16 @@ def grid(empty: Store, make: Any, run: Any) -> Store:
     return empty
 
 
-SIZES = {"o": 3.6, "|": 5.5, "D": 3.4}
-"""Sizes of the marks of effects over the whole sweep, in points in the style `paper`; those of strata are smaller."""
+MARKERS = {"o", "|", "D"}
+"""Marks of effects: significant, not significant, and an average over strata that differ."""
 
 
 def is_average(line: Any) -> bool:
-    """Return whether a line is the mark of an effect over the whole sweep, which is larger than that of a stratum."""
-    return bool(line.get_markersize() > 0.9 * SIZES.get(line.get_marker(), np.inf) * line.get_linewidth() / 1.5)
+    """Return whether a line is the mark of an effect over the whole sweep; labels of strata are indented."""
+    first = line.figure.axes[0]
+    rows = zip(first.get_yticks(), first.get_yticklabels(), strict=True)
+    strata = [y for y, label in rows if label.get_text().startswith(INDENT)]
+    return line.get_marker() in MARKERS and line.get_ydata()[0] not in strata
 
 
 def black(axes: Any) -> int:
@@ -70,7 +74,7 @@ class TestSmall:
         assert list(dict.fromkeys(sweep_rows["measure"])) == ["Val", "Ndl@128"]
         for axes, name in zip(figure.axes, ("Val", "Ndl@128"), strict=True):
             rows = sweep_rows[sweep_rows["measure"] == name]
-            points = [line for line in axes.lines if is_average(line)]
+            points = sorted(filter(is_average, axes.lines), key=lambda line: line.get_ydata()[0])
             assert [float(line.get_xdata()[0]) for line in points] == list(rows["mean"])
             assert black(axes) == rows["sure"].sum() > 0
             # the better side is right and positive: the axis of a loss shows its decrease
@@ -84,14 +88,14 @@ class TestSmall:
             )
             assert axes.get_xlabel().startswith("decrease" if name == "Val" else "increase")
         labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        strata = [index for index, label in enumerate(labels) if label in ("PoLAR", "NoPE", "no memory", "with memory")]
+        strata = [index for index, label in enumerate(labels) if label.startswith(INDENT)]
         assert [label for index, label in enumerate(labels) if index not in strata] == [
             "NoPE vs PoLAR",
             "distractor loss",
             "memory",
             "window",
         ]
-        assert labels[labels.index("memory") + 1 :][:2] == ["PoLAR", "NoPE"]
+        assert labels[labels.index("memory") + 1 :][:2] == [f"{INDENT}PoLAR", f"{INDENT}NoPE"]
 
     def test_an_average_over_worlds_that_differ_shows_them(self, grid: Store) -> None:
         figure_data = make_figure("effects", grid)
@@ -101,7 +105,7 @@ class TestSmall:
         assert memory.loc["", "mixed"]
         axes = figure_of(figure_data).axes[0]
         small = {
-            float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() in SIZES and not is_average(line)
+            float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() in MARKERS and not is_average(line)
         }
         assert {memory.loc["attn_type=polar", "mean"], memory.loc["attn_type=nope", "mean"]} <= small
 
@@ -111,13 +115,13 @@ class TestSmall:
         seen = set()
         for axes, name in zip(figure.axes, ("Val", "Ndl@128"), strict=True):
             rows = figure_data.frame[(figure_data.frame["where"] == "") & (figure_data.frame["measure"] == name)]
-            points = [line for line in axes.lines if is_average(line)]
+            points = sorted(filter(is_average, axes.lines), key=lambda line: line.get_ydata()[0])
             for line, (_, row) in zip(points, rows.iterrows(), strict=True):
                 expected = drawing.INK if row["sure"] else drawing.GREY
                 assert colors.same_color(line.get_color(), expected)
                 assert line.get_marker() == ("D" if row["mixed"] else "o" if row["sure"] else "|")
                 seen.add(line.get_marker())
-        assert seen == set(SIZES)
+        assert seen == MARKERS
 
     @pytest.mark.thorough
     def test_the_interaction_itself_the_largest_first(self, grid: Store) -> None:
@@ -131,7 +135,7 @@ class TestSmall:
             assert [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()] == [
                 text.replace(" − ", " vs ") for text in rows["words_row"]
             ]
-            assert black(axes) == rows["sure"].sum() > 0
+            assert black(axes) == (rows["sure"] & (rows["unrecalled"] == 0)).sum()
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.2, 0.03), (-1, 0), (0, 1e-4), (-45.0, 60.0), (-3.0, 0.1), (0.0, 1.0)])
