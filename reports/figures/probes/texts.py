@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ....results.metrics import TEXT_SEPARATOR
@@ -321,7 +322,7 @@ def _draw_ends(
     else:
         axes.axvline(0, color=drawing.INK, linewidth=drawing.line_width(0.7), zorder=0.95)
         axes.margins(x=0.06)
-        if ends[["value", "low", "high"]].abs().max(axis=None) < 1e-9:
+        if np.nanmax(np.abs(ends[["value", "low", "high"]].to_numpy(dtype=float))) < 1e-9:
             axes.set_xlim(-0.05, 0.05)  # a single line is its mean, up to rounding, which is no scale
         axes.locator_params(axis="x", nbins=drawing.ticks_that_fit(axes, 6))
     axes.set_xlabel(MEASURES[probe][1] if is_share else GAINS)
