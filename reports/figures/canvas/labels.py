@@ -182,8 +182,9 @@ class Obstacles:
     leaders: list[Segment]
 
     def cost(self, at: np.ndarray, box: Segment, leader: Segment | None) -> float:
-        """Return how much a label at `box` and its line would meet: 1000 outside of the panel, 12 to 200 per object, and
-        60 for a label without a line that is nearest to another ring.
+        """Return how much a label at `box` and its line would meet: 1000 outside of the panel, 12 to 200 per object.
+
+        A label without a line that is nearer to another ring than to its own costs 60.
 
         Args:
             at: Centre of the label's own ring, which does not count.
