@@ -631,8 +631,8 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, name: str, bas
     axes.set_ylabel(f"{name}\n({unit}; {'more' if share else 'less'} is better)")
     speed = str(panel_rows["speed_name"].iloc[0])
     labels_by_speed = {"MFU": "model FLOP/s utilization (%)\nno measure of speed"}
-    labels_by_speed |= {"tokens/s": "training speed (tokens/s; more is better)"}
-    labels_by_speed |= {TRAIN_TIME: "training time (hours; less is better)"}
+    labels_by_speed |= {"tokens/s": "training speed\n(tokens/s; more is better)"}
+    labels_by_speed |= {TRAIN_TIME: "training time\n(hours; less is better)"}
     axes.set_xlabel(labels_by_speed.get(speed, speed))
     axes.locator_params(axis="x", nbins=5)
     short_numbers(axes.xaxis)

@@ -32,7 +32,7 @@ LABEL_SHARE, FOLDED_PITCH = (
     1.5,
 )  # share of the width that a label may take unbroken; height of rows with broken ones
 AVERAGE_SIZE = 0.8  # size of the marks of an average relative to those of the strata below it
-HEAD_ROWS = 1.2  # rows above the first one, for the head of the sample sizes
+HEAD_ROWS = 1.5  # rows above the first one, for the head of the sample sizes
 INDENT = "\u00a0" * 4  # of the label of a stratum
 COUNT_GAP = 8.0  # points beside the sample sizes, half of them on either side
 
