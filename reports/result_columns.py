@@ -137,7 +137,7 @@ def speed_column(data: SweepData, heading: str) -> Column:
         return column
     utilization = next(column for column in complete_columns(data) if column.metric == "mfu_paper")
     seconds = column_of("throughput", "train_seconds", "Train s")
-    is_fair = len(data.levels("train.tokens")) <= 1 if "train.tokens" in data.extra_axes() else True
+    is_fair = "train.tokens" not in data.extra_axes() or len(data.levels("train.tokens")) <= 1
     measured = all(data.is_measured(each.probe, each.metric) for each in (seconds, utilization))
     return seconds if measured and is_fair else utilization
 

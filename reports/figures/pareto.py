@@ -408,8 +408,8 @@ def _legend_handles(frame: pd.DataFrame, looks: Sequence[str], constant: Mapping
     handles = legend_of_points(frame, looks)
     if has_front:
         handles |= {"Pareto front": drawing.key(**_front_line())} | labels.dominated_key()
-    barred = frame["front"] if has_front else frame["front"] | True
-    if (frame.loc[barred, ["speed_sd", "sd"]] > 0).any(axis=None):
+    barred = frame[frame["front"]] if has_front else frame
+    if (barred[["speed_sd", "sd"]] > 0).any(axis=None):
         handles["± standard error"] = _bar_key()
     for level in list(constant.values())[:1]:
         if (frame["quality"].isin(constant) & (frame["value"] <= 100 * level)).any():

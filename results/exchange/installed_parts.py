@@ -39,10 +39,6 @@ class InstalledPartError(UserError):
     """An installed package cannot provide a part: it fails, has changed, or two packages have one name."""
 
 
-class InstalledPartFailed(InstalledPartError):
-    """A part of an installed package raised an error while it ran; `__cause__` is that error, with its traceback."""
-
-
 @dataclass(frozen=True)
 class InstalledPart:
     """A part that an installed package provides."""
@@ -118,7 +114,7 @@ def running_part(group: str, name: str, package: str) -> Iterator[None]:
         package: Absolute name of its package; empty for a part of this program, whose errors all pass through.
 
     Raises:
-        InstalledPartFailed: The part raised an error that is no UserError.
+        InstalledPartError: The part raised an error that is no UserError; that error is its `__cause__`.
     """
     try:
         yield
@@ -128,7 +124,7 @@ def running_part(group: str, name: str, package: str) -> Iterator[None]:
         if not package:
             raise
         message = " ".join(str(error).split())
-        raise InstalledPartFailed(
+        raise InstalledPartError(
             f"{group} {name!r} of the installed package {package} failed: {type(error).__name__}: {message} "
             f"({_error_location(error, package)}); upgrade or uninstall that package"
         ) from error

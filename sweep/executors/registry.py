@@ -98,11 +98,9 @@ def open_executor(name: str, context: ExecutorContext) -> Executor:
         InstalledPartError: An installed package cannot provide it, or fails.
     """
     spec = EXECUTORS[name]
-    if spec.package == __package__:
-        own_class: type[Executor] = load_target(spec.package, spec.target)
-        return own_class.open(context)
-    executor_class: type[Executor] = import_target(spec.package, spec.target)
-    with running_part("executors", name, spec.package):
+    is_own = spec.package == __package__
+    executor_class: type[Executor] = (load_target if is_own else import_target)(spec.package, spec.target)
+    with running_part("executors", name, "" if is_own else spec.package):
         return executor_class.open(context)
 
 

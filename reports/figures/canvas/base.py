@@ -101,7 +101,6 @@ def collected(
     notes: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
     has_glossary: bool = True,
-    explained_axes: Collection[str] | None = None,
     shown: Iterable[str] | None = None,
     **draw_options: Any,
 ) -> FigureData:
@@ -117,8 +116,7 @@ def collected(
         notes: Notes below the figure.
         options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
         has_glossary: The caption explains technical names: those of the title, the notes, and the levels of the cells.
-        explained_axes: Axes that the figure shows, whose levels the caption explains; None: all that vary.
-        shown: Names in the picture, which the caption explains in place of levels; None: levels of `explained_axes`.
+        shown: Names in the picture, which the caption explains; None: `level_names` of the cells.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)
@@ -131,7 +129,7 @@ def collected(
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     notes = tuple(notes)
-    shown = _level_names(data, set(cells), explained_axes) if shown is None else shown
+    shown = level_names(data, cells) if shown is None else shown
     names = glossary(" ".join([title, *notes, *shown])) if has_glossary else {}
     source = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}."
     return FigureData(
@@ -145,7 +143,7 @@ def collected(
     )
 
 
-def _level_names(data: SweepData, cells: Collection[str], axes: Collection[str] | None) -> list[str]:
+def level_names(data: SweepData, cells: Collection[str], axes: Collection[str] | None = None) -> list[str]:
     """Return the names of the mixers of these cells, and of the other axes that vary among them with their levels.
 
     Args:

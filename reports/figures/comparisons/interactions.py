@@ -16,7 +16,7 @@ from ...stats.effects.effects import interactions, varying_axes
 from ...stats.effects.needle_baseline import lacks_recall, needle_caption
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
-from ..canvas.base import Figure, FigureData, FigureOptions, collected
+from ..canvas.base import Figure, FigureData, FigureOptions, collected, level_names
 from .forest import (
     AT_FLOOR_DOTS,
     COUNT_SPACE,
@@ -103,7 +103,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         frame,
         origins,
         notes=notes,
-        explained_axes=shown_axes,
+        shown=level_names(data, {cell for cell, _ in origins}, shown_axes),
     )
 
 

@@ -15,7 +15,7 @@ from ...stats.noise.run_noise import STRATUM_AXES, detectable
 from ...stats.power_analysis import PowerAnalysis, power_analyses
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, level_names
 from ..canvas.labels import label_ends
 from ..canvas.line_drawing import reference_line
 from .forest import POINTS, measure_label, unit_range
@@ -109,7 +109,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append(f"Left out, since no spread was seen between their runs: {', '.join(fixed)}.")
     origins = [origin for plan in moving for origin in plan.origins]
     return collected(
-        store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes, explained_axes=STRATUM_AXES,
+        store, data, "power", "Detectable difference by sample size", frame, origins, notes=notes, shown=level_names(data, {cell for cell, _ in origins}, STRATUM_AXES),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from ...stats.noise.run_noise import (
 )
 from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins, level_names
 from .forest import POINTS, measure_label, set_panel_title, text_width, three_ticks, unit_range
 from .strata import (
     AT_FLOOR,
@@ -102,7 +102,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append(f"Hatched, {FLOOR_NOTE}")
     near = set(frame["kind"]) == {"near-replicates"}
     title = f"Variation between {'near-replicate' if near else 'replicate'} runs"
-    return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes, explained_axes=STRATUM_AXES)
+    return collected(
+        store,
+        data,
+        "seeds",
+        title,
+        frame,
+        frame_origins(frame),
+        notes=notes,
+        shown=level_names(data, set(frame["cell"]), STRATUM_AXES),
+    )
 
 
 def _group_note(data: SweepData, frame: pd.DataFrame) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from ..canvas.base import (
     cell_labels,
     collected,
     frame_origins,
+    level_names,
     training_lengths,
 )
 from ..canvas.length_frames import (
@@ -81,13 +81,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
             *out_of_range_note(frame, y_limits(frame, means)[1]),
         ]
     own += _corpus_note(data, set(frame["cell"]))
-    figure_data = collected(
-        store, data, "extrapolation", title, frame, frame_origins(frame), notes=own,
+    # a table of randomized positions is drawn under that name, not as its level
+    level = drawing.level_label("label", "model.positions")
+    shown = [name for name in level_names(data, set(frame["cell"])) if name != level]
+    return collected(
+        store, data, "extrapolation", title, frame, frame_origins(frame), notes=own, shown=shown,
         trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
         rows=row_labels(data, set(frame["cell"])),
     )  # fmt: skip
-    # a table of randomized positions is drawn under this name, not as the level "Label"
-    return replace(figure_data, glossary={name: text for name, text in figure_data.glossary.items() if name != "Label"})
 
 
 def _corpus_note(data: SweepData, cells: set[str]) -> list[str]:

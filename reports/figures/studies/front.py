@@ -29,11 +29,8 @@ from .settings import (
 
 MAX_NAMED = 12
 MAX_KINDS, MIN_SHARE = 5, 0.5  # levels of the setting that marks show, and the share of a variance that it explains
-MARK, FRONT_RING, RING_EDGE = (
-    3.4,
-    5.6,
-    0.6,
-)  # points in the style `paper`, diameters of a mark and of a ring, and its edge
+MARK, FRONT_RING, RING_EDGE = 3.4, 5.6, 0.6
+"""Diameters of a mark and of a ring, and width of its edge, in points in the style `paper`."""
 MAX_LISTED = 6  # trials of a front whose settings the notes list
 
 
