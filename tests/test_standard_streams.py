@@ -52,7 +52,7 @@ def test_unread_help_of_every_command_ends_silently(run: Run, monkeypatch: pytes
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("path", [(), ("db", "check"), pytest.param(None, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("path", [(), ("db", "check"), None])
 def test_closed_output_ends_silently(tmp_path: Path, path: tuple[str, ...] | None) -> None:
     for arguments in paths()[::4] if path is None else [path]:
         assert unread((*arguments, "--help"), tmp_path) == (141, ""), arguments
@@ -68,7 +68,7 @@ def test_a_report_into_closed_output_ends_silently(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("share", [0, *(pytest.param(item, marks=pytest.mark.thorough) for item in (1, 2, 3))])
+@pytest.mark.parametrize("share", range(4))
 def test_no_example_fails_when_its_output_is_unread(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: int
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_full_output_is_a_single_line(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("encoding", "columns"),
-    [("latin-1", 20), *(pytest.param(item, 80, marks=pytest.mark.thorough) for item in ("ascii", "cp437"))],
+    [("latin-1", 20), ("ascii", 80), ("cp437", 80)],
 )
 def test_a_narrow_encoding_gets_the_nearest_ascii(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, columns: int

@@ -9,7 +9,6 @@ import torch
 from atma_sweep.kernels.dispatch import SELF_TEST, self_test_failure
 from atma_sweep.kernels.omega.op import Rates, State, choose_backend, omega, unit
 from graded import interpreted, normal
-from tiers import every_nth
 from tolerances import rounding_bound
 from torch import Tensor
 from torch.nn import functional
@@ -125,7 +124,7 @@ def test_a_sequence_in_pieces_equals_a_single_call(orthogonal: Any) -> None:
 
 @pytest.mark.thorough
 @interpreted
-@pytest.mark.parametrize("x", every_nth([16, 64], 2))
+@pytest.mark.parametrize("x", [16, 64])
 def test_orthogonal_steps_of_float16_operands_pass_the_self_test(x: int) -> None:
     """Newton-Schulz enlarges what is small 485 times, and in its gradient again; activations in bfloat16, as on a GPU.
 

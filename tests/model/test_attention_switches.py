@@ -140,7 +140,7 @@ def test_qkv_and_head_bias_can_be_dropped_separately(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
-@pytest.mark.parametrize(("mixer", "memory"), every_nth(PAIRS, 5))
+@pytest.mark.parametrize(("mixer", "memory"), PAIRS)
 def test_the_pieces_and_the_gradients_follow(
     awake: Awake, tokens: Tensor, auxiliary: Aux, mixer: str, memory: str, switches: dict[str, bool]
 ) -> None:

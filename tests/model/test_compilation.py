@@ -16,7 +16,7 @@ from atma_sweep.model.compilation import MIX_ORDER_FLAG, CompileError, compile_f
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
-from tiers import long_form, only_long, shared_out
+from tiers import long_form, only_long
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -109,10 +109,7 @@ def test_regularizers_meet_every_level() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("attn_type", "memory", "window", "distractor", "regularizer"),
-    shared_out(
-        [*combinations()[::2], *long_form(*combinations()[1::2])],
-        lambda row: row[2] and row[3] and row[1] in ("none", "gated_delta") and row[0] == "polar",
-    ),
+    [*combinations()[::2], *long_form(*combinations()[1::2])],
 )
 def test_compiled_graph_equals_eager(
     attn_type: str, memory: str, window: bool, distractor: bool, regularizer: str, wake: Callable[[Backbone], None]

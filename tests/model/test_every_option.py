@@ -118,9 +118,9 @@ OPTIONS = [option for option in every_option() if option_values(option)]
 @pytest.mark.parametrize(
     ("option", "network"),
     [
-        pytest.param(option, network, id=f"{option}-{network[0]}", marks=[pytest.mark.thorough] if index else [])
+        pytest.param(option, network, id=f"{option}-{network[0]}")
         for option in OPTIONS
-        for index, network in enumerate(NETWORKS if option.section is None else NETWORKS[:1])
+        for network in (NETWORKS if option.section is None else NETWORKS[:1])
     ],
 )
 def test_every_option_decodes_as_the_forward_pass(awake: Awake, option: Option, network: tuple[str, str]) -> None:

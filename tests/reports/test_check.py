@@ -42,7 +42,7 @@ def drawn(store, tmp_path):
 
 class TestFigures:
     @pytest.mark.thorough
-    @pytest.mark.parametrize("format", every_nth(PICTURES, 3))
+    @pytest.mark.parametrize("format", PICTURES)
     def test_figure_changed_number_is_named(self, store, run, make, drawn, format):
         _, numbers = make
         path = drawn(format=format)

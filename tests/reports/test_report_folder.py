@@ -15,7 +15,6 @@ from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import open_store
 from ordinary import TABLES
-from tiers import every_nth
 from typer.testing import CliRunner
 
 
@@ -57,9 +56,7 @@ def test_gallery_fits_a_phone_in_both_color_schemes(folder: Path, browser) -> No
 
 # the others take seconds each, and their cells are of the same kinds
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", every_nth([name for name in TABLES if name not in ("interactions", "anova", "compare")], 6)
-)
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("interactions", "anova", "compare")])
 def test_csv_files_read_by_pandas_equal_the_tables(published, published_effects, tmp_path: Path, name: str) -> None:
     table = published_effects if name == "effects" else make_table(name, published, "printed-v2")
     path = tmp_path / "table.csv"

@@ -53,8 +53,7 @@ class Operation:
     exact: Callable[..., Any]
     """Naive oracle of the same arguments, in float64."""
     cases: Sequence[Case]
-    """Odd sizes, compared with float64; the first tier takes one in `nth`."""
-    nth: int = 3
+    """Odd sizes, compared with float64."""
     near: float = NEAR
     gradient: float = NEAR_GRADIENT
     steepness: Callable[[dict[str, Any]], float] = lambda sizes: 1.0
@@ -572,7 +571,7 @@ ATTENTIONS = {
     "polar": Operation(
         function=polar.polar_attention, inputs=polar_inputs, exact=polar_exact,
         cases=[({"t": t, "h": h, "j": j, "b": 2 if t <= 127 and h < 8 else 1}, {"window": window})
-               for t, h, j, window in (*POLAR_SIZES[::2], *long_form(*POLAR_SIZES[1::2]))], nth=3, narrow=3, condition=4.0,
+               for t, h, j, window in (*POLAR_SIZES[::2], *long_form(*POLAR_SIZES[1::2]))], narrow=3, condition=4.0,
         neighbours=({"t": 45, "h": 2, "j": 1, "b": 2}, {"window": 20}),
         ops=polar_op_cases,
         wrong=of_attention((replaced(3, lambda x: x[:3]), {}, r"4 heads.*\(3,\)")),
@@ -581,7 +580,7 @@ ATTENTIONS = {
         function=softmax_attention, inputs=softmax_inputs, exact=softmax_attention_reference,
         cases=[({"t": t, "h": h, "j": j, "b": 2 if h < 8 else 1}, {"window": window, "scale": scale})
                for t, h, j, window in ((1, 3, 1, None), (17, 8, 2, 4), (17, 4, 4, 67), (127, 3, 1, None), (127, 8, 2, 100),
-                                       (127, 4, 4, 1), (93, 3, 1, 93)) for scale in (None, 0.4)], nth=6,
+                                       (127, 4, 4, 1), (93, 3, 1, 93)) for scale in (None, 0.4)],
         neighbours=({"t": 45, "h": 2, "j": 1, "b": 2}, {"window": 20}),
         ops=softmax_op_cases, wrong=of_attention(),
     ),
@@ -616,7 +615,7 @@ ATTENTIONS = {
         cases=[({"t": t, "h": h, "j": j, "b": 2 if t < 70 else 1}, {"window": window, "empty": empty}) for t, h, j, window, empty in (
             (67, 2, 2, 34, "uniform"), (70, 2, 1, None, "zero"), (1, 3, 1, None, "zero"), (33, 4, 4, 1, "zero"),
             (97, 3, 1, 97, "uniform"), (97, 8, 2, 33, "zero"), (150, 2, 1, 100, "zero"), (259, 1, 1, None, "zero"),
-            (64, 2, 2, 64, "uniform"), (96, 2, 1, 31, "zero"))], nth=10,
+            (64, 2, 2, 64, "uniform"), (96, 2, 1, 31, "zero"))],
         strided=4, batched=4, condition=4.0,
         neighbours=({"t": 37, "h": 2, "j": 1}, {"window": 20}),
         ops=extra_input_op_cases(threshold._forward, threshold._backward, [
@@ -683,7 +682,7 @@ ATTENTIONS = {
             (33, 3, 1, 1, 6, 17, 32, None),  # a last block of one token
             (37, 2, 2, 1, 4, 2, 100, -0.4),  # a single block
             (23, 1, 1, 2, 8, 1, 5, None),
-        )], nth=2,
+        )],
         neighbours=({"t": 45, "h": 2, "j": 1}, {}), condition=2.0,
         ops=polysketch_op_cases,
         wrong=of_attention(

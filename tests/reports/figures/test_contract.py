@@ -31,7 +31,7 @@ from pictures import COLUMN, assert_texts_apart, check_column, figure_of
 from probed import FIGURES as PROBED
 from probed import probe_items
 from studied import FIGURES as STUDIED
-from tiers import long_form, shared_out
+from tiers import long_form
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 LENGTHS = (128, 256)
@@ -175,7 +175,7 @@ def poor(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> Store:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("figure", "case"),
-    shared_out([*FULL_PAIRS, *long_form(*sorted(set(PAIRS) - set(FULL_PAIRS)))], lambda pair: pair in FIRST),
+    [*FULL_PAIRS, *long_form(*sorted(set(PAIRS) - set(FULL_PAIRS)))],
 )
 def test_every_case_draws_or_says_why(poor: Store, figure: str, case: str, capfd: Any, caplog: Any) -> None:
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):

@@ -13,7 +13,6 @@ from atma_sweep.reports.figures import make_figure, redraw
 from atma_sweep.reports.figures.files import FORMATS, read_trace, renderings
 from atma_sweep.results.store.store import Store, open_store
 from matplotlib.figure import Figure
-from tiers import every_nth
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ CHANGES = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("what", every_nth(CHANGES, 10))
+@pytest.mark.parametrize("what", CHANGES)
 def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems: Any, what: str) -> None:
     assert problems(pictures["svg"], "svg") == []
     changed = replaced(pictures["svg"], *CHANGES[what])

@@ -12,7 +12,6 @@ from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner
 from histories import T, all_rows, at, bundle, cells_of, launch, natural, rows, run, view
 from sqlalchemy import delete, select
-from tiers import shared_out
 
 pytestmark = pytest.mark.usefixtures("working_folder")
 
@@ -164,7 +163,7 @@ class TestMerging:
     @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("backend", "seed"),
-        shared_out([*(("sqlite", seed) for seed in range(4)), ("postgresql", 1)], lambda case: case == ("sqlite", 0)),
+        [*(("sqlite", seed) for seed in range(4)), ("postgresql", 1)],
         indirect=["backend"],
     )
     def test_any_order_of_merging_gives_the_same_results(self, make, cells, tmp_path, seed):

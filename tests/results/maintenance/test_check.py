@@ -22,7 +22,6 @@ from atma_sweep.results.store import schema
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
 from databases import finished, sql
-from tiers import every_nth
 
 FORK = multiprocessing.get_context("fork")
 ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.Process().create_time())
@@ -94,7 +93,7 @@ BROKEN = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("what", every_nth(BROKEN, 2))
+@pytest.mark.parametrize("what", BROKEN)
 def test_check_reports_the_damage(db, what):
     """The report is one error that names the damage, with a remedy."""
     sql(

@@ -22,7 +22,6 @@ from atma_sweep.results.store.schema import Base, EventRow, UtcTime
 from atma_sweep.results.store.store import Store, open_store
 from proxy import Proxy
 from sqlalchemy import func, select
-from tiers import every_nth
 
 ME = Owner(name="ada", host="here", pid=101, started=1.5)
 GRID: dict[str, Any] = {"grid_text": "x", "grid_file": "x.yaml"}
@@ -167,7 +166,7 @@ ENDINGS = [(what, "answer") for what in WRITES] + [
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 12))
+@pytest.mark.parametrize(("what", "how"), ENDINGS)
 def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how: Any) -> None:
     if postgres.SERVER_URL is not None:
         pytest.skip("needs PostgreSQL of its own, behind a proxy: unset ATMA_TEST_POSTGRES")

@@ -123,7 +123,7 @@ def test_loss_scaling_is_recorded_and_resumed(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("damage", every_nth([b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""], 5))
+@pytest.mark.parametrize("damage", [b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""])
 def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
     room: Callable[..., Room], damage: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -240,7 +240,7 @@ except checkpoint.storage.StorageError as error:
     "sizes",
     [
         pytest.param(("100000", "1"), id="model"),
-        pytest.param(("2", "100000"), id="optimizers", marks=pytest.mark.thorough),
+        pytest.param(("2", "100000"), id="optimizers"),
     ],
 )
 def test_save_on_full_disk_keeps_old_checkpoint(tmp_path: Path, sizes: tuple[str, str]) -> None:

@@ -20,7 +20,7 @@ from atma_sweep.sweep.host import signals
 from bench import COMMAND, Bench
 from factories import ended
 from patience import PATIENCE_S, until
-from tiers import long_form, shared_out
+from tiers import long_form
 
 pytestmark = pytest.mark.slow
 COMPILES = """
@@ -86,14 +86,11 @@ def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("executor", "number"),
-    shared_out(
-        [
-            ("local", signal.SIGINT),
-            ("local", signal.SIGTERM),
-            *long_form(("local", signal.SIGHUP), ("ray", signal.SIGTERM)),
-        ],
-        lambda case: case == ("local", signal.SIGINT),
-    ),
+    [
+        ("local", signal.SIGINT),
+        ("local", signal.SIGTERM),
+        *long_form(("local", signal.SIGHUP), ("ray", signal.SIGTERM)),
+    ],
 )
 def test_signal_to_the_group_spares_attempts_and_compilers(compiling: Bench, executor: str, number: int) -> None:
     process = launched(compiling, "launch", "micro.yaml", "--executor", executor)

@@ -20,7 +20,6 @@ from atma_sweep.sweep.training.optimizers import Muon, Optimizers
 from registries import PAIRS
 from small_training import LEVELS, Watch, recipe, small_trainer
 from taped import as_tapes
-from tiers import every_nth
 from tolerances import rounding_bound
 from torch import Tensor, nn
 
@@ -79,7 +78,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("level", every_nth(EVERY_LEVEL, 7))
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> None:
     settings, training = EVERY_LEVEL[level]
     config = recipe(**training)
@@ -91,7 +90,7 @@ def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("level", every_nth(EVERY_LEVEL, 7))
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 def test_a_capture_finds_all_that_changes_in_memory(network: Network, level: str) -> None:
     """A tape keeps every number of Python that it was made with: rates, draws, tokens must not be among them."""
     settings, training = EVERY_LEVEL[level]
@@ -126,9 +125,9 @@ def test_a_number_of_python_in_a_piece_would_be_seen(network: Network) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("before", "after"), every_nth([
+@pytest.mark.parametrize(("before", "after"), [
     ("replayed", "as it comes"), ("as it comes", "replayed"), ("replayed", "replayed"),
-], 3))  # fmt: skip
+])  # fmt: skip
 def test_stop_before_any_micro_batch_does_not_change_results(
     network: Network, tmp_path: Path, before: str, after: str
 ) -> None:

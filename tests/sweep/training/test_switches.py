@@ -10,7 +10,6 @@ import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.config import TrainConfig
 from small_training import recipe, trained
-from tiers import every_nth
 
 Network = Callable[..., Backbone]
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -42,7 +41,7 @@ def off(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> floa
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("setting", every_nth(CHANGES, 2))
+@pytest.mark.parametrize("setting", CHANGES)
 def test_every_setting_acts(network: Network, setting: str) -> None:
     value, required = CHANGES[setting]
     weights = [

@@ -22,7 +22,6 @@ from atma_sweep.results.store.records import Measurement
 from atma_sweep.sweep.probes.needle import NeedleConfig, make_trials
 from ordinary import TABLES
 from statsmodels.stats.proportion import proportion_confint
-from tiers import every_nth
 
 
 @pytest.fixture
@@ -80,9 +79,7 @@ def six(empty, make, run):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", every_nth([name for name in TABLES if name not in ("failures", "provenance", "budgets")], 4)
-)
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("failures", "provenance", "budgets")])
 def test_tables_with_needle_numbers_state_the_baseline(name, six):
     options = {"all_rows": True} if name in ("effects", "interactions") else {}
     table = make_table(name, six, "own", **options)
